@@ -1,0 +1,37 @@
+# make demo: train a model over an emulated cluster, Gloo against mycel.   make test: every check there is.
+# Both create the environment they need in .venv; nothing outside this folder is touched.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean setup
+.DELETE_ON_ERROR:
+
+demo: $(READY)
+	$(BIN)/mycel demo --output mycel-report
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	$(BIN)/python benchmarks/two_boxes.py
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "mycel needs Python 3.11 or newer: set PYTHON=/path/to/python3.11"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist mycel-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

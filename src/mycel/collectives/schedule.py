@@ -1,0 +1,285 @@
+"""Schedule: who sends which chunk to whom, over which links, copied or reduced, after what.
+
+The array of the collective is cut into ``num_units`` equal units (a multiple of the number of blocks); a *chunk*
+is a run of units; chunks partition the array and none crosses a block. Every rank has one place for every chunk.
+A *transfer* reads the chunk at its source and, at its destination, overwrites the chunk (copy) or adds to it
+(reduce). It happens after the transfers it names, which stand before it in the tuple: the order of the tuple is
+an order in which everything may be done, and pipelining follows it.
+
+Sizes in bytes do not occur here: a schedule serves every size (see ``lower``).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+from mycel.collectives.spec import Collective
+from mycel.errors import MycelError, ScheduleError
+from mycel.topology.model import Link, Topology, Vertex
+
+__all__ = ["SCHEDULE_VERSION", "Chunk", "Schedule", "Transfer"]
+
+SCHEDULE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chunk:
+    """Units ``start .. stop-1`` of the collective's array."""
+
+    start: int
+    stop: int
+
+    @property
+    def num_units(self) -> int:
+        """Length in units."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One chunk from one rank to another.
+
+    Attributes:
+        chunk: index into the schedule's chunks.
+        src: sending rank.
+        dst: receiving rank.
+        reduce: add to what ``dst`` holds instead of overwriting it.
+        path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch.
+        after: indices of earlier transfers that must be complete before this one reads its source.
+    """
+
+    chunk: int
+    src: int
+    dst: int
+    reduce: bool
+    path: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A collective on a topology, as transfers. Frozen and hashable.
+
+    Construction checks the form (indices, ranges, paths that exist); whether the result is *right* is for
+    ``mycel.collectives.verify`` to say.
+
+    Raises:
+        ScheduleError: malformed; the message names the chunk or transfer.
+    """
+
+    collective: Collective
+    topology: Topology
+    method: str
+    num_units: int
+    chunks: tuple[Chunk, ...]
+    transfers: tuple[Transfer, ...]
+    version: int = SCHEDULE_VERSION
+
+    def __post_init__(self) -> None:
+        if self.version != SCHEDULE_VERSION:
+            raise ScheduleError(
+                f"schedule version {self.version}; this mycel reads version {SCHEDULE_VERSION}"
+            )
+        if self.collective.num_ranks != self.topology.num_ranks:
+            raise ScheduleError(
+                f"{self.collective.name} over {self.collective.num_ranks} ranks on a topology of "
+                f"{self.topology.num_ranks}"
+            )
+        self._check_chunks()
+        for position, transfer in enumerate(self.transfers):
+            self._check_transfer(position, transfer)
+
+    def _check_chunks(self) -> None:
+        blocks = self.collective.num_blocks
+        if self.num_units <= 0 or self.num_units % blocks:
+            raise ScheduleError(f"{self.num_units} units do not divide into {blocks} blocks")
+        per_block = self.num_units // blocks
+        reached = 0
+        for position, chunk in sorted(enumerate(self.chunks), key=lambda item: item[1].start):
+            if chunk.start != reached or chunk.stop <= chunk.start:
+                raise ScheduleError(
+                    f"chunk {position} covers units {chunk.start}..{chunk.stop}; expected one starting at {reached}"
+                )
+            if chunk.start // per_block != (chunk.stop - 1) // per_block:
+                raise ScheduleError(
+                    f"chunk {position} ({chunk.start}..{chunk.stop}) crosses a block boundary"
+                )
+            reached = chunk.stop
+        if reached != self.num_units:
+            raise ScheduleError(f"chunks cover {reached} of {self.num_units} units")
+
+    def _check_transfer(self, position: int, transfer: Transfer) -> None:
+        where = f"transfer {position} (chunk {transfer.chunk}, {transfer.src} -> {transfer.dst})"
+        if not 0 <= transfer.chunk < len(self.chunks):
+            raise ScheduleError(f"{where}: no such chunk; chunks are 0..{len(self.chunks) - 1}")
+        n = self.topology.num_ranks
+        if not (0 <= transfer.src < n and 0 <= transfer.dst < n):
+            raise ScheduleError(f"{where}: ranks are 0..{n - 1}")
+        if transfer.src == transfer.dst:
+            raise ScheduleError(f"{where}: a rank does not send to itself")
+        ranks, path = self.topology.ranks, transfer.path
+        if len(path) < 2 or path[0] != ranks[transfer.src] or path[-1] != ranks[transfer.dst]:
+            raise ScheduleError(f"{where}: path {path} does not lead from {transfer.src} to {transfer.dst}")
+        for hop in zip(path, path[1:], strict=False):
+            if hop not in self.topology.capacity:
+                raise ScheduleError(f"{where}: no link {hop[0]} -> {hop[1]} in {self.topology.name}")
+        for vertex in path[1:-1]:
+            if self.topology.vertices[vertex].kind != "switch":
+                raise ScheduleError(f"{where}: path {path} passes through rank vertex {vertex}")
+        for earlier in transfer.after:
+            if not 0 <= earlier < position:
+                raise ScheduleError(
+                    f"{where}: 'after' names transfer {earlier}, which does not stand before it"
+                )
+
+    # -- what it costs ------------------------------------------------------------------------------------
+
+    @cached_property
+    def link_load(self) -> dict[tuple[int, int], int]:
+        """Units that cross each link, by ``(src, dst)`` vertex."""
+        load: dict[tuple[int, int], int] = {}
+        for transfer in self.transfers:
+            units = self.chunks[transfer.chunk].num_units
+            for hop in zip(transfer.path, transfer.path[1:], strict=False):
+                load[hop] = load.get(hop, 0) + units
+        return load
+
+    @cached_property
+    def algbw(self) -> Fraction:
+        """Array size over time when links are the only limit, in the topology's unit (exact)."""
+        capacity = self.topology.capacity
+        slowest = max(Fraction(units, capacity[hop]) for hop, units in self.link_load.items())
+        return self.num_units / slowest
+
+    @cached_property
+    def levels(self) -> tuple[int, ...]:
+        """Of each transfer, how many transfers must come before it, one after the other."""
+        levels: list[int] = []
+        for transfer in self.transfers:
+            levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
+        return tuple(levels)
+
+    @property
+    def depth(self) -> int:
+        """Longest chain of transfers that wait for each other."""
+        return 1 + max(self.levels, default=-1)
+
+    def block_of(self, chunk: int) -> int:
+        """Block that a chunk lies in."""
+        return self.chunks[chunk].start // (self.num_units // self.collective.num_blocks)
+
+    # -- JSON form ----------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back to an equal schedule."""
+        return {
+            "format": "mycel.schedule",
+            "version": self.version,
+            "method": self.method,
+            "collective": {
+                "name": self.collective.name,
+                "num_ranks": self.collective.num_ranks,
+                "root": self.collective.root,
+            },
+            "topology": {
+                "name": self.topology.name,
+                "unit": self.topology.unit,
+                "vertices": [[v.kind, v.label, v.box] for v in self.topology.vertices],
+                "links": [[k.src, k.dst, k.capacity, k.latency_s] for k in self.topology.links],
+            },
+            "num_units": self.num_units,
+            "chunks": [[c.start, c.stop] for c in self.chunks],
+            "transfers": [
+                [t.chunk, t.src, t.dst, "reduce" if t.reduce else "copy", list(t.path), list(t.after)]
+                for t in self.transfers
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
+        """The schedule that ``to_json`` wrote.
+
+        Raises:
+            ScheduleError: not such an object, or a malformed schedule.
+        """
+        if not isinstance(data, Mapping) or data.get("format") != "mycel.schedule":
+            raise ScheduleError('not a mycel schedule: expected an object with "format": "mycel.schedule"')
+        try:
+            spec, fabric = data["collective"], data["topology"]
+            topology = Topology(
+                name=fabric["name"],
+                unit=fabric["unit"],
+                vertices=tuple(Vertex(kind=k, label=label, box=box) for k, label, box in fabric["vertices"]),
+                links=tuple(
+                    Link(src=s, dst=d, capacity=c, latency_s=float(lat)) for s, d, c, lat in fabric["links"]
+                ),
+            )
+            return cls(
+                version=data["version"],
+                method=data["method"],
+                collective=Collective(name=spec["name"], num_ranks=spec["num_ranks"], root=spec["root"]),
+                topology=topology,
+                num_units=data["num_units"],
+                chunks=tuple(Chunk(start=a, stop=b) for a, b in data["chunks"]),
+                transfers=tuple(
+                    Transfer(
+                        chunk=chunk,
+                        src=src,
+                        dst=dst,
+                        reduce=_is_reduce(kind),
+                        path=tuple(path),
+                        after=tuple(after),
+                    )
+                    for chunk, src, dst, kind, path, after in data["transfers"]
+                ),
+            )
+        except KeyError as error:
+            raise ScheduleError(f"schedule JSON lacks the key {error}") from None
+        except MycelError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise ScheduleError(f"schedule JSON has a value of the wrong shape: {error}") from None
+
+    def to_text(self) -> str:
+        """A form for people: a line a vertex, link, chunk and transfer; ``from_text`` reads it back."""
+        c = self.collective
+        lines = [
+            f"mycel.schedule {self.version}",
+            f"collective {c.name} {c.num_ranks}" + ("" if c.root is None else f" root {c.root}"),
+            f"method {self.method}",
+            f"topology {json.dumps(self.topology.name)} {self.topology.unit}",
+        ]
+        for i, v in enumerate(self.topology.vertices):
+            box = "" if v.box is None else f" in {json.dumps(v.box)}"
+            lines.append(f"{v.kind} {i} {json.dumps(v.label)}{box}")
+        lines += [f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}" for k in self.topology.links]
+        lines.append(f"units {self.num_units}")
+        lines += [f"chunk {i} {chunk.start}..{chunk.stop}" for i, chunk in enumerate(self.chunks)]
+        for i, t in enumerate(self.transfers):
+            after = f" after {','.join(map(str, t.after))}" if t.after else ""
+            kind = "reduce" if t.reduce else "copy"
+            via = ">".join(map(str, t.path))
+            lines.append(f"{i}: {kind} chunk {t.chunk} {t.src} -> {t.dst} via {via}{after}")
+        return "\n".join(lines) + "\n"
+
+    @classmethod
+    def from_text(cls, text: str) -> Schedule:
+        """The schedule that ``to_text`` wrote.
+
+        Raises:
+            ScheduleError: a line cannot be read; the message gives its number.
+        """
+        from mycel.collectives.schedule_text import parse_schedule
+
+        return cls.from_json(parse_schedule(text))
+
+
+def _is_reduce(kind: str) -> bool:
+    if kind not in ("reduce", "copy"):
+        raise ScheduleError(f"transfer kind {kind!r}; expected 'copy' or 'reduce'")
+    return kind == "reduce"

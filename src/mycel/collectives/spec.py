@@ -1,0 +1,81 @@
+"""Collectives as data: which rank holds what before, and which contributions it must hold after.
+
+The array of a collective is the whole of it, as nccl-tests counts: for an all_gather over N ranks of one shard
+each it is N shards long. It is divided into *blocks*; a block is what one rank owns (all_gather,
+reduce_scatter), or the whole array (all_reduce, broadcast, reduce).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from mycel.errors import UsageError
+
+__all__ = ["COLLECTIVES", "Collective", "CollectiveName"]
+
+CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
+
+#: Collectives that schedules can express so far.
+COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
+
+_ROOTED = ("broadcast", "reduce")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collective:
+    """One collective operation over ranks ``0 .. num_ranks-1``.
+
+    Attributes:
+        name: one of ``COLLECTIVES``.
+        num_ranks: world size, at least 2.
+        root: the rank that has (broadcast) or gets (reduce) the array; ``None`` for the others.
+
+    Raises:
+        UsageError: unknown name, too few ranks, a root missing, superfluous or out of range.
+    """
+
+    name: CollectiveName
+    num_ranks: int
+    root: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in COLLECTIVES:
+            raise UsageError(f"unknown collective {self.name!r}; known: {', '.join(COLLECTIVES)}")
+        if self.num_ranks < 2:
+            raise UsageError(f"{self.name} over {self.num_ranks} rank(s); at least 2 are needed")
+        if (self.name in _ROOTED) != (self.root is not None):
+            raise UsageError(f"{self.name} {'needs a root' if self.root is None else 'has no root'}")
+        if self.root is not None and not 0 <= self.root < self.num_ranks:
+            raise UsageError(f"{self.name}: root {self.root} is not among ranks 0..{self.num_ranks - 1}")
+
+    @property
+    def num_blocks(self) -> int:
+        """Into how many equal parts the array falls: one a rank where ranks own parts, else one."""
+        return self.num_ranks if self.name in ("all_gather", "reduce_scatter") else 1
+
+    @property
+    def reduces(self) -> bool:
+        """Whether contributions are combined."""
+        return self.name in ("reduce_scatter", "all_reduce", "reduce")
+
+    def initial(self, rank: int, block: int) -> frozenset[int]:
+        """Whose contribution to ``block`` rank ``rank`` holds before: its own, or nothing."""
+        if self.name == "all_gather":
+            return frozenset({rank}) if block == rank else frozenset()
+        if self.name == "broadcast":
+            return frozenset({rank}) if rank == self.root else frozenset()
+        return frozenset({rank})
+
+    def required(self, rank: int, block: int) -> frozenset[int] | None:
+        """Whose contributions, once each, rank ``rank`` must hold after; ``None``: anything may be there."""
+        everyone = frozenset(range(self.num_ranks))
+        if self.name == "all_gather":
+            return frozenset({block})
+        if self.name == "reduce_scatter":
+            return everyone if block == rank else None
+        if self.name == "all_reduce":
+            return everyone
+        if self.name == "broadcast":
+            return frozenset({self.root}) if self.root is not None else None
+        return everyone if rank == self.root else None

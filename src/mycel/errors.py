@@ -1,0 +1,78 @@
+"""Every exception mycel raises on purpose, in one tree.
+
+::
+
+    MycelError
+    |-- TopologyError (ValueError)       a fabric description is malformed or cannot work
+    |-- ScheduleError (ValueError)       a schedule or program is malformed
+    |   `-- VerificationError            ... or well-formed and wrong: it would compute a wrong result
+    |-- SynthesisError (ValueError)      no schedule of the requested kind exists for this fabric
+    |-- UsageError (ValueError)          a call or command line asks for something that makes no sense
+    |-- CommunicationError (RuntimeError)  a collective failed while it ran
+    |   |-- PeerLostError                a rank closed its connections or vanished
+    |   |-- CollectiveTimeoutError       the deadline passed; names the rank that everybody waits for
+    |   `-- MismatchError                ranks called different collectives, sizes or types
+    `-- EmulationError (RuntimeError)    this machine cannot emulate the cluster, and why
+
+Messages say what is wrong, where, what was got and expected, and the nearest way out.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CollectiveTimeoutError",
+    "CommunicationError",
+    "EmulationError",
+    "MismatchError",
+    "MycelError",
+    "PeerLostError",
+    "ScheduleError",
+    "SynthesisError",
+    "TopologyError",
+    "UsageError",
+    "VerificationError",
+]
+
+
+class MycelError(Exception):
+    """Root of everything mycel raises on purpose."""
+
+
+class TopologyError(MycelError, ValueError):
+    """A fabric description is malformed, or describes a fabric on which nothing can work."""
+
+
+class ScheduleError(MycelError, ValueError):
+    """A schedule or program is malformed: unknown rank, chunk out of range, wrong version."""
+
+
+class VerificationError(ScheduleError):
+    """A schedule or program is well-formed and wrong; the message names the place."""
+
+
+class SynthesisError(MycelError, ValueError):
+    """No schedule of the requested kind exists for this fabric."""
+
+
+class UsageError(MycelError, ValueError):
+    """A call or command line asks for something that makes no sense."""
+
+
+class CommunicationError(MycelError, RuntimeError):
+    """A collective failed while it ran."""
+
+
+class PeerLostError(CommunicationError):
+    """A rank closed its connections or vanished in the middle of a collective."""
+
+
+class CollectiveTimeoutError(CommunicationError):
+    """A deadline passed; the message names the rank that everybody waits for."""
+
+
+class MismatchError(CommunicationError):
+    """Ranks called different collectives, sizes or types at the same point."""
+
+
+class EmulationError(MycelError, RuntimeError):
+    """This machine cannot emulate the cluster; the message says what is missing."""

@@ -1,0 +1,76 @@
+"""The only reader of the environment.
+
+Each variable is read when it is asked for, never at import, so that tests and launchers can set them late.
+
+========================  ====================================================================
+``MYCEL_TOPOLOGY``        file that describes the fabric (JSON or YAML); none: ranks are assumed
+                          to sit behind one switch
+``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
+                          reached; ``mycel emulate`` writes it
+``MYCEL_TIMEOUT``         seconds a collective may take, where the process group gives no time-out
+``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
+========================  ====================================================================
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mycel.errors import UsageError
+
+__all__ = ["Settings", "read_settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment asks for; ``None`` where it says nothing."""
+
+    topology: Path | None = None
+    wiring: Path | None = None
+    timeout_s: float | None = None
+    piece_bytes: int | None = None
+
+
+def read_settings(environ: dict[str, str] | None = None) -> Settings:
+    """Read the ``MYCEL_*`` variables.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Raises:
+        UsageError: a variable holds something that is not of its kind.
+
+    Examples:
+        >>> read_settings({"MYCEL_TIMEOUT": "30"}).timeout_s
+        30.0
+    """
+    env = os.environ if environ is None else environ
+    return Settings(
+        topology=Path(env["MYCEL_TOPOLOGY"]) if env.get("MYCEL_TOPOLOGY") else None,
+        wiring=Path(env["MYCEL_WIRING"]) if env.get("MYCEL_WIRING") else None,
+        timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
+        piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
+    )
+
+
+def _positive(text: str | None, name: str) -> float | None:
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        raise UsageError(f"{name}={text!r} is not a number") from None
+    if not value > 0:
+        raise UsageError(f"{name}={text!r} must be positive")
+    return value
+
+
+def _positive_int(text: str | None, name: str) -> int | None:
+    value = _positive(text, name)
+    if value is None:
+        return None
+    if value != int(value):
+        raise UsageError(f"{name}={text!r} must be a whole number")
+    return int(value)

@@ -1,0 +1,250 @@
+"""Topology: the fabric as a frozen directed graph of ranks and switches."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from mycel.errors import TopologyError
+from mycel.units import RATE_UNITS
+
+__all__ = ["Link", "Topology", "Vertex", "VertexKind"]
+
+VertexKind = Literal["rank", "switch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vertex:
+    """One end of links: a rank, which computes, or a switch, which only forwards.
+
+    Attributes:
+        kind: ``"rank"`` or ``"switch"``.
+        label: the name a person gave it; unique in a topology.
+        box: the machine it belongs to, where that is known (used for drawing and placement).
+    """
+
+    kind: VertexKind
+    label: str
+    box: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One direction of a cable.
+
+    Attributes:
+        src: vertex index the bytes leave.
+        dst: vertex index the bytes reach.
+        capacity: positive integer, in the topology's unit.
+        latency_s: seconds from the first byte sent to the first byte received.
+    """
+
+    src: int
+    dst: int
+    capacity: int
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topology:
+    """A fabric. Vertices are indices into ``vertices``; rank ``r`` is the r-th vertex of kind ``rank``.
+
+    Frozen and hashable; validated on construction, so that every Topology at hand can carry a collective.
+
+    Attributes:
+        name: what people call it.
+        unit: what capacity 1 means, a key of ``mycel.units.RATE_UNITS``, or ``"link"`` for relative capacities.
+        vertices: in index order.
+        links: directed; at most one from a vertex to another (merge parallel cables into one capacity).
+
+    Raises:
+        TopologyError: fewer than two ranks, an unknown vertex, a self-loop, a duplicate link, a capacity that
+            is not a positive integer, a negative latency, or ranks that cannot all reach each other.
+    """
+
+    name: str
+    unit: str
+    vertices: tuple[Vertex, ...]
+    links: tuple[Link, ...]
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "vertices", tuple(self.vertices))
+        object.__setattr__(self, "links", tuple(self.links))
+        if self.unit != "link" and self.unit not in RATE_UNITS:
+            known = ", ".join(["link", *RATE_UNITS])
+            raise TopologyError(f"{self.name}: unknown unit {self.unit!r}; known units: {known}")
+        self._check_vertices()
+        self._check_links()
+        self._check_connected()
+        object.__setattr__(self, "_hash", hash((self.name, self.unit, self.vertices, self.links)))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    # -- what it holds ------------------------------------------------------------------------------------
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Vertex index of each rank."""
+        return tuple(i for i, v in enumerate(self.vertices) if v.kind == "rank")
+
+    @cached_property
+    def switches(self) -> tuple[int, ...]:
+        """Vertex indices of the switches."""
+        return tuple(i for i, v in enumerate(self.vertices) if v.kind == "switch")
+
+    @cached_property
+    def rank_of(self) -> dict[int, int]:
+        """Rank number of each rank's vertex."""
+        return {vertex: rank for rank, vertex in enumerate(self.ranks)}
+
+    @cached_property
+    def capacity(self) -> dict[tuple[int, int], int]:
+        """Capacity of each link by ``(src, dst)``."""
+        return {(link.src, link.dst): link.capacity for link in self.links}
+
+    @cached_property
+    def latency_s(self) -> dict[tuple[int, int], float]:
+        """Latency of each link by ``(src, dst)``, in seconds."""
+        return {(link.src, link.dst): link.latency_s for link in self.links}
+
+    @property
+    def num_ranks(self) -> int:
+        """World size."""
+        return len(self.ranks)
+
+    @property
+    def bytes_per_second_per_unit(self) -> Fraction | None:
+        """Bytes a second of capacity 1; ``None`` where capacities are only relative (unit ``link``)."""
+        return RATE_UNITS.get(self.unit)
+
+    def is_balanced(self, vertex: int) -> bool:
+        """Whether as much capacity enters the vertex as leaves it."""
+        net = sum(link.capacity for link in self.links if link.dst == vertex)
+        return net == sum(link.capacity for link in self.links if link.src == vertex)
+
+    def label(self, vertex: int) -> str:
+        """Name of a vertex, for messages."""
+        return self.vertices[vertex].label
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits that change when anything but the name does."""
+        payload = [
+            self.unit,
+            [[v.kind, v.label, v.box] for v in self.vertices],
+            [[k.src, k.dst, k.capacity, k.latency_s] for k in self.links],
+        ]
+        return hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:12]
+
+    # -- derived topologies -------------------------------------------------------------------------------
+
+    def reversed(self) -> Topology:
+        """The same fabric with every link turned round: all-gather here is reduce-scatter there."""
+        links = tuple(
+            Link(src=k.dst, dst=k.src, capacity=k.capacity, latency_s=k.latency_s) for k in self.links
+        )
+        return Topology(name=self.name, unit=self.unit, vertices=self.vertices, links=links)
+
+    def subset(self, ranks: Iterable[int]) -> Topology:
+        """The fabric as a sub-group of ranks sees it.
+
+        Rank ``i`` of the result is ``sorted(ranks)[i]`` here. The other ranks forward nothing where the group
+        is connected without them; where it is not (a group of every second rank of a ring, say), they count as
+        switches, since their machines forward packets. Vertices keep their labels, so physical paths can be
+        recognised.
+
+        Raises:
+            TopologyError: fewer than two ranks, or an unknown rank.
+        """
+        chosen = sorted(set(ranks))
+        unknown = [r for r in chosen if not 0 <= r < self.num_ranks]
+        if unknown:
+            raise TopologyError(f"{self.name}: no rank {unknown[0]} among {self.num_ranks}")
+        members = {self.ranks[r] for r in chosen}
+        kept = [i for i, v in enumerate(self.vertices) if v.kind == "switch" or i in members]
+        try:
+            return self._induced(kept, members)
+        except TopologyError:
+            return self._induced(list(range(len(self.vertices))), members)
+
+    def _induced(self, kept: list[int], members: set[int]) -> Topology:
+        index = {old: new for new, old in enumerate(kept)}
+        vertices = tuple(
+            Vertex(
+                kind="rank" if old in members else "switch",
+                label=self.vertices[old].label,
+                box=self.vertices[old].box,
+            )
+            for old in kept
+        )
+        links = tuple(
+            Link(src=index[k.src], dst=index[k.dst], capacity=k.capacity, latency_s=k.latency_s)
+            for k in self.links
+            if k.src in index and k.dst in index
+        )
+        return Topology(name=f"{self.name}/{len(members)}", unit=self.unit, vertices=vertices, links=links)
+
+    # -- validation ---------------------------------------------------------------------------------------
+
+    def _check_vertices(self) -> None:
+        seen: set[str] = set()
+        for vertex in self.vertices:
+            if vertex.kind not in ("rank", "switch"):
+                raise TopologyError(
+                    f"{self.name}: vertex {vertex.label!r} is a {vertex.kind!r}; expected rank or switch"
+                )
+            if vertex.label in seen:
+                raise TopologyError(f"{self.name}: two vertices are called {vertex.label!r}")
+            seen.add(vertex.label)
+        if self.num_ranks < 2:
+            raise TopologyError(
+                f"{self.name}: {self.num_ranks} rank(s); a collective needs at least 2 (is every vertex marked a switch?)"
+            )
+
+    def _check_links(self) -> None:
+        seen: set[tuple[int, int]] = set()
+        for position, link in enumerate(self.links):
+            for end in (link.src, link.dst):
+                if not 0 <= end < len(self.vertices):
+                    raise TopologyError(
+                        f"{self.name}: link {position} ({link.src} -> {link.dst}): no vertex {end}; "
+                        f"vertices are 0..{len(self.vertices) - 1}"
+                    )
+            where = f"{self.name}: link {position} ({self.label(link.src)} -> {self.label(link.dst)})"
+            if link.src == link.dst:
+                raise TopologyError(f"{where}: a link cannot end where it starts")
+            if (link.src, link.dst) in seen:
+                raise TopologyError(f"{where}: duplicate link; add the capacities into one")
+            seen.add((link.src, link.dst))
+            if isinstance(link.capacity, bool) or not isinstance(link.capacity, int) or link.capacity <= 0:
+                raise TopologyError(f"{where}: capacity {link.capacity!r} must be a positive integer")
+            if not 0 <= link.latency_s < float("inf"):
+                raise TopologyError(f"{where}: latency {link.latency_s!r} s must be zero or more")
+
+    def _check_connected(self) -> None:
+        outgoing: list[list[int]] = [[] for _ in self.vertices]
+        incoming: list[list[int]] = [[] for _ in self.vertices]
+        for link in self.links:
+            outgoing[link.src].append(link.dst)
+            incoming[link.dst].append(link.src)
+        start = self.ranks[0]
+        for neighbours, verb in ((outgoing, "cannot be reached from"), (incoming, "cannot reach")):
+            seen, stack = {start}, [start]
+            while stack:
+                for other in neighbours[stack.pop()]:
+                    if other not in seen:
+                        seen.add(other)
+                        stack.append(other)
+            for vertex in self.ranks:
+                if vertex not in seen:
+                    raise TopologyError(
+                        f"{self.name}: disconnected: rank {self.rank_of[vertex]} ({self.label(vertex)}) {verb} "
+                        f"rank 0 ({self.label(start)}); add a link or remove the rank"
+                    )
