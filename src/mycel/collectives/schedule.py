@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from mycel.collectives.spec import Collective
@@ -82,9 +83,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.version != SCHEDULE_VERSION:
-            raise ScheduleError(
-                f"schedule version {self.version}; this mycel reads version {SCHEDULE_VERSION}"
-            )
+            raise ScheduleError(f"schedule version {self.version}; this mycel reads version {SCHEDULE_VERSION}")
         if self.collective.num_ranks != self.topology.num_ranks:
             raise ScheduleError(
                 f"{self.collective.name} over {self.collective.num_ranks} ranks on a topology of "
@@ -106,9 +105,7 @@ class Schedule:
                     f"chunk {position} covers units {chunk.start}..{chunk.stop}; expected one starting at {reached}"
                 )
             if chunk.start // per_block != (chunk.stop - 1) // per_block:
-                raise ScheduleError(
-                    f"chunk {position} ({chunk.start}..{chunk.stop}) crosses a block boundary"
-                )
+                raise ScheduleError(f"chunk {position} ({chunk.start}..{chunk.stop}) crosses a block boundary")
             reached = chunk.stop
         if reached != self.num_units:
             raise ScheduleError(f"chunks cover {reached} of {self.num_units} units")
@@ -125,7 +122,7 @@ class Schedule:
         ranks, path = self.topology.ranks, transfer.path
         if len(path) < 2 or path[0] != ranks[transfer.src] or path[-1] != ranks[transfer.dst]:
             raise ScheduleError(f"{where}: path {path} does not lead from {transfer.src} to {transfer.dst}")
-        for hop in zip(path, path[1:], strict=False):
+        for hop in pairwise(path):
             if hop not in self.topology.capacity:
                 raise ScheduleError(f"{where}: no link {hop[0]} -> {hop[1]} in {self.topology.name}")
         for vertex in path[1:-1]:
@@ -133,9 +130,7 @@ class Schedule:
                 raise ScheduleError(f"{where}: path {path} passes through rank vertex {vertex}")
         for earlier in transfer.after:
             if not 0 <= earlier < position:
-                raise ScheduleError(
-                    f"{where}: 'after' names transfer {earlier}, which does not stand before it"
-                )
+                raise ScheduleError(f"{where}: 'after' names transfer {earlier}, which does not stand before it")
 
     # -- what it costs ------------------------------------------------------------------------------------
 
@@ -145,7 +140,7 @@ class Schedule:
         load: dict[tuple[int, int], int] = {}
         for transfer in self.transfers:
             units = self.chunks[transfer.chunk].num_units
-            for hop in zip(transfer.path, transfer.path[1:], strict=False):
+            for hop in pairwise(transfer.path):
                 load[hop] = load.get(hop, 0) + units
         return load
 
@@ -215,9 +210,7 @@ class Schedule:
                 name=fabric["name"],
                 unit=fabric["unit"],
                 vertices=tuple(Vertex(kind=k, label=label, box=box) for k, label, box in fabric["vertices"]),
-                links=tuple(
-                    Link(src=s, dst=d, capacity=c, latency_s=float(lat)) for s, d, c, lat in fabric["links"]
-                ),
+                links=tuple(Link(src=s, dst=d, capacity=c, latency_s=float(lat)) for s, d, c, lat in fabric["links"]),
             )
             return cls(
                 version=data["version"],

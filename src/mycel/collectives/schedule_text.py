@@ -44,9 +44,7 @@ def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, An
     if m := _TRANSFER.fullmatch(line):
         _in_order(int(m[1]), len(out["transfers"]), "transfer", number)
         after = [int(i) for i in m[7].split(",")] if m[7] else []
-        out["transfers"].append(
-            [int(m[3]), int(m[4]), int(m[5]), m[2], [int(v) for v in m[6].split(">")], after]
-        )
+        out["transfers"].append([int(m[3]), int(m[4]), int(m[5]), m[2], [int(v) for v in m[6].split(">")], after])
     elif m := _CHUNK.fullmatch(line):
         _in_order(int(m[1]), len(out["chunks"]), "chunk", number)
         out["chunks"].append([int(m[2]), int(m[3])])

@@ -147,9 +147,7 @@ class Topology:
 
     def reversed(self) -> Topology:
         """The same fabric with every link turned round: all-gather here is reduce-scatter there."""
-        links = tuple(
-            Link(src=k.dst, dst=k.src, capacity=k.capacity, latency_s=k.latency_s) for k in self.links
-        )
+        links = tuple(Link(src=k.dst, dst=k.src, capacity=k.capacity, latency_s=k.latency_s) for k in self.links)
         return Topology(name=self.name, unit=self.unit, vertices=self.vertices, links=links)
 
     def subset(self, ranks: Iterable[int]) -> Topology:
