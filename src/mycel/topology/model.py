@@ -203,7 +203,8 @@ class Topology:
             seen.add(vertex.label)
         if self.num_ranks < 2:
             raise TopologyError(
-                f"{self.name}: {self.num_ranks} rank(s); a collective needs at least 2 (is every vertex marked a switch?)"
+                f"{self.name}: {self.num_ranks} rank(s); a collective needs at least 2 "
+                "(is every vertex marked a switch?)"
             )
 
     def _check_links(self) -> None:
