@@ -1,0 +1,301 @@
+"""Lowering: from a schedule to one program a rank, for one size, cut into pipelined pieces.
+
+Every chunk is cut into pieces, and every transfer becomes one message a piece. All ranks order all messages by one
+key, (pipeline step, transfer), where the step of piece p of a transfer is p plus the transfer's depth. Dependencies
+point backwards in that order, and both ends of every channel follow it, so that first-in-first-out channels cannot
+deadlock, however little they buffer.
+
+``Plan`` holds what does not depend on the size; ``Plan.expand`` makes the program for a size with array operations
+only, since a training job meets new sizes and must not wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program
+from mycel.collectives.schedule import Schedule
+from mycel.errors import ScheduleError
+
+__all__ = ["Plan", "chunk_bounds", "lower"]
+
+Ints = npt.NDArray[np.int64]
+
+
+def chunk_bounds(schedule: Schedule, num_elements: int) -> Ints:
+    """First element and end of each chunk, shape ``[num_chunks, 2]``, for an array of ``num_elements``.
+
+    Units are mapped onto elements proportionally inside each block and rounded down, so that any number of elements
+    that divides into the blocks is cut without gaps; small arrays leave some chunks empty.
+    """
+    blocks = schedule.collective.num_blocks
+    if num_elements % blocks:
+        raise ScheduleError(f"{schedule.collective.name}: {num_elements} elements do not divide into {blocks} blocks")
+    units_per_block, block = schedule.num_units // blocks, num_elements // blocks
+    spans = [(c.start, c.stop) for c in schedule.chunks]
+    # Exact in Python integers: units times elements may exceed 64 bits.
+    bounds = [
+        (
+            start // units_per_block * block + block * (start % units_per_block) // units_per_block,
+            (stop - 1) // units_per_block * block + block * ((stop - 1) % units_per_block + 1) // units_per_block,
+        )
+        for start, stop in spans
+    ]
+    return np.array(bounds, dtype=np.int64).reshape(-1, 2)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Role:
+    """This rank's part in one transfer."""
+
+    transfer: int
+    chunk: int
+    op: Op
+    channel: int
+    buffer: Buffer
+    operand: Buffer
+    final: bool
+    needs: list[int] = field(default_factory=list)
+
+
+class Plan:
+    """One rank's part of a schedule, ready to be expanded for any size.
+
+    Args:
+        schedule: a schedule; verify it first.
+        rank: whose part.
+
+    Raises:
+        ScheduleError: the schedule needs something a program cannot express: a dependency on a transfer that
+            neither arrives at nor leaves the waiting rank, or on another chunk.
+    """
+
+    def __init__(self, schedule: Schedule, rank: int) -> None:
+        self.schedule = schedule
+        self.rank = rank
+        self._in_place = schedule.collective.name in ("all_reduce", "broadcast", "reduce")
+        keys = sorted(
+            {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers if rank in (t.src, t.dst)}
+        )
+        self.channels: tuple[Channel, ...] = tuple(keys)
+        self._roles: list[_Role] = []
+        self._scratch_chunks: list[int] = []
+        self._build({channel: number for number, channel in enumerate(keys)})
+        self._tabulate()
+
+    def _build(self, channel_of: dict[Channel, int]) -> None:
+        schedule, rank = self.schedule, self.rank
+        final = _final_reduces(schedule)
+        role_of: dict[int, int] = {}
+        last_reduce: dict[int, int] = {}
+        for number, t in enumerate(schedule.transfers):
+            if rank not in (t.src, t.dst):
+                continue
+            channel = channel_of[Channel(src=t.src, dst=t.dst, path=t.path)]
+            if t.src == rank:
+                role = _Role(
+                    transfer=number,
+                    chunk=t.chunk,
+                    op=Op.SEND,
+                    channel=channel,
+                    buffer=self._place(t.chunk, reduced=t.chunk in last_reduce),
+                    operand=Buffer.INPUT,
+                    final=False,
+                    needs=[self._need(number, earlier, role_of) for earlier in t.after],
+                )
+            elif t.reduce:
+                first = t.chunk not in last_reduce
+                if first and self._place(t.chunk, reduced=True) is Buffer.SCRATCH:
+                    self._scratch_chunks.append(t.chunk)
+                role = _Role(
+                    transfer=number,
+                    chunk=t.chunk,
+                    op=Op.RECV_REDUCE,
+                    channel=channel,
+                    buffer=self._place(t.chunk, reduced=True),
+                    operand=self._place(t.chunk, reduced=not first),
+                    final=number in final,
+                    # Reduced one after the other in the schedule's order: the same result in every run.
+                    needs=[] if first else [last_reduce[t.chunk]],
+                )
+                last_reduce[t.chunk] = len(self._roles)
+            else:
+                if schedule.collective.name == "reduce_scatter":
+                    raise ScheduleError(f"transfer {number}: a reduce_scatter program cannot copy into a partial sum")
+                role = _Role(
+                    transfer=number,
+                    chunk=t.chunk,
+                    op=Op.RECV,
+                    channel=channel,
+                    buffer=Buffer.OUTPUT,
+                    operand=Buffer.INPUT,
+                    final=False,
+                )
+            role_of[number] = len(self._roles)
+            self._roles.append(role)
+
+    def _need(self, number: int, earlier: int, role_of: dict[int, int]) -> int:
+        schedule = self.schedule
+        if earlier not in role_of or schedule.transfers[earlier].chunk != schedule.transfers[number].chunk:
+            t = schedule.transfers[earlier]
+            raise ScheduleError(
+                f"transfer {number} waits for transfer {earlier} (chunk {t.chunk}, {t.src} -> {t.dst}); a program "
+                "can only wait for its own rank's transfers of the same chunk"
+            )
+        return role_of[earlier]
+
+    def _place(self, chunk: int, *, reduced: bool) -> Buffer:
+        """Where this rank keeps a chunk, once something was reduced into it or before."""
+        if self._in_place:
+            return Buffer.OUTPUT
+        own = self.schedule.block_of(chunk) == self.rank
+        if self.schedule.collective.name == "all_gather":
+            return Buffer.INPUT if own else Buffer.OUTPUT
+        if not reduced:
+            return Buffer.INPUT
+        return Buffer.OUTPUT if own else Buffer.SCRATCH
+
+    def _tabulate(self) -> None:
+        roles = self._roles
+        levels = self.schedule.levels
+        self._chunk = np.array([r.chunk for r in roles], dtype=np.int64)
+        self._level = np.array([levels[r.transfer] for r in roles], dtype=np.int64)
+        self._transfer = np.array([r.transfer for r in roles], dtype=np.int64)
+        self._fixed = np.zeros(len(roles), dtype=COLUMNS)
+        for i, r in enumerate(roles):
+            self._fixed[i] = (r.op, r.channel, r.buffer, 0, 0, r.operand, 0, r.final)
+        pairs = [(i, need) for i, r in enumerate(roles) for need in r.needs]
+        self._need_pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+
+    def _bases(self, bounds: Ints, scratch_base: Ints, which: npt.NDArray[Any], block: int) -> Ints:
+        """First element of each role's chunk inside the buffer ``which`` of each role."""
+        start = bounds[self._chunk, 0]
+        if self._in_place:
+            return start
+        own = np.full(len(start), self.rank * block, dtype=np.int64)
+        gather = self.schedule.collective.name == "all_gather"
+        in_input = start - own if gather else start
+        in_output = start if gather else start - own
+        scratch = scratch_base[self._chunk]
+        chosen: Ints = np.select([which == Buffer.INPUT, which == Buffer.OUTPUT], [in_input, in_output], scratch)
+        return chosen
+
+    def expand(self, num_elements: int, piece_elements: int) -> Program:
+        """The program for an array of ``num_elements``, in pieces of at most ``piece_elements``.
+
+        Raises:
+            ScheduleError: the elements do not divide into the collective's blocks, or a piece holds none.
+        """
+        if piece_elements <= 0:
+            raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
+        schedule = self.schedule
+        bounds = chunk_bounds(schedule, num_elements)
+        block = num_elements // schedule.collective.num_blocks
+        size = bounds[:, 1] - bounds[:, 0]
+        pieces = -(-size // piece_elements)
+        scratch_base = np.zeros(len(size), dtype=np.int64)
+        scratch_elements = 0
+        for reduced in self._scratch_chunks:
+            scratch_base[reduced] = scratch_elements
+            scratch_elements += int(size[reduced])
+
+        per_role = pieces[self._chunk]
+        role = np.repeat(np.arange(len(per_role)), per_role)
+        first = np.concatenate([[0], np.cumsum(per_role)])
+        piece = np.arange(len(role)) - first[role]
+        chunk = self._chunk[role]
+        most = int(pieces.max(initial=1))
+        step = piece * most // np.maximum(pieces[chunk], 1) + self._level[role]
+        order = np.lexsort((self._transfer[role], step))
+        row_of = np.empty(len(order), dtype=np.int64)
+        row_of[order] = np.arange(len(order))
+
+        begin = size[chunk] * piece // np.maximum(pieces[chunk], 1)
+        end = size[chunk] * (piece + 1) // np.maximum(pieces[chunk], 1)
+        columns = self._fixed[role]
+        base = self._bases(bounds, scratch_base, self._fixed["buffer"], block)
+        operand = self._bases(bounds, scratch_base, self._fixed["operand_buffer"], block)
+        columns["offset"] = base[role] + begin
+        reads_operand = columns["op"] == Op.RECV_REDUCE
+        columns["operand_offset"] = np.where(reads_operand, operand[role] + begin, 0)
+        columns["count"] = end - begin
+        columns = columns[order]
+
+        need_start, need_index = self._expand_needs(per_role, first, row_of)
+        if schedule.collective.name == "all_gather" and block:
+            columns, need_start, need_index = self._with_own_block(columns, need_start, need_index, block)
+        return Program(
+            collective=schedule.collective,
+            rank=self.rank,
+            num_elements=num_elements,
+            scratch_elements=scratch_elements,
+            channels=self.channels,
+            columns=columns,
+            need_start=need_start,
+            need_index=need_index,
+        )
+
+    def _expand_needs(self, per_role: Ints, first: Ints, row_of: Ints) -> tuple[Ints, Ints]:
+        waiting, awaited = self._need_pairs[:, 0], self._need_pairs[:, 1]
+        times = per_role[waiting]
+        pair = np.repeat(np.arange(len(times)), times)
+        piece = np.arange(len(pair)) - np.repeat(np.cumsum(times) - times, times)
+        source = row_of[first[waiting[pair]] + piece]
+        target = row_of[first[awaited[pair]] + piece]
+        by_source = np.argsort(source, kind="stable")
+        need_start = np.zeros(len(row_of) + 1, dtype=np.int64)
+        np.cumsum(np.bincount(source, minlength=len(row_of)), out=need_start[1:])
+        return need_start, target[by_source]
+
+    def _with_own_block(
+        self, columns: npt.NDArray[Any], need_start: Ints, need_index: Ints, block: int
+    ) -> tuple[npt.NDArray[Any], Ints, Ints]:
+        """Append the copy of the rank's own block from INPUT into OUTPUT; nothing waits for it."""
+        row = np.zeros(1, dtype=COLUMNS)
+        row[0] = (Op.COPY, -1, Buffer.OUTPUT, self.rank * block, block, Buffer.INPUT, 0, 0)
+        return np.concatenate([columns, row]), np.append(need_start, need_start[-1]), need_index
+
+
+def _final_reduces(schedule: Schedule) -> frozenset[int]:
+    """Transfers after which a place first holds everyone's contribution: where an average is divided."""
+    n, name = schedule.collective.num_ranks, schedule.collective.name
+    if not schedule.collective.reduces:
+        return frozenset()
+    have: dict[tuple[int, int], int] = {}
+    final: set[int] = set()
+    for number, t in enumerate(schedule.transfers):
+        sent = have.get((t.src, t.chunk), 1)
+        if t.reduce:
+            total = have.get((t.dst, t.chunk), 1) + sent
+            have[t.dst, t.chunk] = total
+            if total == n and (name == "all_reduce" or not _forwards(schedule, number)):
+                final.add(number)
+        else:
+            have[t.dst, t.chunk] = sent
+    return frozenset(final)
+
+
+def _forwards(schedule: Schedule, number: int) -> bool:
+    """Whether a completed sum is at a rank that does not need it (then the owner would divide again)."""
+    t = schedule.transfers[number]
+    return schedule.collective.required(t.dst, schedule.block_of(t.chunk)) is None
+
+
+def lower(schedule: Schedule, num_elements: int, *, piece_elements: int) -> Sequence[Program]:
+    """Programs of all ranks for one size.
+
+    Args:
+        schedule: a verified schedule.
+        num_elements: length of the collective's whole array.
+        piece_elements: longest message, in elements.
+
+    Raises:
+        ScheduleError: see ``Plan`` and ``Plan.expand``.
+    """
+    ranks = range(schedule.collective.num_ranks)
+    return tuple(Plan(schedule, rank).expand(num_elements, piece_elements) for rank in ranks)
