@@ -47,7 +47,15 @@ class ScheduleError(MycelError, ValueError):
 
 
 class VerificationError(ScheduleError):
-    """A schedule or program is well-formed and wrong; the message names the place."""
+    """A schedule or program is well-formed and wrong; the message names the place.
+
+    Attributes:
+        grid: a drawing for people of what happens around that place, several lines; empty where there is none.
+    """
+
+    def __init__(self, message: str, *, grid: str = "") -> None:
+        super().__init__(message)
+        self.grid = grid
 
 
 class SynthesisError(MycelError, ValueError):

@@ -1,0 +1,10 @@
+"""Says whether schedules and programs are right, by what they do and never by how they were made.
+
+Nothing in here imports synthesis: the checker of a planner must not share the planner's mistakes.
+"""
+
+from __future__ import annotations
+
+from mycel.collectives.verify.schedule import verify_link_loads, verify_schedule
+
+__all__ = ["verify_link_loads", "verify_schedule"]
