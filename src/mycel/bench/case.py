@@ -1,0 +1,73 @@
+"""Case: one question of a bench, as plain data that travels to the worker processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from mycel.errors import UsageError
+
+__all__ = ["BENCH_COLLECTIVES", "MODES", "Case", "cases_from_text", "cases_to_text"]
+
+#: Collectives a worker knows how to call and to check.
+BENCH_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+
+#: ``blocking``: plain calls. ``busy``: asynchronous calls while the main thread runs Python until they are done.
+MODES = ("blocking", "busy")
+
+#: Arrays are float32.
+ELEMENT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One collective of one size.
+
+    Attributes:
+        collective: one of ``BENCH_COLLECTIVES``.
+        num_bytes: of the whole array.
+        repeats: timed rounds of each backend; rounds of the backends alternate.
+        calls: calls in a round, back to back, each timed by itself. Only the first follows a barrier, so that
+            with many calls the figure is a steady latency and not the spread of a barrier.
+        mode: one of ``MODES``.
+
+    Raises:
+        UsageError: unknown collective or mode, or counts below one.
+    """
+
+    collective: str
+    num_bytes: int
+    repeats: int = 5
+    calls: int = 1
+    mode: str = "blocking"
+
+    def __post_init__(self) -> None:
+        if self.collective not in BENCH_COLLECTIVES:
+            raise UsageError(f"cannot bench {self.collective!r}; known: {', '.join(BENCH_COLLECTIVES)}")
+        if self.mode not in MODES:
+            raise UsageError(f"unknown mode {self.mode!r}; known: {', '.join(MODES)}")
+        for name in ("num_bytes", "repeats", "calls"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{self.collective}: {name} is {getattr(self, name)}; at least 1 is needed")
+
+    def num_elements(self, world_size: int) -> int:
+        """Elements of the whole array: float32, rounded up to equal parts for every rank."""
+        quantum = world_size if self.collective in ("all_gather", "reduce_scatter") else 1
+        elements = -(-self.num_bytes // ELEMENT_BYTES)
+        return -(-elements // quantum) * quantum
+
+
+def cases_to_text(cases: Sequence[Case]) -> str:
+    """One line of JSON."""
+    return json.dumps([asdict(case) for case in cases])
+
+
+def cases_from_text(text: str) -> tuple[Case, ...]:
+    """What ``cases_to_text`` wrote.
+
+    Examples:
+        >>> cases_from_text(cases_to_text([Case(collective="broadcast", num_bytes=64)]))[0].num_bytes
+        64
+    """
+    return tuple(Case(**item) for item in json.loads(text))

@@ -1,0 +1,135 @@
+"""Benches collectives on an emulated cluster, or on loopback: every backend in the same run, beside the bound."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, cast
+
+from mycel.bench.case import Case, cases_to_text
+from mycel.bench.measurement import Measurement, summarize
+from mycel.bench.ranks import RecordSink, run_on_cluster, run_on_loopback
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.errors import UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["bench_cases", "make_cases", "run_bench", "warm_up"]
+
+#: Unit of bandwidths where no topology gives one.
+LOOPBACK_UNIT = "GB/s"
+
+
+def run_bench(
+    topology: Topology | int,
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    backends: Sequence[str] = ("gloo", "mycel"),
+    repeats: int = 5,
+    timeout_s: float = 1800.0,
+    progress: Callable[[Measurement], None] | None = None,
+) -> list[Measurement]:
+    """Times every collective at every size over every backend.
+
+    Args:
+        topology: fabric to emulate, or a number of ranks to run on loopback instead.
+        collectives: names from ``mycel.bench.case.BENCH_COLLECTIVES``.
+        sizes: bytes of the whole array.
+        backends: rounds alternate between them; the first is the baseline.
+        repeats: timed rounds, after warm-up.
+        timeout_s: for the whole run.
+        progress: receives each measurement as it arrives.
+
+    Returns:
+        Measurements by collective, size and backend, in the order asked for.
+
+    Raises:
+        UsageError: nothing to measure, or an unknown collective.
+        EmulationError: this machine cannot emulate the cluster.
+        CommunicationError: a rank failed.
+    """
+    cases = make_cases(collectives, sizes, repeats=repeats)
+    return bench_cases(topology, cases, backends=backends, timeout_s=timeout_s, progress=progress)
+
+
+def make_cases(collectives: Sequence[str], sizes: Sequence[int], *, repeats: int) -> list[Case]:
+    """Every collective at every size."""
+    return [Case(collective=c, num_bytes=size, repeats=repeats) for c in collectives for size in sizes]
+
+
+def bench_cases(
+    topology: Topology | int,
+    cases: Sequence[Case],
+    *,
+    backends: Sequence[str] = ("gloo", "mycel"),
+    timeout_s: float = 1800.0,
+    progress: Callable[[Measurement], None] | None = None,
+) -> list[Measurement]:
+    """As ``run_bench``, from explicit cases."""
+    if not cases or not backends:
+        raise UsageError("nothing to measure: give at least one collective, one size and one backend")
+    if len(set(backends)) != len(backends):
+        raise UsageError(f"backends {', '.join(backends)}: one is named twice")
+    found: list[Measurement] = []
+
+    def take(rank: int, record: dict[str, Any]) -> None:
+        if "times_s" in record:
+            measurement = _measurement(topology, Case(**record["case"]), record)
+            found.append(measurement)
+            if progress is not None:
+                progress(measurement)
+
+    command = [sys.executable, "-m", "mycel.bench.worker"]
+    command += ["--cases", cases_to_text(cases), "--backends", ",".join(backends)]
+    _run(topology, command, sink=take, timeout_s=timeout_s, warm=warm_up if "mycel" in backends else None)
+    return found
+
+
+def warm_up() -> None:
+    """Compile the engine once, so that the ranks find it in the cache instead of all compiling at once."""
+    import mycel.runtime
+
+    mycel.runtime.warm()
+
+
+def _run(
+    topology: Topology | int,
+    command: Sequence[str],
+    *,
+    sink: RecordSink,
+    timeout_s: float,
+    warm: Callable[[], None] | None,
+) -> None:
+    if isinstance(topology, Topology):
+        run_on_cluster(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
+    else:
+        run_on_loopback(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
+
+
+def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -> Measurement:
+    emulated = isinstance(topology, Topology)
+    world_size = topology.num_ranks if isinstance(topology, Topology) else topology
+    return summarize(
+        record["times_s"],
+        collective=case.collective,
+        num_bytes=case.num_elements(world_size) * 4,
+        backend=record["backend"],
+        unit=topology.unit if isinstance(topology, Topology) else LOOPBACK_UNIT,
+        bound_algbw=bound_algbw(topology, case.collective) if isinstance(topology, Topology) else None,
+        correct=record["correct"],
+        world_size=world_size,
+        topology=topology.name if isinstance(topology, Topology) else f"loopback of {world_size} ranks",
+        fingerprint=topology.fingerprint if isinstance(topology, Topology) else None,
+        emulated=emulated,
+        mode=case.mode,
+    )
+
+
+def bound_algbw(topology: Topology, collective: str) -> Fraction:
+    """The best algorithm bandwidth any schedule can reach, in the topology's unit (broadcast from rank 0)."""
+    from mycel.collectives.bound import bound
+
+    root = 0 if collective in ("broadcast", "reduce") else None
+    name = cast(CollectiveName, collective)
+    return bound(topology, Collective(name=name, num_ranks=topology.num_ranks, root=root)).algbw

@@ -1,0 +1,243 @@
+"""What each rank of a bench runs: ``python -m mycel.bench.worker --cases JSON --backends gloo,mycel``.
+
+All backends live in one process, each with its own process group, and their rounds alternate, so that a noisy
+machine is equally noisy for all of them. Every result of every round is compared with the exact value. Rank 0
+prints one JSON line a case and backend; nothing else is printed on standard output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+
+from mycel.bench.case import Case, cases_from_text
+
+__all__ = ["Operands", "main", "prepare", "run_case"]
+
+#: A warm-up at full size is skipped where it would take longer than this (Gloo over slow links).
+WARM_UP_SECONDS = 2.0
+
+#: Size of the first warm-up call.
+WARM_UP_BYTES = 1 << 20
+
+#: float32 counts exactly up to here.
+_EXACT = 1 << 24
+
+
+class Work(Protocol):
+    """The part of ``torch.distributed.Work`` that is used here."""
+
+    def is_completed(self) -> bool: ...
+
+    def wait(self) -> object: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operands:
+    """Tensors of a case on one rank.
+
+    Attributes:
+        reset: puts the inputs, and rubbish outputs, in place.
+        call: starts the collective, blocking or not.
+        is_right: whether the result is exactly what it must be.
+    """
+
+    reset: Callable[[], None]
+    call: Callable[[dist.ProcessGroup, bool], Work | None]
+    is_right: Callable[[], bool]
+
+
+def contribution(start: int, stop: int, rank: int, world_size: int) -> torch.Tensor:
+    """Elements ``start .. stop-1`` of what a rank contributes: small whole numbers, different on every rank.
+
+    Ranks have weights that are powers of two, so that a contribution counted twice, or one taken for another,
+    changes every sum; sums stay below 2^24 and are therefore exact in float32 in any order of addition.
+    """
+    return _pattern(start, stop, world_size) * _weight(rank)
+
+
+def prepare(case: Case, rank: int, world_size: int) -> Operands:
+    """Inputs, call and check of a case on this rank."""
+    n = case.num_elements(world_size)
+    block = n // world_size
+    whole = _pattern(0, n, world_size) * sum(_weight(r) for r in range(world_size))
+    if case.collective == "all_reduce":
+        mine, array = contribution(0, n, rank, world_size), torch.empty(n)
+        return Operands(
+            reset=lambda: _set(array, mine),
+            call=lambda group, blocking: dist.all_reduce(array, group=group, async_op=not blocking),
+            is_right=lambda: torch.equal(array, whole),
+        )
+    if case.collective == "broadcast":
+        sent, array = contribution(0, n, 0, world_size), torch.empty(n)
+        return Operands(
+            reset=lambda: _set(array, sent if rank == 0 else None),
+            call=lambda group, blocking: dist.broadcast(array, src=0, group=group, async_op=not blocking),
+            is_right=lambda: torch.equal(array, sent),
+        )
+    if case.collective == "all_gather":
+        mine, array = contribution(rank * block, (rank + 1) * block, rank, world_size), torch.empty(n)
+        blocks = [contribution(r * block, (r + 1) * block, r, world_size) for r in range(world_size)]
+        return Operands(
+            reset=lambda: _set(array, None),
+            call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
+            is_right=lambda: torch.equal(array, torch.cat(blocks)),
+        )
+    mine, shard = contribution(0, n, rank, world_size), torch.empty(block)
+    expected = whole[rank * block : (rank + 1) * block]
+    # The input belongs to the caller: a collective that scribbles on it would spoil the next round's sum.
+    return Operands(
+        reset=lambda: _set(shard, None),
+        call=lambda group, blocking: dist.reduce_scatter_tensor(shard, mine, group=group, async_op=not blocking),
+        is_right=lambda: torch.equal(shard, expected),
+    )
+
+
+def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.ProcessGroup) -> list[dict[str, object]]:
+    """Times one case over every backend, rounds alternating.
+
+    Args:
+        groups: backend name to its process group over all ranks.
+        control: group for barriers and for the maximum over ranks.
+
+    Returns:
+        A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank) and ``correct`` (everywhere).
+    """
+    rank, world_size = dist.get_rank(control), dist.get_world_size(control)
+    _warm_up(case, groups, control, rank, world_size)
+    operands = prepare(case, rank, world_size)
+    times: dict[str, list[float]] = {name: [] for name in groups}
+    right = dict.fromkeys(groups, True)
+    for _ in range(case.repeats):
+        for name, group in groups.items():
+            seconds, ok = _round(case, operands, group, control)
+            times[name] += seconds
+            right[name] &= ok
+    return [
+        {"case": asdict(case), "backend": name, **_over_ranks(times[name], right[name], control)} for name in groups
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; the launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", required=True, help="JSON list of cases")
+    parser.add_argument("--backends", required=True, help="comma-separated torch.distributed backends")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds one collective may take")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    names = options.backends.split(",")
+    if "mycel" in names:
+        import mycel.runtime  # noqa: F401  (registers the backend)
+    timeout = timedelta(seconds=options.timeout)
+    dist.init_process_group("gloo", timeout=timeout)
+    try:
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        groups = {name: dist.new_group(backend=name, timeout=timeout) for name in names}
+        for case in cases_from_text(options.cases):
+            for record in run_case(case, groups, control):
+                if dist.get_rank() == 0:
+                    sys.stdout.write(json.dumps(record) + "\n")
+                    sys.stdout.flush()
+        dist.barrier(group=control)
+    finally:
+        dist.destroy_process_group()
+    return 0
+
+
+def _weight(rank: int) -> int:
+    return 1 << (rank % 12)
+
+
+def _pattern(start: int, stop: int, world_size: int) -> torch.Tensor:
+    """Whole numbers with a prime period, so that no block looks like another."""
+    total = sum(_weight(r) for r in range(world_size))
+    period = next((p for p in (8191, 1021, 251, 61) if p * total < _EXACT), 13)
+    return (torch.arange(start, stop, dtype=torch.int64) % period + 1).to(torch.float32)
+
+
+def _set(target: torch.Tensor, source: torch.Tensor | None) -> None:
+    if source is None:
+        target.fill_(-1.0)
+    else:
+        target.copy_(source)
+
+
+def _warm_up(
+    case: Case, groups: dict[str, dist.ProcessGroup], control: dist.ProcessGroup, rank: int, world_size: int
+) -> None:
+    """Connections, then plans: a small call, then one of full size unless that would take too long."""
+    small = replace(case, num_bytes=min(case.num_bytes, WARM_UP_BYTES), calls=1, mode="blocking")
+    operands = prepare(small, rank, world_size)
+    skipped = set()
+    for name, group in groups.items():
+        for _ in range(2):
+            seconds, _ = _round(small, operands, group, control)
+        slowest = torch.tensor(seconds, dtype=torch.float64)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
+        if slowest.item() * case.num_bytes / small.num_bytes > WARM_UP_SECONDS:
+            skipped.add(name)
+    if case.num_bytes == small.num_bytes:
+        return
+    operands = prepare(replace(case, calls=1, mode="blocking"), rank, world_size)
+    for name, group in groups.items():
+        if name not in skipped:
+            _round(replace(case, calls=1, mode="blocking"), operands, group, control)
+
+
+def _round(
+    case: Case, operands: Operands, group: dist.ProcessGroup, control: dist.ProcessGroup
+) -> tuple[list[float], bool]:
+    """Calls of one round: their seconds on this rank, and whether the last result was right.
+
+    Every call starts from fresh inputs. With one call a round, that is outside the barrier; with several, the
+    inputs are small and resetting them between calls takes a microsecond or two that is not timed.
+    """
+    operands.reset()
+    dist.barrier(group=control)
+    seconds, right = [], True
+    for call in range(case.calls):
+        if call:
+            operands.reset()
+        begin = time.perf_counter()
+        if case.mode == "busy":
+            _spin_until_done(operands.call(group, False))
+        else:
+            operands.call(group, True)
+        seconds.append(time.perf_counter() - begin)
+        right &= operands.is_right()
+    return seconds, right
+
+
+def _spin_until_done(work: Work | None) -> None:
+    """Keep the interpreter busy, as a training loop does, until the collective has finished by itself."""
+    if work is None:
+        return
+    count = 0
+    while not work.is_completed():
+        for _ in range(100):
+            count += 1
+    work.wait()
+
+
+def _over_ranks(seconds: list[float], right: bool, control: dist.ProcessGroup) -> dict[str, object]:
+    slowest = torch.tensor([*seconds, 0.0 if right else 1.0], dtype=torch.float64)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
+    return {"times_s": slowest[:-1].tolist(), "correct": slowest[-1].item() == 0.0}
+
+
+if __name__ == "__main__":
+    status = main()
+    # The interpreter's own tear-down of torch takes longer than many a bench; everything is closed already.
+    sys.stdout.flush()
+    os._exit(status)
