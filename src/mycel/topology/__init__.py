@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from mycel.topology.builders import BUILDERS, build, hosts, loopback
 from mycel.topology.json_format import from_json, to_json
 from mycel.topology.load import load_topology, parse_topology
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
+from mycel.topology.yaml_format import to_yaml
 
 __all__ = [
+    "BUILDERS",
     "Link",
     "Topology",
     "Vertex",
     "VertexKind",
+    "build",
     "from_json",
+    "hosts",
     "load_topology",
+    "loopback",
     "parse_topology",
     "to_json",
+    "to_yaml",
 ]

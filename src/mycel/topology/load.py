@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from mycel.errors import TopologyError
+from mycel.topology.builders import BUILDERS, build
 from mycel.topology.json_format import parse_json
 from mycel.topology.model import Topology
+from mycel.topology.suggest import nearest
+from mycel.topology.yaml_format import parse_yaml
 
 __all__ = ["FORMATS", "FileFormat", "TopologyParser", "load_topology", "parse_topology"]
 
@@ -41,26 +44,35 @@ class FileFormat:
 
 
 #: In the order in which contents are tried where the ending of a file says nothing.
-FORMATS: tuple[FileFormat, ...] = (FileFormat(name="JSON", suffixes=(".json",), opens_with="{[", parse=parse_json),)
+FORMATS: tuple[FileFormat, ...] = (
+    FileFormat(name="JSON", suffixes=(".json",), opens_with="{[", parse=parse_json),
+    FileFormat(name="YAML", suffixes=(".yaml", ".yml"), opens_with="", parse=parse_yaml),
+)
 
 
 def load_topology(file: str | Path) -> Topology:
-    """The topology in a file.
+    """The topology in a file, or, where there is no such file, that of a builder.
 
-    The format follows from the file's ending, else from how its contents begin.
+    A file's format follows from its ending, else from how its contents begin.
 
     Args:
-        file: a path.
+        file: a path, or a builder with its arguments such as ``star:ranks=4`` (see ``mycel.topology.builders.build``).
 
     Raises:
         TopologyError: no such file, or its contents are malformed or describe a fabric that cannot work. The
             message begins with the file's name and, where there is one, the line.
+
+    Examples:
+        >>> load_topology("two_boxes:ranks=8,inside=400 Mbit/s,between=50 Mbit/s").num_ranks
+        8
     """
-    path = Path(file)
+    path, name = Path(file), str(file).partition(":")[0]
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise TopologyError(f"{path}: no such file") from None
+        if name in BUILDERS:
+            return build(str(file))
+        raise TopologyError(f"{path}: no such file, and no builder of that name{nearest(name, BUILDERS)}") from None
     except IsADirectoryError:
         raise TopologyError(f"{path}: is a directory; name the file in it") from None
     except UnicodeDecodeError as error:
