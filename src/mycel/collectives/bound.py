@@ -1,0 +1,234 @@
+"""Bound: the least time a collective can take on a fabric, exactly, with the links that say so.
+
+Let a set B of vertices hold some but not all that its ranks need. What is missing must enter B, so time is at
+least (missing bytes) / (capacity into B). The largest such ratio over all sets, 1/x, is found by Newton's method
+on fractions: test a value by one max-flow to every rank; each rank that falls short shows a set with a larger
+ratio. No floating point is involved and two or three rounds are usual.
+
+The bound is met by a forest of spanning trees (``mycel.collectives.synth.forest``) wherever every switch can send
+on as much as it receives; where one cannot, ``mycel.collectives.balance`` gives the exact optimum instead.
+
+References:
+    L. Zhao, S. Pal, T. Chugh, W. Wang, J. Fantl, P. Basu, J. Khoury, A. Krishnamurthy, "ForestColl: Throughput-
+    Optimal Collective Communications on Heterogeneous Network Fabrics", arXiv 2402.06787 (optimality by cuts).
+    J. Edmonds, "Edge-disjoint branchings", 1973 (broadcast).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.balance import balance, unbalanced_switches
+from mycel.collectives.maxflow import FlowGraph, as_int64
+from mycel.collectives.spec import Collective
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["Bound", "Optimum", "bound", "find_optimum", "root_weights"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The best a collective can do on a fabric.
+
+    Attributes:
+        collective: which.
+        topology: where.
+        inverse_x: time, in array parts over capacity: with N ranks, ``N / inverse_x`` is ``algbw`` (for broadcast
+            and reduce, where one rank has or gets everything, ``1 / inverse_x`` is).
+        algbw: array size over least time, in the topology's unit.
+        cut: links that bind, ``(src, dst)`` vertices in the direction that data crosses them.
+        by_dual: the proof is a weighted combination of cuts (unbalanced switches), whose priced links are ``cut``.
+        is_composition: the value is the optimum among schedules that reduce-scatter and then all-gather over equal
+            shares, not a lower bound on every schedule: where ranks differ, dividing the links between both phases
+            can be faster.
+    """
+
+    collective: Collective
+    topology: Topology
+    inverse_x: Fraction
+    algbw: Fraction
+    cut: tuple[tuple[int, int], ...]
+    by_dual: bool = False
+    is_composition: bool = False
+
+    def explain(self) -> str:
+        """Which links bind, in words."""
+        fabric, unit = self.topology, self.topology.unit
+        links = [f"{fabric.label(s)} -> {fabric.label(d)} ({fabric.capacity[s, d]})" for s, d in self.cut]
+        shown = ", ".join(links[:8]) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
+        total = sum(fabric.capacity[hop] for hop in self.cut)
+        c = self.collective
+        head = f"{c.name} over {c.num_ranks} ranks of {fabric.name}: at most {float(self.algbw):.6g} {unit}"
+        if self.by_dual:
+            why = f"the switches cannot use all of their links; the links that bind: {shown}"
+        else:
+            noun = "link" if len(links) == 1 else "links"
+            why = f"{len(links)} {noun} of {total} {unit} in all bind: {shown}"
+        tail = (
+            ". This is the optimum among schedules that reduce-scatter and then all-gather" if self.is_composition else ""
+        )
+        return f"{head}, because {why}{tail}."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Optimum:
+    """The solved problem behind a bound, as synthesis needs it: data spreads from roots along the graph's arcs.
+
+    Attributes:
+        graph: the fabric; turned round where the collective reduces.
+        is_reversed: whether it was.
+        weights: share of each rank as a root.
+        inverse_x: optimal, exact.
+        capacities: the part of each arc to use, balanced at every switch; achieves ``inverse_x_achieved``.
+        inverse_x_achieved: equal to ``inverse_x``, except if a dual solution could not be rounded to its proof.
+        arcs: indices of the arcs (topology links) that bind.
+        by_dual: see ``Bound``.
+    """
+
+    graph: FlowGraph
+    is_reversed: bool
+    weights: tuple[int, ...]
+    inverse_x: Fraction
+    capacities: tuple[Fraction, ...]
+    inverse_x_achieved: Fraction
+    arcs: tuple[int, ...]
+    by_dual: bool
+
+
+def root_weights(collective: Collective) -> tuple[int, ...]:
+    """How much of the array each rank is the root of: equal parts, or all of it at the collective's root."""
+    if collective.root is None:
+        return (1,) * collective.num_ranks
+    return tuple(int(rank == collective.root) for rank in range(collective.num_ranks))
+
+
+def bound(topology: Topology, collective: Collective) -> Bound:
+    """The least time of a collective on a fabric, exactly.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of the fabric's ranks.
+
+    Raises:
+        UsageError: the collective is over another number of ranks.
+        SynthesisError: capacities too large or too finely divided for exact 64-bit flows, or switches of which no
+            balanced part connects the ranks.
+
+    Examples:
+        >>> from mycel.topology.model import Link, Vertex
+        >>> ring = Topology(
+        ...     name="ring",
+        ...     unit="link",
+        ...     vertices=tuple(Vertex(kind="rank", label=f"r{i}") for i in range(4)),
+        ...     links=tuple(Link(src=i, dst=(i + s) % 4, capacity=1) for i in range(4) for s in (1, 3)),
+        ... )
+        >>> bound(ring, Collective(name="all_gather", num_ranks=4)).inverse_x
+        Fraction(3, 2)
+    """
+    if collective.num_ranks != topology.num_ranks:
+        raise UsageError(
+            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
+        )
+    weights = root_weights(collective)
+    if collective.name == "all_reduce":
+        return _compose(topology, collective, weights)
+    best = find_optimum(topology, weights, is_reversed=collective.reduces)
+    return Bound(
+        collective=collective,
+        topology=topology,
+        inverse_x=best.inverse_x,
+        algbw=sum(weights) / best.inverse_x,
+        cut=_links(topology, best.arcs),
+        by_dual=best.by_dual,
+    )
+
+
+def _compose(topology: Topology, collective: Collective, weights: tuple[int, ...]) -> Bound:
+    gather = find_optimum(topology, weights, is_reversed=False)
+    scatter = find_optimum(topology, weights, is_reversed=True)
+    tighter = scatter if scatter.inverse_x > gather.inverse_x else gather
+    inverse_x = gather.inverse_x + scatter.inverse_x
+    return Bound(
+        collective=collective,
+        topology=topology,
+        inverse_x=inverse_x,
+        algbw=sum(weights) / inverse_x,
+        cut=_links(topology, tighter.arcs),
+        by_dual=tighter.by_dual,
+        is_composition=True,
+    )
+
+
+def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((topology.links[arc].src, topology.links[arc].dst) for arc in arcs)
+
+
+def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: bool) -> Optimum:
+    """Solve the cut problem, and the balance problem where a switch is unbalanced.
+
+    Args:
+        topology: the fabric.
+        weights: share of each rank as a root; non-negative integers, not all zero.
+        is_reversed: turn every link round first (collectives that reduce).
+
+    Raises:
+        SynthesisError: as ``bound``.
+    """
+    graph = FlowGraph.of(topology, is_reversed=is_reversed)
+    capacity = [link.capacity for link in topology.links]
+    inverse_x, side = _newton(graph, capacity, weights)
+    arcs = tuple(np.flatnonzero(~side[graph.tail] & side[graph.head]).tolist())
+    capacities = tuple(Fraction(c) for c in capacity)
+    achieved, by_dual = inverse_x, False
+    if unbalanced_switches(graph, capacity):
+        best = balance(graph, capacity, weights)
+        capacities, achieved = best.capacities, 1 / best.x
+        if achieved != inverse_x:
+            by_dual, inverse_x, arcs = True, max(inverse_x, 1 / best.x_limit), best.binding
+    return Optimum(
+        graph=graph,
+        is_reversed=is_reversed,
+        weights=tuple(weights),
+        inverse_x=inverse_x,
+        capacities=capacities,
+        inverse_x_achieved=achieved,
+        arcs=arcs,
+        by_dual=by_dual,
+    )
+
+
+def _newton(graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int]) -> tuple[Fraction, npt.NDArray[np.bool_]]:
+    """Largest (weight missing in B) / (capacity into B) over sets B that contain a rank, and such a set."""
+    total = sum(weights)
+    exact = np.array(capacity, dtype=object)  # sums of capacities may pass 64 bits before they are scaled down
+    ranks = graph.ranks
+
+    def ratio(side: npt.NDArray[np.bool_]) -> Fraction:
+        missing = total - sum(w for w, inside in zip(weights, side[ranks].tolist(), strict=True) if inside)
+        return Fraction(missing, int(exact[~side[graph.tail] & side[graph.head]].sum()))
+
+    best, best_side = Fraction(0), np.zeros(graph.num_vertices, dtype=np.bool_)
+    for vertex in ranks.tolist():
+        single = np.zeros(graph.num_vertices, dtype=np.bool_)
+        single[vertex] = True
+        if (value := ratio(single)) > best:
+            best, best_side = value, single
+    while True:
+        # A cut lacks nothing at rate p/q iff p * capacity + q * weight inside >= q * total.
+        p, q = best.numerator, best.denominator
+        demand = as_int64([q * w for w in weights])
+        as_int64([p * c for c in capacity] + [q * total])
+        deficit, side = graph.check(as_int64([p * c for c in capacity]), demand)
+        failing = np.flatnonzero(deficit).tolist()
+        if not failing:
+            return best, best_side
+        value, found = max(((ratio(side[j]), j) for j in failing), key=lambda item: item[0])
+        if value <= best:
+            raise SynthesisError(f"internal: the bound search found no better cut than {best}")
+        best, best_side = value, side[found]
