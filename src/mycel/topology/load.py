@@ -56,7 +56,7 @@ def load_topology(file: str | Path) -> Topology:
     A file's format follows from its ending, else from how its contents begin.
 
     Args:
-        file: a path, or a builder with its arguments such as ``star:ranks=4`` (see ``mycel.topology.builders.build``).
+        file: a path, or a builder with its arguments such as ``star:ranks=4`` (see ``builders.build``).
 
     Raises:
         TopologyError: no such file, or its contents are malformed or describe a fabric that cannot work. The
