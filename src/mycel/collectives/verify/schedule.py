@@ -22,14 +22,13 @@ import numpy.typing as npt
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.verify.grid import draw_grid
+from mycel.collectives.verify.order import Turn, find_unordered
 from mycel.errors import UsageError, VerificationError
 
 __all__ = ["describe_counts", "verify_link_loads", "verify_schedule"]
 
 #: Counts stop here: mutual additions double them at every step, and any count above 1 is equally wrong.
 _MANY = np.int64(1) << 30
-#: Transfers whose descendants are traced at once; bounds memory by this times the transfers, in bits.
-_WINDOW = 16_384
 
 _READ, _ADD, _WRITE = "reads", "adds to", "overwrites"
 
@@ -183,8 +182,8 @@ def _replay(schedule: Schedule, chunk: int, members: list[int], held: npt.NDArra
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """At one place, accesses that must all come after all of the previous turn."""
+class _Place:
+    """At one place, accesses that must all come after all of those before."""
 
     chunk: int
     rank: int
@@ -220,32 +219,17 @@ def _check_order(schedule: Schedule, members: list[int]) -> None:
 
     Adjacent turns suffice: an access two turns away is ordered through any access between.
     """
-    turns = list(_turns(schedule, members))
+    places = list(_places(schedule, members))
     local = {index: position for position, index in enumerate(members)}
-    after = [[local[i] for i in schedule.transfers[index].after] for index in members]
-    for low in range(0, len(members), _WINDOW):
-        high = min(low + _WINDOW, len(members))
-        ancestors = [0] * len(members)  # of each transfer, bitset over members low..high-1
-        for position in range(low + 1, len(members)):
-            bits = 0
-            for i in after[position]:
-                bits |= ancestors[i]
-                if low <= i < high:
-                    bits |= 1 << (i - low)
-            ancestors[position] = bits
-        for turn in turns:
-            wanted = 0
-            for index in turn.before:
-                if low <= local[index] < high:
-                    wanted |= 1 << (local[index] - low)
-            for index in turn.now if wanted else ():
-                unordered = wanted & ~ancestors[local[index]]
-                if unordered:
-                    first = members[low + (unordered & -unordered).bit_length() - 1]
-                    raise _conflict(schedule, turn, first, index)
+    waits = [[local[i] for i in schedule.transfers[index].after] for index in members]
+    turns = [Turn(tuple(local[i] for i in place.before), tuple(local[i] for i in place.now)) for place in places]
+    found = find_unordered(waits, turns)
+    if found:
+        position, first, second = found
+        raise _conflict(schedule, places[position], members[first], members[second])
 
 
-def _turns(schedule: Schedule, members: list[int]) -> Iterator[_Turn]:
+def _places(schedule: Schedule, members: list[int]) -> Iterator[_Place]:
     places: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for index in members:
         t = schedule.transfers[index]
@@ -258,15 +242,15 @@ def _turns(schedule: Schedule, members: list[int]) -> Iterator[_Turn]:
                 runs.append((kind, []))
             runs[-1][1].append(index)
         for (kind_a, a), (kind_b, b) in pairwise(runs):
-            yield _Turn(chunk, rank, tuple(a), kind_a, tuple(b), kind_b)
+            yield _Place(chunk, rank, tuple(a), kind_a, tuple(b), kind_b)
 
 
-def _conflict(schedule: Schedule, turn: _Turn, first: int, second: int) -> VerificationError:
+def _conflict(schedule: Schedule, place: _Place, first: int, second: int) -> VerificationError:
     return _wrong(
         schedule,
-        turn.chunk,
-        turn.rank,
-        f"{_name(schedule, first)} {turn.before_kind} it and {_name(schedule, second)} {turn.now_kind} it in no "
+        place.chunk,
+        place.rank,
+        f"{_name(schedule, first)} {place.before_kind} it and {_name(schedule, second)} {place.now_kind} it in no "
         f"fixed order; let transfer {second} come after {first}",
         second,
     )

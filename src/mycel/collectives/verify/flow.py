@@ -1,0 +1,228 @@
+"""Which send meets which receive, and an order in which all programs can run to their end.
+
+Channels are first in, first out: the k-th send of a channel meets the k-th receive at the other end. Deadlock is
+looked for under the hardest condition, no buffering at all: a send and its receive are one event, which happens
+when both are at the head of their channel and have what they need. Buffers only remove waits, so programs that
+end without them end with any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mycel.collectives.program import Channel, Op, Program
+from mycel.errors import VerificationError
+
+__all__ = ["Flow", "describe", "trace_flow"]
+
+#: Links of a cycle that a message shows.
+_CYCLE_SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flow:
+    """All ranks' instructions in one order in which they can happen.
+
+    Instructions are known by their place in that order.
+
+    Attributes:
+        nodes: ``(rank, index)`` of each instruction; a receive stands right behind its send.
+        waits: of each, those of its rank that must be complete before it starts: needs and channel predecessor.
+        sender: of each receive, its send; -1 for the others.
+    """
+
+    nodes: tuple[tuple[int, int], ...]
+    waits: tuple[tuple[int, ...], ...]
+    sender: tuple[int, ...]
+
+
+def describe(program: Program, index: int) -> str:
+    """One instruction in words, for messages."""
+    i = program.instruction(index)
+    where = f"{i.buffer.name.lower()}[{i.offset}:{i.offset + i.count}]"
+    if i.op is Op.COPY:
+        peer = f"from {i.operand_buffer.name.lower()}[{i.operand_offset}]"
+    else:
+        channel = program.channels[i.channel]
+        peer = f"to {channel.dst}" if i.op is Op.SEND else f"from {channel.src}"
+        peer += f" on channel {i.channel}"
+    return f"rank {program.rank} instruction {index} ({i.op.name.lower()} {where} {peer})"
+
+
+def trace_flow(programs: Sequence[Program], title: str) -> Flow:
+    """Match sends with receives and find an order for everything.
+
+    Args:
+        programs: one a rank, in rank order.
+        title: what is verified, for messages.
+
+    Raises:
+        VerificationError: a channel known at one end only or twice at one, a send or receive left over, counts
+            that differ, a deadlock.
+    """
+    partner = _match(programs, title)
+    return _order(programs, partner, title)
+
+
+def _first_nodes(programs: Sequence[Program]) -> list[int]:
+    first = [0]
+    for program in programs:
+        first.append(first[-1] + len(program.columns))
+    return first
+
+
+def _match(programs: Sequence[Program], title: str) -> list[int]:
+    """Of each instruction, numbered rank by rank, the one it meets at its peer; -1 for copies."""
+    first = _first_nodes(programs)
+    ends: tuple[dict[Channel, list[int]], dict[Channel, list[int]]] = ({}, {})
+    for program in programs:
+        for channel in program.channels:
+            side = ends[program.rank == channel.dst]
+            if channel in side:
+                raise VerificationError(
+                    f"{title}: rank {program.rank} has two channels {_route(channel)}; which is meant is unclear"
+                )
+            side[channel] = []
+        ops, channels = program.columns["op"].tolist(), program.columns["channel"].tolist()
+        for index, (op, number) in enumerate(zip(ops, channels, strict=True)):
+            if op != Op.COPY:
+                ends[op != Op.SEND][program.channels[number]].append(first[program.rank] + index)
+    partner = [-1] * first[-1]
+    for channel in [*ends[0], *(c for c in ends[1] if c not in ends[0])]:
+        lost = next((r for r, side in ((channel.src, ends[0]), (channel.dst, ends[1])) if channel not in side), None)
+        if lost is not None:
+            raise VerificationError(f"{title}: rank {lost} lacks the channel {_route(channel)} that its peer has")
+        _pair(programs, first, channel, ends[0][channel], ends[1][channel], partner, title)
+    return partner
+
+
+def _pair(
+    programs: Sequence[Program],
+    first: list[int],
+    channel: Channel,
+    sends: list[int],
+    receives: list[int],
+    partner: list[int],
+    title: str,
+) -> None:
+    source, target = programs[channel.src], programs[channel.dst]
+    counts_out, counts_in = source.columns["count"], target.columns["count"]
+    for send, receive in zip(sends, receives, strict=False):
+        i, j = send - first[channel.src], receive - first[channel.dst]
+        if counts_out[i] != counts_in[j]:
+            raise VerificationError(
+                f"{title}: {describe(source, i)} sends {counts_out[i]} elements, but {describe(target, j)}, which "
+                f"meets it, expects {counts_in[j]}"
+            )
+        partner[send], partner[receive] = receive, send
+    if len(sends) != len(receives):
+        over, rest = (
+            (source, sends[len(receives) :]) if len(sends) > len(receives) else (target, receives[len(sends) :])
+        )
+        index = rest[0] - first[over.rank]
+        raise VerificationError(
+            f"{title}: {describe(over, index)} is left over: channel {_route(channel)} has {len(sends)} sends and "
+            f"{len(receives)} receives"
+        )
+
+
+def _route(channel: Channel) -> str:
+    return f"{channel.src} -> {channel.dst} via {'>'.join(map(str, channel.path))}"
+
+
+def _local_waits(programs: Sequence[Program]) -> list[list[int]]:
+    """Of each instruction, numbered rank by rank: needs and channel predecessor, without repeats."""
+    waits: list[list[int]] = []
+    base = 0
+    for program in programs:
+        starts, needs = program.need_start.tolist(), program.need_index.tolist()
+        latest: dict[int, int] = {}
+        for index, channel in enumerate(program.columns["channel"].tolist()):
+            local = set(needs[starts[index] : starts[index + 1]])
+            if channel >= 0:
+                if channel in latest:
+                    local.add(latest[channel])
+                latest[channel] = index
+            waits.append([base + other for other in sorted(local)])
+        base += len(program.columns)
+    return waits
+
+
+def _order(programs: Sequence[Program], partner: list[int], title: str) -> Flow:
+    """Run everything without buffers; what cannot run is a deadlock."""
+    waits = _local_waits(programs)
+    receives = [False] * len(waits)
+    base = 0
+    for program in programs:
+        for index, op in enumerate(program.columns["op"].tolist()):
+            receives[base + index] = op in (Op.RECV, Op.RECV_REDUCE)
+        base += len(program.columns)
+    # An event is known by its send, or by its copy.
+    event = [partner[node] if receives[node] else node for node in range(len(waits))]
+    missing = [0] * len(waits)
+    followers: list[list[int]] = [[] for _ in waits]
+    for node, others in enumerate(waits):
+        for other in others:
+            followers[event[other]].append(event[node])
+            missing[event[node]] += 1
+    ready = [node for node in range(len(waits)) if event[node] == node and not missing[node]]
+    nodes: list[int] = []
+    for node in ready:  # grows while it is walked
+        nodes.append(node)
+        if partner[node] >= 0:
+            nodes.append(partner[node])
+        for follower in followers[node]:
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    first = _first_nodes(programs)
+    names = [(p.rank, index) for p in programs for index in range(len(p.columns))]
+    if len(nodes) < len(waits):
+        raise _deadlock(programs, partner, waits, event, missing, names, title)
+    place = [0] * len(waits)
+    for position, node in enumerate(nodes):
+        place[node] = position
+    assert first[-1] == len(nodes)
+    return Flow(
+        nodes=tuple(names[node] for node in nodes),
+        waits=tuple(tuple(place[other] for other in waits[node]) for node in nodes),
+        sender=tuple(place[partner[node]] if receives[node] else -1 for node in nodes),
+    )
+
+
+def _deadlock(
+    programs: Sequence[Program],
+    partner: list[int],
+    waits: list[list[int]],
+    event: list[int],
+    missing: list[int],
+    names: list[tuple[int, int]],
+    title: str,
+) -> VerificationError:
+    """Walk back from a stuck event through stuck events until one comes again."""
+
+    def blocker(stuck: int) -> tuple[int, int]:
+        for node in (stuck, partner[stuck]):
+            for other in waits[node] if node >= 0 else ():
+                if missing[event[other]]:
+                    return node, other
+        raise AssertionError("a stuck event waits for a stuck event")
+
+    walk: list[int] = []
+    links: list[tuple[int, int]] = []
+    at = next(node for node in range(len(waits)) if event[node] == node and missing[node])
+    while at not in walk:
+        walk.append(at)
+        links.append(blocker(at))
+        at = event[links[-1][1]]
+    cycle = links[walk.index(at) :]
+    parts: list[str] = []
+    for node, other in cycle[:_CYCLE_SHOWN]:
+        program, index = programs[names[node][0]], names[node][1]
+        why = "needs" if names[other][1] in program.instruction(index).needs else "stands on its channel behind"
+        parts.append(f"{describe(program, index)} {why} instruction {names[other][1]}")
+    more = f"; and {len(cycle) - _CYCLE_SHOWN} more" if len(cycle) > _CYCLE_SHOWN else ""
+    return VerificationError(
+        f"{title}: deadlock, a cycle of {len(cycle)} waits (a send and its receive are one): {'; '.join(parts)}{more}"
+    )

@@ -1,0 +1,264 @@
+"""Verifies all ranks' programs of one collective together, element by element.
+
+Five checks, each of which the next relies on: the programs belong together; sends meet receives (``flow``); nothing
+deadlocks, even without buffers (``flow``); replayed in one possible order with symbolic contents (``memory``),
+every required element ends with every contribution exactly once, and only then the mean is taken; and every two
+accesses of a rank to the same element, one of them a write, are ordered (``order``), so that every other possible
+order gives the same result.
+
+The model of time is that of ``mycel.collectives.program``. An instruction touches memory after the instructions it
+needs, and its predecessor on its channel, are complete. A send is complete when its bytes are handed over, which is
+before its receive is complete, but possibly before that one starts. A ``recv`` writes only what has come in, so it
+writes nothing before its send has started; a ``recv_reduce`` may look at its operand, and prepare its destination,
+as soon as it starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mycel.collectives.program import Buffer, Op, Program
+from mycel.collectives.spec import Collective
+from mycel.collectives.verify.flow import Flow, describe, trace_flow
+from mycel.collectives.verify.memory import EMPTY, Contents, Memory, Piece
+from mycel.collectives.verify.order import find_unordered
+from mycel.collectives.verify.schedule import describe_counts
+from mycel.errors import VerificationError
+
+__all__ = ["verify_programs"]
+
+
+def verify_programs(programs: Sequence[Program]) -> None:
+    """Return if the programs together carry out their collective, however they are timed; raise otherwise.
+
+    All_gather is verified twice: with INPUT apart, and with INPUT being the rank's own block of OUTPUT, where a
+    copy onto itself does nothing.
+
+    Args:
+        programs: one of each rank, in any order, for the same collective and size.
+
+    Raises:
+        VerificationError: the message names rank, instruction, channel and elements.
+    """
+    if not programs:
+        raise VerificationError("no programs to verify")
+    collective = programs[0].collective
+    title = f"{collective.name} over {collective.num_ranks} ranks"
+    ordered = _one_of_each_rank(programs, title)
+    flow = trace_flow(ordered, title)
+    for aliased in (False, True) if collective.name == "all_gather" else (False,):
+        _Replay(ordered, flow, title, aliased=aliased).run()
+
+
+def _one_of_each_rank(programs: Sequence[Program], title: str) -> list[Program]:
+    model = programs[0]
+    for program in programs:
+        for name in ("collective", "num_elements", "version"):
+            ours, theirs = getattr(program, name), getattr(model, name)
+            if ours != theirs:
+                raise VerificationError(
+                    f"{title}: rank {program.rank} and rank {model.rank} disagree about {name}: {ours} and {theirs}"
+                )
+    by_rank = {program.rank: program for program in programs}
+    expected = range(model.collective.num_ranks)
+    if sorted(program.rank for program in programs) != list(expected):
+        raise VerificationError(
+            f"{title}: expected one program of each of ranks 0..{expected[-1]}, got ranks "
+            f"{sorted(program.rank for program in programs)}"
+        )
+    return [by_rank[rank] for rank in expected]
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """The columns of one instruction, as plain integers."""
+
+    op: int
+    buffer: int
+    offset: int
+    count: int
+    operand_buffer: int
+    operand_offset: int
+    final: int
+
+
+def _rows(program: Program) -> list[_Row]:
+    c = program.columns
+    names = ("op", "buffer", "offset", "count", "operand_buffer", "operand_offset", "final")
+    return [_Row(*values) for values in zip(*(c[name].tolist() for name in names), strict=True)]
+
+
+class _Replay:
+    """One symbolic run of all programs."""
+
+    def __init__(self, programs: list[Program], flow: Flow, title: str, *, aliased: bool) -> None:
+        self.programs = programs
+        self.flow = flow
+        self.title = f"{title}, INPUT being the rank's own block of OUTPUT," if aliased else title
+        self.contents = Contents()
+        self.rows = [_rows(program) for program in programs]
+        #: Of each rank and buffer: the memory, and where the buffer starts in it.
+        self.places: list[list[tuple[Memory, int]]] = []
+        for program in programs:
+            memories = {b: Memory(b.name.lower(), program.length(b)) for b in Buffer}
+            places = [(memories[b], 0) for b in Buffer]
+            if aliased:
+                places[Buffer.INPUT] = (memories[Buffer.OUTPUT], program.rank * program.length(Buffer.INPUT))
+            self._fill(program, places)
+            self.places.append(places)
+        self.in_flight: dict[int, list[Piece]] = {}
+
+    def run(self) -> None:
+        for event, (rank, index) in enumerate(self.flow.nodes):
+            self._step(event, rank, index)
+        for program in self.programs:
+            self._check_output(program)
+        self._check_order()
+
+    # -- before and after ---------------------------------------------------------------------------------
+
+    def _fill(self, program: Program, places: list[tuple[Memory, int]]) -> None:
+        c, rank = program.collective, program.rank
+        source = Buffer.INPUT if c.name in ("all_gather", "reduce_scatter") else Buffer.OUTPUT
+        memory, start = places[source]
+        length = program.length(source)
+        holds = c.initial(rank, rank if c.name == "all_gather" else 0)
+        if holds and length:
+            shift = _first_element(c, rank, source, length) - start
+            memory.fill(start, start + length, self.contents.own(rank), shift)
+
+    def _check_output(self, program: Program) -> None:
+        c, rank = program.collective, program.rank
+        memory, start = self.places[rank][Buffer.OUTPUT]
+        length = program.length(Buffer.OUTPUT)
+        base = _first_element(c, rank, Buffer.OUTPUT, length)
+        per_block = max(program.num_elements // c.num_blocks, 1)
+        for at in range(0, length, per_block):
+            required = c.required(rank, (base + at) // per_block)
+            for piece in memory.pieces(start + at, start + at + per_block) if required is not None else ():
+                problem = self._wrong_content(piece, base - start, required or frozenset(), c)
+                if problem:
+                    writer = memory.writer(piece.start)
+                    last = f"last write: {self._name(writer)}" if writer >= 0 else "it is never written"
+                    where = f"output[{piece.start - start}:{piece.stop - start}]"
+                    raise VerificationError(f"{self.title} is wrong at rank {rank}, {where}: {problem}; {last}")
+
+    def _wrong_content(self, piece: Piece, base: int, required: frozenset[int], c: Collective) -> str:
+        """What is wrong with a piece of OUTPUT whose position ``p`` is to hold array element ``p + base``."""
+        content = self.contents[piece.content]
+        counts = [0] * c.num_ranks
+        for rank, distance, count in content.terms:
+            if piece.shift + distance != base:
+                start, right = piece.start + piece.shift + distance, piece.start + base
+                return f"element {start} of rank {rank} stands where element {right} belongs"
+            counts[rank] = count
+        problem = describe_counts(counts, required)
+        if not problem and c.reduces and not content.is_final:
+            return "no reduction of it is marked final, so an average would not be divided"
+        return problem
+
+    # -- one instruction ----------------------------------------------------------------------------------
+
+    def _step(self, event: int, rank: int, index: int) -> None:
+        row = self.rows[rank][index]
+        if row.final and row.op != Op.RECV_REDUCE:
+            raise self._wrong(rank, index, "is marked final, which only a recv_reduce can be")
+        memory, base = self.places[rank][row.buffer]
+        start = base + row.offset
+        stop = start + row.count
+        if row.op == Op.SEND:
+            pieces = self._read(memory, base, start, stop, event)
+            self.in_flight[event] = [piece.moved(-start) for piece in pieces]
+            return
+        incoming: list[Piece] = []
+        if row.op != Op.COPY:
+            incoming = [piece.moved(start) for piece in self.in_flight.pop(self.flow.sender[event])]
+        if row.op == Op.RECV:
+            memory.write(incoming, event)
+            return
+        other, other_base = self.places[rank][row.operand_buffer]
+        from_ = other_base + row.operand_offset
+        if other is memory and from_ != start and abs(from_ - start) < row.count:
+            raise self._wrong(rank, index, "reads and writes overlapping elements that do not coincide")
+        if other is memory and from_ == start and row.op == Op.COPY:
+            return
+        operand = self._read(other, other_base, from_, from_ + row.count, event)
+        operand = [piece.moved(start - from_) for piece in operand]
+        if row.op == Op.RECV_REDUCE:
+            operand = self._reduce(rank, index, operand, incoming, final=bool(row.final))
+        memory.write(operand, event)
+
+    def _read(self, memory: Memory, base: int, start: int, stop: int, event: int) -> list[Piece]:
+        pieces = memory.read(start, stop, event)
+        for piece in pieces:
+            if piece.content == EMPTY:
+                rank, index = self.flow.nodes[event]
+                where = f"{memory.name}[{piece.start - base}:{piece.stop - base}]"
+                raise self._wrong(rank, index, f"reads {where}, which is empty")
+        return pieces
+
+    def _reduce(
+        self, rank: int, index: int, operand: list[Piece], incoming: list[Piece], *, final: bool
+    ) -> list[Piece]:
+        c = self.programs[rank].collective
+        if not c.reduces:
+            raise self._wrong(rank, index, f"reduces, but {c.name} combines nothing")
+        cuts = sorted({piece.start for piece in operand} | {piece.start for piece in incoming})
+        out: list[Piece] = []
+        a = b = 0
+        for start, stop in zip(cuts, [*cuts[1:], operand[-1].stop], strict=True):
+            a += operand[a].stop <= start
+            b += incoming[b].stop <= start
+            left = Piece(start, stop, operand[a].content, operand[a].shift)
+            right = Piece(start, stop, incoming[b].content, incoming[b].shift)
+            for piece, what in ((left, "its operand"), (right, "what comes in")):
+                if self.contents[piece.content].is_final:
+                    raise self._wrong(rank, index, f"adds to {what} after its final reduction")
+            total = self.contents.add(left, right)
+            if final:
+                terms = self.contents[total.content].terms
+                if terms != tuple((r, 0, 1) for r in range(c.num_ranks)):
+                    counts = [sum(n for r, _, n in terms if r == rank_) for rank_ in range(c.num_ranks)]
+                    problem = describe_counts(counts, frozenset(range(c.num_ranks)))
+                    problem = problem or "contributions of different elements are mixed"
+                    raise self._wrong(rank, index, f"is marked final too early: {problem}")
+                total = self.contents.finish(total)
+            out.append(total)
+        return out
+
+    # -- order --------------------------------------------------------------------------------------------
+
+    def _check_order(self) -> None:
+        flow = self.flow
+        is_recv = [self.rows[rank][index].op == Op.RECV for rank, index in flow.nodes]
+        begins_after = [sender if recv else -1 for sender, recv in zip(flow.sender, is_recv, strict=True)]
+        memories = {id(m): (rank, m) for rank, places in enumerate(self.places) for m, _ in places}
+        turns = [(turn, rank, m) for rank, m in memories.values() for turn in m.turns]
+        found = find_unordered(
+            flow.waits, [turn for turn, _, _ in turns], completes_after=flow.sender, begins_after=begins_after
+        )
+        if found:
+            position, first, second = found
+            turn, rank, memory = turns[position]
+            start, stop = memory.turns[turn]
+            raise VerificationError(
+                f"{self.title} is wrong at rank {rank}, {memory.name}[{start}:{stop}]: {self._name(first)} and "
+                f"{self._name(second)} touch it in no fixed order; let instruction {flow.nodes[second][1]} need "
+                f"{flow.nodes[first][1]}"
+            )
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def _name(self, event: int) -> str:
+        rank, index = self.flow.nodes[event]
+        return describe(self.programs[rank], index)
+
+    def _wrong(self, rank: int, index: int, problem: str) -> VerificationError:
+        return VerificationError(f"{self.title} is wrong: {describe(self.programs[rank], index)} {problem}")
+
+
+def _first_element(c: Collective, rank: int, buffer: Buffer, length: int) -> int:
+    """Array element that the buffer's element 0 stands for; ``length`` is the buffer's."""
+    own_block = (c.name, buffer) in (("all_gather", Buffer.INPUT), ("reduce_scatter", Buffer.OUTPUT))
+    return rank * length if own_block else 0
