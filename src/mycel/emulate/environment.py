@@ -1,0 +1,68 @@
+"""What a rank finds in its environment: the variables torchrun sets, and where its fabric is described."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mycel.emulate.fabric import RANK_INTERFACE, management_address
+from mycel.topology.model import Topology
+
+__all__ = ["MASTER_PORT", "rank_environment"]
+
+#: Port of the store. Rank 0 has a network namespace to itself, so that it is always free.
+MASTER_PORT = 29500
+
+
+def rank_environment(
+    topology: Topology,
+    rank: int,
+    *,
+    topology_file: Path,
+    wiring_file: Path,
+    extra: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The environment of one rank.
+
+    ``LOCAL_RANK`` counts within the box of the rank; a rank that belongs to no box has one of its own, as it has
+    its own network. Gloo and the tensor pipe are told to use the shaped fabric, the store uses the management
+    network.
+
+    Args:
+        topology: the emulated fabric.
+        rank: whose environment.
+        topology_file: where the topology was written.
+        wiring_file: where the wiring was written.
+        extra: added to this process's own environment; the variables of the launcher come last and win.
+    """
+    boxes = [topology.vertices[v].box or f"\0{number}" for number, v in enumerate(topology.ranks)]
+    order = list(dict.fromkeys(boxes))
+    box = boxes[rank]
+    world_size = str(topology.num_ranks)
+    return {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        **(extra or {}),
+        "RANK": str(rank),
+        "WORLD_SIZE": world_size,
+        "LOCAL_RANK": str(boxes[:rank].count(box)),
+        "LOCAL_WORLD_SIZE": str(boxes.count(box)),
+        "GROUP_RANK": str(order.index(box)),
+        "GROUP_WORLD_SIZE": str(len(order)),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": str(rank),
+        "ROLE_WORLD_SIZE": world_size,
+        "MASTER_ADDR": management_address(0),
+        "MASTER_PORT": str(MASTER_PORT),
+        "TORCHELASTIC_RUN_ID": "mycel-emulate",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        # Rank 0 hosts the store itself; there is no agent that does.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "GLOO_SOCKET_IFNAME": RANK_INTERFACE,
+        "TP_SOCKET_IFNAME": RANK_INTERFACE,
+        "MYCEL_TOPOLOGY": str(topology_file),
+        "MYCEL_WIRING": str(wiring_file),
+    }
