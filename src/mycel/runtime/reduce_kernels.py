@@ -6,7 +6,8 @@ float32, combined, and rounded back to nearest, ties to even: as torch does on C
 free of branches, so that the loops turn into vector instructions on any processor, with or without half-precision
 hardware. No fast-math anywhere: NaN, infinities, signed zeros and subnormals come out as IEEE 754 has them.
 
-numba compiles one variant an argument type: pass ``int(DType.FLOAT32)``, not the enumeration's member, from Python.
+numba compiles one variant for each combination of argument types, and both an enumeration's member and a constant in
+compiled code are types of their own: from Python pass ``int(DType.FLOAT32)``, from compiled code a variable.
 A caller compiled with ``cache=True`` contains a copy of these functions, and numba's cache looks at the caller's file
 only: after editing this module, remove the caller's cached files.
 """
