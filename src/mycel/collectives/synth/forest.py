@@ -1,0 +1,291 @@
+"""Forest: spanning trees that meet the bound exactly, on any fabric with switches.
+
+The steps, each checked by exact flows: scale the capacities so that every rank roots a whole number k of trees;
+remove switches by edge splitting; pack spanning out-trees; divide trees until each of their edges is one physical
+path; say it as a schedule. A collective that reduces runs on the fabric turned round, its trees turned back.
+All-reduce reduces every chunk up one tree and copies it down another.
+
+References:
+    L. Zhao et al., "ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
+    arXiv 2402.06787. J. Edmonds, "Edge-disjoint branchings", 1973.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from math import ceil, floor, gcd, lcm
+
+import numpy as np
+
+from mycel.collectives.bound import Optimum, find_optimum, root_weights
+from mycel.collectives.maxflow import IntArray, as_int64
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth.packing import Tree, pack_trees
+from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
+from mycel.errors import UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["RoutedTree", "build_forest", "synthesize"]
+
+Progress = Callable[[str, int, int], None]
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedTree:
+    """A spanning out-tree in which each edge is one physical path.
+
+    Attributes:
+        root: a rank.
+        multiplicity: units of the root's share that use it.
+        edges: ``(src, dst, path)`` in the order of growth, as data spreads from the root.
+    """
+
+    root: int
+    multiplicity: int
+    edges: tuple[tuple[int, int, Path], ...]
+
+    def reversed(self) -> RoutedTree:
+        """The in-tree: edges turned round, leaves first."""
+        edges = tuple((dst, src, path[::-1]) for src, dst, path in reversed(self.edges))
+        return RoutedTree(root=self.root, multiplicity=self.multiplicity, edges=edges)
+
+
+def synthesize(
+    topology: Topology, collective: Collective, *, k: int | None = None, progress: Progress | None = None
+) -> Schedule:
+    """A schedule whose ``algbw`` is the bound's (or, for a given k, the best that k trees a root reach).
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of the fabric's ranks.
+        k: trees a root; the fewest that meet the bound exactly if not given.
+        progress: called with what is being done, how much of it is done, and how much there is.
+
+    Raises:
+        UsageError: the collective is over another number of ranks, or ``k`` is not positive.
+        SynthesisError: see ``mycel.collectives.bound.bound``.
+    """
+    if collective.num_ranks != topology.num_ranks:
+        raise UsageError(
+            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
+        )
+    if k is not None and k < 1:
+        raise UsageError(f"k={k} trees a root; at least 1 is needed")
+    weights = root_weights(collective)
+    up = down = None
+    if collective.reduces:
+        forest = build_forest(topology, weights, is_reversed=True, k=k, progress=progress)
+        up = [tree.reversed() for tree in forest]
+    if collective.name in ("all_gather", "all_reduce", "broadcast"):
+        down = build_forest(topology, weights, is_reversed=False, k=k, progress=progress)
+    return _emit(topology, collective, up, down)
+
+
+# -- from fabric to trees -------------------------------------------------------------------------------------
+
+
+def build_forest(
+    topology: Topology,
+    weights: Sequence[int],
+    *,
+    is_reversed: bool,
+    k: int | None = None,
+    progress: Progress | None = None,
+) -> list[RoutedTree]:
+    """Out-trees on the fabric (turned round on request): rank ``r`` roots ``weights[r]`` shares of k units each.
+
+    Raises:
+        SynthesisError: see ``mycel.collectives.bound.bound``.
+    """
+    best = find_optimum(topology, weights, is_reversed=is_reversed)
+    capacity, demand = _scale(best) if k is None else _scale_to_k(best, topology, k)
+    boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
+    logical = remove_switches(
+        best.graph, capacity, demand, boxes=boxes, is_reversed=is_reversed, progress=progress
+    )
+    rank_of = topology.rank_of
+    keys = sorted(logical.arcs)
+    trees = pack_trees(
+        topology.num_ranks,
+        np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
+        np.array([rank_of[h] for _, h in keys], dtype=np.int64),
+        np.array([sum(size for _, size in logical.arcs[key]) for key in keys], dtype=np.int64),
+        demand,
+        progress=progress,
+    )
+    return _route(trees, logical, topology.ranks)
+
+
+def _scale(best: Optimum) -> tuple[IntArray, IntArray]:
+    """Smallest scale at which capacities and demands are whole numbers."""
+    x = 1 / best.inverse_x_achieved
+    values = [*best.capacities, *(x * w for w in best.weights)]
+    unit = lcm(*(v.denominator for v in values))
+    whole = [int(v * unit) for v in values]
+    divisor = gcd(*whole)
+    whole = [v // divisor for v in whole]
+    as_int64(whole)
+    count = len(best.capacities)
+    return as_int64(whole[:count]), as_int64(whole[count:])
+
+
+def _scale_to_k(best: Optimum, topology: Topology, k: int) -> tuple[IntArray, IntArray]:
+    """Least scale U at which the whole parts of U * capacity, balanced again, hold k trees a unit of weight.
+
+    The whole parts change only where U * capacity passes an integer, so bisection ends on such a value. Where
+    balancing again needs capacity to be trimmed, a smaller U that trimming missed may exist.
+    """
+    demand = as_int64([k * w for w in best.weights])
+    optimal_capacity, optimal_demand = _scale(best)
+    own_k = int(optimal_demand.sum()) // sum(best.weights)
+    copies = ceil(Fraction(k, own_k))
+    found = optimal_capacity * copies  # holds copies * own_k >= k trees, balanced
+    sizes = sorted({link.capacity for link in topology.links})
+    capacity = np.array([link.capacity for link in topology.links], dtype=object)
+    low = k * best.inverse_x_achieved
+    low = min(Fraction(ceil(low * b), b) for b in sizes)
+    high = copies * own_k * best.inverse_x_achieved
+    while low <= high:
+        middle = (low + high) / 2
+        whole = as_int64([floor(middle * int(c)) for c in capacity])
+        trimmed = trim_to_balance(best.graph, whole, demand)
+        if trimmed is None:
+            low = min(Fraction(floor(middle * b) + 1, b) for b in sizes)
+            continue
+        found = trimmed
+        least = max(Fraction(floor(middle * b), b) for b in sizes)  # same whole parts as at the middle
+        high = max((Fraction(ceil(least * b) - 1, b) for b in sizes), default=low)
+        if high < low:
+            break
+    return found, demand
+
+
+def _route(trees: Sequence[Tree], logical: LogicalGraph, vertex: Sequence[int]) -> list[RoutedTree]:
+    """Divide trees so that each edge of each follows one physical path, within the paths' amounts."""
+    left = {key: list(paths) for key, paths in logical.arcs.items()}
+    routed: list[RoutedTree] = []
+    for tree in trees:
+        rest = tree.multiplicity
+        while rest:
+            chosen: list[int] = []
+            for src, dst in tree.edges:
+                paths = left[vertex[src], vertex[dst]]
+                fitting = [i for i, (_, size) in enumerate(paths) if size >= rest]
+                if fitting:
+                    chosen.append(min(fitting, key=lambda i: paths[i][1]))
+                else:
+                    chosen.append(max(range(len(paths)), key=lambda i: paths[i][1]))
+            keys = [(vertex[src], vertex[dst]) for src, dst in tree.edges]
+            part = min([rest, *(left[key][i][1] for key, i in zip(keys, chosen, strict=True))])
+            edges = []
+            for (src, dst), key, i in zip(tree.edges, keys, chosen, strict=True):
+                path, size = left[key][i]
+                edges.append((src, dst, path))
+                if size == part:
+                    del left[key][i]
+                else:
+                    left[key][i] = (path, size - part)
+            routed.append(RoutedTree(root=tree.root, multiplicity=part, edges=tuple(edges)))
+            rest -= part
+    return routed
+
+
+# -- from trees to a schedule ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Piece:
+    """A run of units with the tree that reduces it and the tree that spreads it."""
+
+    start: int
+    stop: int
+    up: tuple[tuple[int, int, Path], ...]
+    down: tuple[tuple[int, int, Path], ...]
+
+
+def _emit(
+    topology: Topology, collective: Collective, up: list[RoutedTree] | None, down: list[RoutedTree] | None
+) -> Schedule:
+    pieces = _pieces(topology.num_ranks, root_weights(collective), up, down)
+    divisor = gcd(*(piece.stop - piece.start for piece in pieces))
+    transfers: list[Transfer] = []
+    for chunk, piece in enumerate(pieces):
+        first = len(transfers)
+        into: dict[int, list[int]] = {}
+        for src, dst, path in piece.up:
+            after = tuple(into.get(src, ()))
+            into.setdefault(dst, []).append(len(transfers))
+            transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=True, path=path, after=after))
+        has_reduced = len(transfers) > first
+        for position, (src, dst, path) in enumerate(piece.down):
+            if position == 0 and not has_reduced:
+                into = {src: []}
+            after = tuple(into.get(src, ()))
+            into[dst] = [len(transfers)]
+            transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=False, path=path, after=after))
+    return Schedule(
+        collective=collective,
+        topology=topology,
+        method="forest",
+        num_units=pieces[-1].stop // divisor,
+        chunks=tuple(Chunk(start=p.start // divisor, stop=p.stop // divisor) for p in pieces),
+        transfers=_by_level(transfers),
+    )
+
+
+def _pieces(
+    num_ranks: int, weights: Sequence[int], up: list[RoutedTree] | None, down: list[RoutedTree] | None
+) -> list[_Piece]:
+    """Each root's share cut at the boundaries of its trees in both directions; equal neighbours merged."""
+    forests = [forest for forest in (up, down) if forest is not None]
+    unit = [sum(tree.multiplicity for tree in forest) // sum(weights) for forest in forests]
+    common = lcm(*unit)
+    pieces: list[_Piece] = []
+    start = 0
+    for root in range(num_ranks):
+        runs: list[list[tuple[int, tuple[tuple[int, int, Path], ...]]]] = []
+        for forest, trees_a_share in zip(forests, unit, strict=True):
+            stretch, reached, run = common // trees_a_share, 0, []
+            for tree in forest:
+                if tree.root == root:
+                    reached += tree.multiplicity * stretch
+                    run.append((reached, tree.edges))
+            runs.append(run)
+        cuts = sorted({0, *(stop for run in runs for stop, _ in run)})
+        for low, high in pairwise(cuts):
+            edges = [next(e for stop, e in run if stop > low) for run in runs]
+            by_direction = iter(edges)
+            up_edges = next(by_direction) if up is not None else ()
+            down_edges = next(by_direction) if down is not None else ()
+            previous = pieces[-1] if pieces and low > 0 else None
+            if previous is not None and (previous.up, previous.down) == (up_edges, down_edges):
+                pieces[-1] = _Piece(start=previous.start, stop=start + high, up=up_edges, down=down_edges)
+            else:
+                pieces.append(_Piece(start=start + low, stop=start + high, up=up_edges, down=down_edges))
+        start += cuts[-1]
+    return pieces
+
+
+def _by_level(transfers: list[Transfer]) -> tuple[Transfer, ...]:
+    """The same transfers, those that can go first before those that wait, ``after`` renumbered."""
+    levels: list[int] = []
+    for transfer in transfers:
+        levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
+    order = sorted(range(len(transfers)), key=lambda i: (levels[i], transfers[i].chunk, i))
+    place = {old: new for new, old in enumerate(order)}
+    return tuple(
+        Transfer(
+            chunk=t.chunk,
+            src=t.src,
+            dst=t.dst,
+            reduce=t.reduce,
+            path=t.path,
+            after=tuple(sorted(place[i] for i in t.after)),
+        )
+        for t in (transfers[i] for i in order)
+    )

@@ -1,0 +1,217 @@
+"""Tree: few steps one after the other, for messages so small that latency is all that counts.
+
+All-reduce, broadcast and reduce go through one tree: a star up to eight ranks (everyone -> root -> everyone, two
+steps), a binomial tree beyond (2 log2 N steps, no rank with more than log2 N messages). All-gather and
+reduce-scatter exchange blocks directly. Paths between ranks that have no link or switch path of their own go
+through other ranks, one transfer a hop.
+
+References:
+    R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int. J.
+    High Performance Computing Applications 19(1), 2005, sections 4 and 5 (binomial trees for short messages).
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.spec import Collective
+from mycel.errors import UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["STAR_LIMIT", "Route", "shortest_routes", "synthesize"]
+
+#: Up to this many ranks a star beats a binomial tree: its root handles N-1 small messages faster than log2 N
+#: messages travel one after the other.
+STAR_LIMIT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Route:
+    """A way from one rank to another; routes compare by latency, then ranks passed, then narrowness, then links.
+
+    Attributes:
+        latency_s: sum over its links.
+        num_relays: ranks on the way that must receive and send on.
+        narrowness: minus its smallest link capacity.
+        vertices: of the topology, ends included.
+    """
+
+    latency_s: float
+    num_relays: int
+    narrowness: int
+    num_links: int
+    vertices: tuple[int, ...]
+
+
+def shortest_routes(topology: Topology, src: int) -> dict[int, Route]:
+    """Best route from rank ``src`` to every other rank: by latency, then fewest relays, then widest.
+
+    Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first.
+    """
+    outgoing: dict[int, list[tuple[int, float, int]]] = {}
+    for link in topology.links:
+        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
+    start = topology.ranks[src]
+    widest = max(link.capacity for link in topology.links)
+    heap = [Route(latency_s=0.0, num_relays=0, narrowness=-widest, num_links=0, vertices=(start,))]
+    best: dict[int, Route] = {}
+    while heap:
+        route = heapq.heappop(heap)
+        here = route.vertices[-1]
+        if here in best:
+            continue
+        best[here] = route
+        relays = route.num_relays + (here in topology.rank_of and here != start)
+        for far, latency_s, capacity in outgoing.get(here, ()):
+            if far not in best:
+                longer = Route(
+                    latency_s=route.latency_s + latency_s,
+                    num_relays=relays,
+                    narrowness=max(route.narrowness, -capacity),
+                    num_links=route.num_links + 1,
+                    vertices=(*route.vertices, far),
+                )
+                heapq.heappush(heap, longer)
+    return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
+
+
+def synthesize(topology: Topology, collective: Collective) -> Schedule:
+    """A schedule with few steps one after the other.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of the fabric's ranks.
+
+    Raises:
+        UsageError: the collective is over another number of ranks.
+    """
+    n = collective.num_ranks
+    if n != topology.num_ranks:
+        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    routes = [shortest_routes(topology, rank) for rank in range(n)]
+    if collective.num_blocks == n:
+        transfers = _exchange(topology, collective, routes)
+        chunks = tuple(Chunk(start=rank, stop=rank + 1) for rank in range(n))
+    else:
+        root = collective.root if collective.root is not None else _centre(topology, routes)
+        transfers = _through_root(topology, collective, root, routes)
+        chunks = (Chunk(start=0, stop=1),)
+    return Schedule(
+        collective=collective,
+        topology=topology,
+        method="tree",
+        num_units=collective.num_blocks,
+        chunks=chunks,
+        transfers=_in_order(transfers),
+    )
+
+
+def _centre(topology: Topology, routes: list[dict[int, Route]]) -> int:
+    """The rank nearest to the rest: by worst latency there and back, then by relays, then by capacity."""
+
+    def cost(rank: int) -> tuple[float, int, int, int]:
+        out = routes[rank].values()
+        back = [routes[other][rank] for other in range(len(routes)) if other != rank]
+        both = [*out, *back]
+        capacity = sum(k.capacity for k in topology.links if topology.ranks[rank] in (k.src, k.dst))
+        return (max(r.latency_s for r in both), sum(r.num_relays for r in both), -capacity, rank)
+
+    return min(range(len(routes)), key=cost)
+
+
+def _tree_edges(topology: Topology, root: int, routes: list[dict[int, Route]], *, inward: bool) -> list[tuple[int, ...]]:
+    """Physical routes of a tree's edges away from the root, parents first; as data flows outward."""
+    n = topology.num_ranks
+    order = [root, *(rank for rank in range(n) if rank != root)]
+    parents = {order[i]: root if n <= STAR_LIMIT else order[i & (i - 1)] for i in range(1, n)}
+    edges = []
+    for child, parent in parents.items():
+        route = routes[child][parent] if inward else routes[parent][child]
+        edges.append(route.vertices[::-1] if inward else route.vertices)
+    return edges
+
+
+def _hops(topology: Topology, root: int, routes: list[tuple[int, ...]]) -> list[tuple[int, int, tuple[int, ...]]]:
+    """Edges of a spanning out-tree between ranks from routes that may pass through ranks, parents first."""
+    parent: dict[int, tuple[int, tuple[int, ...]]] = {}
+    for vertices in routes:
+        stops = [i for i, v in enumerate(vertices) if v in topology.rank_of]
+        for a, b in pairwise(stops):
+            dst = topology.rank_of[vertices[b]]
+            if dst != root and dst not in parent:
+                parent[dst] = (topology.rank_of[vertices[a]], vertices[a : b + 1])
+    hops: list[tuple[int, int, tuple[int, ...]]] = []
+    reached, frontier = {root}, [root]
+    while frontier:
+        src = frontier.pop(0)
+        for dst in sorted(d for d, (p, _) in parent.items() if p == src and d not in reached):
+            reached.add(dst)
+            frontier.append(dst)
+            hops.append((src, dst, parent[dst][1]))
+    return hops
+
+
+def _through_root(
+    topology: Topology, collective: Collective, root: int, routes: list[dict[int, Route]]
+) -> list[Transfer]:
+    transfers: list[Transfer] = []
+    into: dict[int, list[int]] = {}
+    if collective.reduces:
+        for src, dst, path in reversed(_hops(topology, root, _tree_edges(topology, root, routes, inward=True))):
+            after = tuple(into.get(dst, ()))
+            into.setdefault(src, []).append(len(transfers))
+            transfers.append(
+                Transfer(chunk=0, src=dst, dst=src, reduce=True, path=path[::-1], after=after)
+            )
+    if collective.name != "reduce":
+        for src, dst, path in _hops(topology, root, _tree_edges(topology, root, routes, inward=False)):
+            after = tuple(into.get(src, ()))
+            into[dst] = [len(transfers)]
+            transfers.append(Transfer(chunk=0, src=src, dst=dst, reduce=False, path=path, after=after))
+    return transfers
+
+
+def _exchange(topology: Topology, collective: Collective, routes: list[dict[int, Route]]) -> list[Transfer]:
+    transfers: list[Transfer] = []
+    n = collective.num_ranks
+    for owner in range(n):
+        others = [(owner + shift) % n for shift in range(1, n)]
+        into: dict[int, list[int]] = {}
+        if collective.name == "all_gather":
+            for src, dst, path in _hops(topology, owner, [routes[owner][other].vertices for other in others]):
+                after = tuple(into.get(src, ()))
+                into[dst] = [len(transfers)]
+                transfers.append(Transfer(chunk=owner, src=src, dst=dst, reduce=False, path=path, after=after))
+        else:
+            inward = [routes[other][owner].vertices[::-1] for other in others]
+            for src, dst, path in reversed(_hops(topology, owner, inward)):
+                after = tuple(into.get(dst, ()))
+                into.setdefault(src, []).append(len(transfers))
+                transfers.append(Transfer(chunk=owner, src=dst, dst=src, reduce=True, path=path[::-1], after=after))
+    return transfers
+
+
+def _in_order(transfers: list[Transfer]) -> tuple[Transfer, ...]:
+    """Transfers by level; within one, each rank's by how far round the ranks the destination is."""
+    levels: list[int] = []
+    for transfer in transfers:
+        levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
+    n = 1 + max(max(t.src, t.dst) for t in transfers)
+    order = sorted(
+        range(len(transfers)), key=lambda i: (levels[i], (transfers[i].dst - transfers[i].src) % n, transfers[i].src)
+    )
+    place = {old: new for new, old in enumerate(order)}
+    return tuple(
+        Transfer(
+            chunk=t.chunk,
+            src=t.src,
+            dst=t.dst,
+            reduce=t.reduce,
+            path=t.path,
+            after=tuple(sorted(place[i] for i in t.after)),
+        )
+        for t in (transfers[i] for i in order)
+    )
