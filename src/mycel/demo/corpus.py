@@ -7,6 +7,7 @@ name alone; so two machines with the same Python see the same corpus.
 from __future__ import annotations
 
 import hashlib
+import os
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,14 +109,11 @@ def sample_batch(text: Tensor, batch_size: int, length: int, generator: torch.Ge
 
 
 def _python_files(root: Path) -> list[Path]:
-    return sorted(
-        (
-            file
-            for file in root.rglob("*.py")
-            if not _SKIPPED.intersection(part.lower() for part in file.relative_to(root).parts)
-        ),
-        key=lambda file: file.relative_to(root).as_posix(),
-    )
+    found = []
+    for folder, subfolders, names in os.walk(root):
+        subfolders[:] = [name for name in subfolders if name.lower() not in _SKIPPED]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
 def _tensor(texts: list[bytes]) -> Tensor:

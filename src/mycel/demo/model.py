@@ -7,6 +7,7 @@ References:
     Press and Wolf, "Using the Output Embedding to Improve Language Models", EACL 2017 (weight tying).
 """
 
+# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 import math
@@ -119,7 +120,8 @@ class _Block(nn.Module):
     def forward(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         x_BTD = x_BTD + self._attend(self.attention_norm(x_BTD), cos_TK, sin_TK)
         gate, up = self.gate_up(self.feed_norm(x_BTD)).chunk(2, dim=-1)
-        return x_BTD + self.down(functional.silu(gate) * up)
+        fed_BTD: Tensor = self.down(functional.silu(gate) * up)
+        return x_BTD + fed_BTD
 
     def _attend(self, x_BTD: Tensor, cos_TK: Tensor, sin_TK: Tensor) -> Tensor:
         batch, length, width = x_BTD.shape
@@ -127,7 +129,8 @@ class _Block(nn.Module):
         q_BHTK, k_BHTK, v_BHTK = heads.permute(2, 0, 3, 1, 4)
         q_BHTK, k_BHTK = _rotate(q_BHTK, cos_TK, sin_TK), _rotate(k_BHTK, cos_TK, sin_TK)
         out_BHTK = functional.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
-        return self.attention_out(out_BHTK.transpose(1, 2).reshape(batch, length, width))
+        attended_BTD: Tensor = self.attention_out(out_BHTK.transpose(1, 2).reshape(batch, length, width))
+        return attended_BTD
 
 
 def _rotary_tables(length: int, head_width: int) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,1 @@
+"""Reports of measured runs: figures and one self-contained page."""

@@ -1,0 +1,239 @@
+"""One self-contained page: no script, no font, no image from elsewhere; light and dark by the reader's preference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+
+from mycel.report.data import Report, TrainingRun
+from mycel.report.figures import NAMES, captions, panel_svg
+from mycel.report.style import DARK, LIGHT, css_variables
+from mycel.units import format_seconds, format_size
+
+__all__ = ["render_html", "write_html"]
+
+_STYLE = """
+:root { color-scheme: light dark; %(light)s }
+@media (prefers-color-scheme: dark) { :root { %(dark)s } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
+  font: 16px/1.55 Inter, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 3.5rem 1.5rem 4rem; }
+h1 { font-size: clamp(1.7rem, 4vw, 2.5rem); line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem; }
+h2 { font-size: 1.15rem; margin: 0; letter-spacing: -.01em; }
+.lead { font-size: 1.1rem; color: var(--muted); max-width: 46rem; margin: 0 0 2.2rem; }
+.note, caption, footer { color: var(--muted); font-size: .9rem; }
+.note { margin: .15rem 0 .8rem; }
+.warning { border-left: 4px solid var(--baseline); background: var(--panel); padding: .9rem 1.2rem;
+  border-radius: 0 .5rem .5rem 0; margin: 0 0 2rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 1rem; margin: 0 0 3rem; }
+.card { background: var(--panel); border: 1px solid var(--hairline); border-radius: .8rem; padding: 1.1rem 1.3rem; }
+.card b { display: block; font-size: 1.9rem; line-height: 1.2; letter-spacing: -.02em;
+  font-variant-numeric: tabular-nums; }
+.card.ours b { color: var(--ours); }
+.card span { color: var(--muted); font-size: .9rem; }
+.figures { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 8fr); gap: 2.5rem 3rem; margin: 0 0 3rem; }
+.figures section:first-child { grid-row: span 2; }
+@media (max-width: 800px) { .figures { grid-template-columns: 1fr; } .figures section:first-child { grid-row: auto; } }
+svg { width: 100%%; height: auto; display: block; }
+.scroll { overflow-x: auto; margin: 0 0 3rem; }
+table { border-collapse: collapse; width: 100%%; font-variant-numeric: tabular-nums; font-size: .93rem; }
+caption { text-align: left; padding: 0 0 .6rem; }
+caption strong { color: var(--ink); font-size: 1.15rem; display: block; }
+th, td { padding: .45rem .8rem; text-align: right; border-bottom: 1px solid var(--hairline); white-space: nowrap; }
+th { color: var(--muted); font-weight: 500; }
+th:first-child, td:first-child, td.text, th.text { text-align: left; padding-left: 0; }
+tr.ours td { color: var(--ours); font-weight: 600; }
+footer { border-top: 1px solid var(--hairline); padding-top: 1.2rem; }
+"""
+
+
+def write_html(report: Report, file: Path) -> None:
+    """Writes the page; nothing in it refers to another file or host."""
+    file.write_text(render_html(report), encoding="utf-8")
+
+
+def render_html(report: Report) -> str:
+    """The page as text. Every number in it is taken from the report's data."""
+    style = _STYLE % {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
+    return "\n".join(
+        [
+            "<!doctype html>",
+            '<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>mycel: {escape(report.headline)}</title>",
+            f"<style>{style}</style></head><body><main>",
+            f"<h1>{escape(report.headline)}</h1>",
+            f'<p class="lead">{escape(_lead(report))}</p>',
+            _warning(report),
+            _cards(report),
+            _figures(report),
+            _training_table(report),
+            _bandwidth_table(report),
+            _footer(report),
+            "</main></body></html>",
+            "",
+        ]
+    )
+
+
+def _lead(report: Report) -> str:
+    settings = report.ours.settings
+    where = (
+        f"an emulated cluster, {report.topology.name}, whose links carry what the drawing says"
+        if report.emulated
+        else "this machine's loopback"
+    )
+    return (
+        f"A byte-level language model of {settings['parameters'] / 1e6:.1f} million parameters, trained with unchanged "
+        f"DistributedDataParallel on {settings['corpus_bytes'] / 1e6:.1f} MB of Python's standard library, "
+        f"by {settings['world_size']} ranks on {where}: once over {_name(report.baseline.backend)}, "
+        f"once over {_name(report.ours.backend)}, from the same seed."
+    )
+
+
+def _warning(report: Report) -> str:
+    if report.emulated:
+        return ""
+    return (
+        '<p class="warning"><strong>No cluster was emulated.</strong> '
+        f"{escape(report.why_not_emulated)} The ranks ran over loopback: the speed figures are of loopback and show "
+        "no fabric; there is no bound to compare with. What the page does show is that both backends train the "
+        "same model.</p>"
+    )
+
+
+def _cards(report: Report) -> str:
+    base, ours = report.baseline, report.ours
+    cards = [
+        ("", format_seconds(base.median_step_s), f"median step over {_name(base.backend)}"),
+        ("ours", format_seconds(ours.median_step_s), f"median step over {_name(ours.backend)}"),
+        ("ours", f"{report.speedup:.2f}x", "ratio of the medians"),
+        ("", f"{report.loss_difference:.1e}", "relative difference of the final held-out losses"),
+    ]
+    body = "".join(
+        f'<div class="card {kind}"><b>{escape(number)}</b><span>{escape(text)}</span></div>'
+        for kind, number, text in cards
+    )
+    return f'<div class="cards">{body}</div>'
+
+
+def _figures(report: Report) -> str:
+    sections = []
+    for name, (title, note) in captions(report).items():
+        if name == "bandwidth" and not report.measurements:
+            continue
+        svg = panel_svg(report, name).replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+        sections.append(f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{svg}</section>')
+    return f'<div class="figures">{"".join(sections)}</div>'
+
+
+def _training_table(report: Report) -> str:
+    rows = []
+    for run, kind in ((report.baseline, ""), (report.ours, "ours")):
+        exposed = max(0.0, run.median_step_s - run.alone_step_s)
+        rows.append(
+            (
+                kind,
+                [
+                    _name(run.backend),
+                    str(len(run.steps)),
+                    format_seconds(run.median_step_s),
+                    format_seconds(run.alone_step_s),
+                    format_seconds(exposed),
+                    format_seconds(run.total_s),
+                    f"{run.steps[-1].loss:.6f}",
+                    f"{run.evaluations[-1].bits_per_byte:.6f}",
+                ],
+            )
+        )
+    heads = [
+        "backend",
+        "steps",
+        "median step",
+        "forward + backward alone",
+        "the rest",
+        "training",
+        "last batch, nats a byte",
+        "held-out, bits a byte",
+    ]
+    note = f"{_gradient(report.ours)} of gradients are reduced in every step."
+    return _table("Training", note, heads, rows, num_text=1)
+
+
+def _bandwidth_table(report: Report) -> str:
+    if not report.measurements:
+        return ""
+    rows = []
+    for m in report.measurements:
+        share = "" if m.fraction_of_bound is None else f"{m.fraction_of_bound:.3f}"
+        bound = report.bounds.get(m.collective)
+        cells = [
+            m.collective,
+            _name(m.backend),
+            format_size(m.bytes),
+            format_seconds(m.median_s),
+            format_seconds(m.p10_s),
+            format_seconds(m.p90_s),
+            f"{m.algbw:.4g}",
+            f"{m.busbw:.4g}",
+            "" if bound is None else f"{bound:.4g}",
+            share,
+            "yes" if m.correct else "NO",
+        ]
+        rows.append(("ours" if m.backend == report.ours.backend else "", cells))
+    unit = report.measurements[0].unit
+    heads = [
+        "collective",
+        "backend",
+        "size",
+        "median",
+        "p10",
+        "p90",
+        f"algbw, {unit}",
+        f"busbw, {unit}",
+        "bound",
+        "of bound",
+        "right",
+    ]
+    note = (
+        "Measured in one run, rounds of the backends alternating; a time is that of the slowest rank. Size is that of "
+        "the whole array; algbw is size over time. The bound is exact: no schedule on this fabric moves data faster"
+        + (", all-reduce being a reduce-scatter followed by an all-gather." if report.bounds else ".")
+    )
+    if not report.bounds:
+        note = "Measured in one run over loopback, rounds of the backends alternating; no fabric, hence no bound."
+    return _table("Bandwidth", note, heads, rows, num_text=2)
+
+
+def _table(
+    title: str, note: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, num_text: int
+) -> str:
+    def cell(tag: str, position: int, text: str) -> str:
+        kind = ' class="text"' if position < num_text else ""
+        return f"<{tag}{kind}>{escape(text)}</{tag}>"
+
+    head = "".join(cell("th", i, text) for i, text in enumerate(heads))
+    body = "".join(
+        f'<tr class="{kind}">' + "".join(cell("td", i, text) for i, text in enumerate(cells)) + "</tr>"
+        for kind, cells in rows
+    )
+    caption = f"<caption><strong>{escape(title)}</strong>{escape(note)}</caption>"
+    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _footer(report: Report) -> str:
+    versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
+    return (
+        f"<footer>{escape(report.hardware)}; {escape(versions)}; topology {escape(report.topology.name)} "
+        f"({report.topology.fingerprint}). Link latency is not emulated. All times and bandwidths are measured.</footer>"
+    )
+
+
+def _gradient(run: TrainingRun) -> str:
+    return f"{run.settings['gradient_bytes'] / 1e6:.1f} MB"
+
+
+def _name(backend: str) -> str:
+    return NAMES.get(backend, backend)
