@@ -7,8 +7,10 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           to sit behind one switch
 ``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
                           reached; ``mycel emulate`` writes it
+``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
 ``MYCEL_TIMEOUT``         seconds a collective may take, where the process group gives no time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
+``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 """
 
@@ -29,7 +31,9 @@ class Settings:
 
     topology: Path | None = None
     wiring: Path | None = None
+    address: str | None = None
     timeout_s: float | None = None
+    master_address: str | None = None
     piece_bytes: int | None = None
 
 
@@ -50,6 +54,8 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
     return Settings(
         topology=Path(env["MYCEL_TOPOLOGY"]) if env.get("MYCEL_TOPOLOGY") else None,
         wiring=Path(env["MYCEL_WIRING"]) if env.get("MYCEL_WIRING") else None,
+        address=env.get("MYCEL_ADDRESS") or None,
+        master_address=env.get("MASTER_ADDR") or None,
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
     )

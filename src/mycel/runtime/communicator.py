@@ -1,0 +1,403 @@
+"""Communicator: a group of ranks that run collectives over verified schedules. Knows addresses, not tensors.
+
+Collectives of a communicator run one after the other in the order they were started, which must be the same on
+every rank. A blocking call runs in the caller's thread, with the interpreter lock released. Others go through a ring
+to a thread that stays in compiled code, so that a main thread busy in Python delays neither their start nor their
+progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.cost import Choice, choose
+from mycel.collectives.lower import Plan
+from mycel.collectives.program import Channel
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import CommunicationError, MycelError
+from mycel.runtime import engine as e
+from mycel.runtime.control import Control
+from mycel.runtime.faults import Faults, pack_kind
+from mycel.runtime.prepared import Job, Prepared, prepare
+from mycel.runtime.reduce_kernels import DType
+from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.topology.model import Topology
+
+__all__ = ["Call", "Communicator", "Ticket"]
+
+_log = logging.getLogger(__name__)
+
+#: Prepared programs are kept up to this many bytes; the least recently used go first.
+_CACHE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One collective call, in addresses.
+
+    Attributes:
+        name: collective; the array is ``num_elements`` long in all (see ``Collective``).
+        root: for broadcast.
+        input_address, output_address: of the buffers that ``mycel.collectives.program`` describes.
+        dtype: code of the element type; ``item_bytes`` its size.
+        reduce_op: code of the reduction.
+        average: divide sums by the number of ranks.
+        keep: objects that own the buffers.
+    """
+
+    name: CollectiveName
+    num_elements: int
+    item_bytes: int
+    output_address: int
+    input_address: int = 0
+    root: int | None = None
+    dtype: int = DType.UINT8
+    reduce_op: int = 0
+    average: bool = False
+    keep: tuple[object, ...] = ()
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A collective under way."""
+
+    job: Job | None
+    what: str
+    timeout_s: float
+    error: BaseException | None = None
+    finished: threading.Event = field(default_factory=threading.Event)
+    callbacks: list[Callable[[Ticket], None]] = field(default_factory=list)
+
+    @property
+    def done(self) -> bool:
+        """Whether it is over, right or wrong; needs no other thread's help to be known."""
+        return self.job is None or self.job.done or self.finished.is_set()
+
+
+class Communicator:
+    """This rank's end of a group.
+
+    Args:
+        rank, size: in the group; at least two ranks.
+        topology: the fabric between exactly these ranks.
+        rendezvous: this rank's listener, with everyone's addresses.
+        address_of: at which address a channel's destination is reached over its path.
+        timeout_s: for connecting, and for calls that name no time-out.
+        dtype_names: from a dtype's code to its name, for messages.
+        piece_bytes: a piece size to use instead of the cost model's.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        topology: Topology,
+        rendezvous: Rendezvous,
+        address_of: Callable[[Channel], str],
+        timeout_s: float,
+        dtype_names: Callable[[int], str],
+        piece_bytes: int | None = None,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self.topology = topology
+        self.timeout_s = timeout_s
+        self._rendezvous = rendezvous
+        self._address_of = address_of
+        self._piece_bytes = piece_bytes
+        self._control = Control(rendezvous.connect_control(timeout_s))
+        self._faults = Faults(rank=rank, size=size, control=self._control, dtype_names=dtype_names)
+        self._schedules: dict[tuple[str, int | None], dict[str, Schedule]] = {}
+        self._plans: dict[tuple[str, int | None, str], Plan] = {}
+        self._choices: dict[tuple[str, int | None, int], Choice] = {}
+        self._prepared: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
+        self._prepared_bytes = 0
+        self._sockets: dict[Channel, int] = {}
+        self._open: list[socket.socket] = []
+        self._sequence = 0
+        self._order = threading.RLock()
+        self._queued: deque[Ticket] = deque()
+        self._ring: npt.NDArray[np.int64] | None = None
+        self._threads: list[threading.Thread] = []
+        self._wake_fd = self._done_fd = -1
+        self._closed = False
+
+    # -- schedules ----------------------------------------------------------------------------------------
+
+    def schedules(self, name: CollectiveName, root: int | None = None) -> Mapping[str, Schedule]:
+        """Verified schedules of a collective, by method; made at first use, the same on every rank."""
+        key = (name, root)
+        if key not in self._schedules:
+            collective = Collective(name=name, num_ranks=self.size, root=root)
+            made: dict[str, Schedule] = {}
+            for method in SYNTHESIZERS:
+                schedule = synthesize(self.topology, collective, method=method)
+                verify_schedule(schedule)
+                made[method] = schedule
+            self._schedules[key] = made
+            _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
+        return self._schedules[key]
+
+    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
+        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best."""
+        key = (name, root, num_bytes)
+        if key not in self._choices:
+            self._choices[key] = choose(dict(self.schedules(name, root)), num_bytes, piece_bytes=self._piece_bytes)
+        return self._choices[key]
+
+    def connect(self, name: CollectiveName, root: int | None = None) -> None:
+        """Open the channels that a collective's schedules use. Every rank must come here to get on.
+
+        Raises:
+            CommunicationError: a peer does not come, or cannot be reached.
+        """
+        for method in self.schedules(name, root):
+            self._descriptors(self._plan(name, root, method).channels)
+
+    def _plan(self, name: CollectiveName, root: int | None, method: str) -> Plan:
+        key = (name, root, method)
+        if key not in self._plans:
+            self._plans[key] = Plan(self.schedules(name, root)[method], self.rank)
+        return self._plans[key]
+
+    def _descriptors(self, channels: tuple[Channel, ...]) -> list[int]:
+        missing = [channel for channel in channels if channel not in self._sockets]
+        if missing:
+            sockets = self._rendezvous.connect(missing, self._address_of, self.timeout_s)
+            for channel, sock in zip(missing, sockets, strict=True):
+                self._open.append(sock)
+                self._sockets[channel] = sock.fileno()
+        return [self._sockets[channel] for channel in channels]
+
+    def _prepare(self, call: Call, choice: Choice) -> Prepared:
+        key = (call.name, call.root, choice.method, choice.piece_bytes, call.num_elements, call.item_bytes)
+        found = self._prepared.get(key)
+        if found is not None:
+            self._prepared.move_to_end(key)
+            return found
+        plan = self._plan(call.name, call.root, choice.method)
+        program = plan.expand(call.num_elements, max(1, choice.piece_bytes // call.item_bytes))
+        made = prepare(program, call.item_bytes, self._descriptors(program.channels))
+        self._prepared[key] = made
+        self._prepared_bytes += made.num_bytes
+        while self._prepared_bytes > _CACHE_BYTES and len(self._prepared) > 1:
+            _, dropped = self._prepared.popitem(last=False)
+            self._prepared_bytes -= dropped.num_bytes
+        return made
+
+    # -- calls --------------------------------------------------------------------------------------------
+
+    def run(self, call: Call, *, timeout_s: float | None = None) -> None:
+        """Run a collective to its end.
+
+        Raises:
+            CommunicationError: it failed; the group cannot be used any more.
+        """
+        with self._order:
+            if not self._queued:
+                ticket = self._ticket(call, timeout_s)
+                if ticket.job is not None:
+                    self._drive(ticket)
+                return
+        ticket = self.start(call, timeout_s=timeout_s)
+        self.wait(ticket)
+
+    def start(self, call: Call, *, timeout_s: float | None = None) -> Ticket:
+        """Start a collective; it proceeds by itself.
+
+        Raises:
+            CommunicationError: the group has failed before.
+        """
+        with self._order:
+            ticket = self._ticket(call, timeout_s)
+            if ticket.job is None:
+                ticket.finished.set()
+                return ticket
+            ring = self._ready_ring()
+            while len(self._queued) >= e.RING_CAPACITY - 1:
+                self.wait(self._queued[0])
+            ring[e.RING_SLOTS + int(ring[e.RING_SUBMITTED]) % e.RING_CAPACITY] = ticket.job.address
+            self._queued.append(ticket)
+            ring[e.RING_SUBMITTED] += 1
+            os.eventfd_write(self._wake_fd, 1)
+            return ticket
+
+    def wait(self, ticket: Ticket, timeout_s: float | None = None) -> bool:
+        """Wait for a started collective; ``False``: it is still under way after ``timeout_s``.
+
+        Raises:
+            CommunicationError: it failed.
+        """
+        if not (ticket.job is not None and ticket.job.done) and not ticket.finished.wait(timeout_s):
+            return False
+        if ticket.error is not None:
+            raise ticket.error
+        return True
+
+    def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
+        """Call ``callback`` once the collective is over; at once where it is."""
+        with self._order:
+            if not ticket.finished.is_set() and ticket.job is not None and ticket in self._queued:
+                ticket.callbacks.append(callback)
+                return
+        callback(ticket)
+
+    def _ticket(self, call: Call, timeout_s: float | None) -> Ticket:
+        """The job of a call; a ticket without a job where there is nothing to move."""
+        if self._closed:
+            raise CommunicationError("the process group has been destroyed")
+        self._faults.check()
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        self._sequence += 1
+        num_bytes = call.num_elements * call.item_bytes
+        what = f"{call.name} #{self._sequence}"
+        if num_bytes == 0:
+            return Ticket(job=None, what=what, timeout_s=limit)
+        choice = self.choice(call.name, call.root, num_bytes)
+        plan = list(SYNTHESIZERS).index(choice.method) << 5 | choice.piece_bytes.bit_length()
+        try:
+            prepared = self._prepare(call, choice)
+        except CommunicationError as error:
+            kind = "timeout" if "time" in str(error) else "lost"
+            raise self._faults.poison(kind, f"{what}: {error}") from None
+        op = 4 if call.average else call.reduce_op
+        job = Job(
+            prepared,
+            bases=(call.input_address, call.output_address),
+            dtype=call.dtype,
+            reduce_op=call.reduce_op,
+            divisor=self.size if call.average else 0,
+            header=(self._sequence, pack_kind(call.name, call.dtype, op, call.root, plan)),
+            extras=self._control.descriptors,
+            deadline_ns=time.monotonic_ns() + int((limit - self._faults.grace_s(limit)) * 1e9),
+            keep=call.keep,
+        )
+        return Ticket(job=job, what=what, timeout_s=limit)
+
+    def _drive(self, ticket: Ticket) -> None:
+        job = ticket.job
+        if job is None:
+            return
+        while (status := e.execute(job.address)) != e.DONE:
+            self._judge(status, ticket, job)
+
+    def _judge(self, status: int, ticket: Ticket, job: Job) -> None:
+        try:
+            self._faults.judge(status, job, ticket.what, ticket.timeout_s)
+        except CommunicationError:
+            self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        """Shut the data channels down, so that peers wait for this rank no longer.
+
+        They are closed later: the engine's thread may still look at their descriptors.
+        """
+        for sock in self._open:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    # -- the threads --------------------------------------------------------------------------------------
+
+    def _ready_ring(self) -> npt.NDArray[np.int64]:
+        if self._ring is None:
+            self._ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
+            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
+            self._done_fd = os.eventfd(0, os.EFD_CLOEXEC)
+            for target, name in ((self._serve, "serve"), (self._complete, "complete")):
+                thread = threading.Thread(target=target, name=f"mycel-{name}", daemon=True)
+                thread.start()
+                self._threads.append(thread)
+        return self._ring
+
+    def _serve(self) -> None:
+        """Body of the engine's thread: compiled code, but for trouble."""
+        ring = self._ring
+        if ring is None:
+            return
+        while (status := e.serve(ring.ctypes.data, self._wake_fd, self._done_fd)) != e.DONE:
+            ticket = self._queued[0]
+            if ticket.job is None or ticket.job.done:
+                # The completing thread has not taken finished tickets out yet: the one at fault is further back.
+                ticket = next(t for t in tuple(self._queued) if t.job is not None and not t.job.done)
+            try:
+                if ticket.job is not None:
+                    self._judge(status, ticket, ticket.job)
+            except MycelError as error:
+                self._fail_queue(ring, error)
+
+    def _fail_queue(self, ring: npt.NDArray[np.int64], error: MycelError) -> None:
+        """Give every unfinished ticket the error and take it off the ring."""
+        with self._order:
+            for ticket in self._queued:
+                if ticket.job is not None and not ticket.job.done:
+                    ticket.error = error
+            ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
+        os.eventfd_write(self._done_fd, 1)
+
+    def _complete(self) -> None:
+        """Body of the completing thread: tells waiters and runs callbacks."""
+        while True:
+            os.eventfd_read(self._done_fd)
+            while True:
+                with self._order:
+                    if not self._queued:
+                        break
+                    ticket = self._queued[0]
+                    if ticket.error is None and not (ticket.job is not None and ticket.job.done):
+                        break
+                    self._queued.popleft()
+                    callbacks = tuple(ticket.callbacks)
+                ticket.finished.set()
+                for callback in callbacks:
+                    try:
+                        callback(ticket)
+                    except Exception:
+                        _log.exception("a callback after %s failed", ticket.what)
+            if self._closed and not self._queued:
+                return
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def abort(self, why: str = "aborted by the user") -> None:
+        """Fail whatever is under way, here and on the other ranks."""
+        self._faults.poison("failed", f"rank {self.rank}: {why}")
+        self._hang_up()
+
+    def close(self) -> None:
+        """Leave: finish what is queued, say goodbye, close everything. Idempotent."""
+        with self._order:
+            if self._closed:
+                return
+            self._closed = True
+            pending = tuple(self._queued)
+        for ticket in pending:
+            ticket.finished.wait(ticket.timeout_s + 5.0)
+        if self._ring is not None:
+            self._ring[e.RING_STOP] = 1
+            os.eventfd_write(self._wake_fd, 1)
+            os.eventfd_write(self._done_fd, 1)
+            for thread in self._threads:
+                if thread is not threading.current_thread():
+                    thread.join(5.0)
+            os.close(self._wake_fd)
+            os.close(self._done_fd)
+        self._control.close()
+        for sock in self._open:
+            sock.close()
+        self._open.clear()
+        self._rendezvous.close()

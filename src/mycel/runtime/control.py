@@ -1,0 +1,132 @@
+"""Control connections: one between every two ranks of a group, silent until something goes wrong.
+
+They carry three short records (JSON behind a length): ``abort`` (the group has failed, and why), ``waiting`` (my
+deadline passed; I wait for these ranks) and ``bye`` (I leave on purpose). They go over the links, not the store: the
+store dies with rank 0.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Control", "Event"]
+
+_LENGTH = struct.Struct("<I")
+_LONGEST = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something a peer said, or that it is gone.
+
+    Attributes:
+        peer: who.
+        record: what it said; ``None``: its connection ended.
+    """
+
+    peer: int
+    record: dict[str, Any] | None
+
+
+@dataclass(slots=True)
+class _Line:
+    sock: socket.socket
+    buffer: bytearray = field(default_factory=bytearray)
+
+
+class Control:
+    """The control connections of one rank.
+
+    Args:
+        sockets: non-blocking, by peer.
+    """
+
+    def __init__(self, sockets: dict[int, socket.socket]) -> None:
+        self._lines = {peer: _Line(sock) for peer, sock in sockets.items()}
+        self._slot = {peer: slot for slot, peer in enumerate(sorted(sockets))}
+        #: Descriptors for the engine to watch, -1 where the peer has left; shared memory, changed in place.
+        self.descriptors: npt.NDArray[np.int64] = np.full(max(1, len(sockets)), -1, dtype=np.int64)
+        for peer, sock in sockets.items():
+            self.descriptors[self._slot[peer]] = sock.fileno()
+        #: Ranks that said goodbye before their connection ended.
+        self.left: set[int] = set()
+        #: Ranks whose connection ended.
+        self.gone: set[int] = set()
+
+    def tell_all(self, record: dict[str, Any], *, patience_s: float = 0.5) -> None:
+        """Send a record to every rank that is still connected; a peer that takes nothing is passed over."""
+        payload = json.dumps(record).encode()
+        message = _LENGTH.pack(len(payload)) + payload
+        for peer in list(self._lines):
+            sock = self._lines[peer].sock
+            try:
+                sock.settimeout(patience_s)
+                sock.sendall(message)
+                sock.setblocking(False)
+            except OSError:
+                continue  # it is gone or stuck; reading from it will say so
+
+    def listen(self, patience_s: float) -> list[Event]:
+        """What peers have said; waits at most ``patience_s`` for the first word."""
+        lines = {line.sock.fileno(): peer for peer, line in self._lines.items()}
+        if not lines:
+            time.sleep(min(patience_s, 0.05))
+            return []
+        poller = select.poll()
+        for descriptor in lines:
+            poller.register(descriptor, select.POLLIN)
+        events: list[Event] = []
+        for descriptor, _ in poller.poll(max(0.0, patience_s) * 1000):
+            events += self._read(lines[descriptor])
+        return events
+
+    def _read(self, peer: int) -> list[Event]:
+        line = self._lines[peer]
+        ended = False
+        while not ended:
+            try:
+                data = line.sock.recv(65536)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError:
+                data = b""
+            ended = not data
+            line.buffer += data
+        events = self._parse(peer, line.buffer)
+        if ended:
+            self._drop(peer)
+            events.append(Event(peer=peer, record=None))
+        return events
+
+    def _parse(self, peer: int, buffer: bytearray) -> list[Event]:
+        events: list[Event] = []
+        while len(buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer)
+            if length > _LONGEST or len(buffer) < _LENGTH.size + length:
+                break
+            record = json.loads(bytes(buffer[_LENGTH.size : _LENGTH.size + length]))
+            del buffer[: _LENGTH.size + length]
+            if record["type"] == "bye":
+                self.left.add(peer)
+            events.append(Event(peer=peer, record=record))
+        return events
+
+    def _drop(self, peer: int) -> None:
+        self.gone.add(peer)
+        self.descriptors[self._slot[peer]] = -1
+        self._lines.pop(peer).sock.close()
+
+    def close(self) -> None:
+        """Say goodbye and close."""
+        self.tell_all({"type": "bye"})
+        for peer in list(self._lines):
+            self._drop(peer)

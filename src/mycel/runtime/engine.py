@@ -1,0 +1,355 @@
+"""The engine: runs one rank's program over sockets, in compiled code, without the interpreter lock.
+
+A *job* is one run of one program: a row of 64-bit integers (the ``J_*`` fields below) that holds addresses of the
+program's arrays, the bases of the caller's buffers, and the state of the run. All state lives there, so ``execute``
+can return to Python at any moment (a signal, a word on a control connection, a deadline) and be called again to go
+on where it stopped. ``serve`` runs queued jobs one after the other on a thread of its own.
+
+Channels are non-blocking stream sockets that carry bytes one way. Per channel, messages go in the program's order.
+The first message of a job on each channel is preceded by a header of four integers (magic, sequence number, kind,
+bytes), so that ranks that call different collectives find out before any byte is written.
+"""
+
+from __future__ import annotations
+
+from mycel.runtime.libc import (
+    EAGAIN,
+    EINTR,
+    MSG_DONTWAIT,
+    MSG_NOSIGNAL,
+    POLLIN,
+    POLLOUT,
+    compiled,
+    int64_at,
+    last_errno,
+    monotonic_ns,
+    poll,
+    read_fd,
+    recv,
+    send,
+    sendmsg,
+    write_fd,
+)
+from mycel.runtime.reduce_kernels import combine, copy, scale
+
+__all__ = ["execute", "serve"]
+
+# Fields of a job.
+J_STATUS = 0
+J_NUM_ROWS = 1
+J_NUM_CHANNELS = 2
+J_ROWS = 3  # address: int64[rows, ROW_FIELDS]
+J_PENDING0 = 4  # address: int64[rows], how many instructions each row needs
+J_PENDING = 5  # address: int64[rows], how many of them are still unfinished
+J_DEPENDENT_START = 6  # address: int64[rows + 1]
+J_DEPENDENTS = 7  # address: int64[...], rows that need this row
+J_QUEUE_START = 8  # address: int64[channels + 1]
+J_QUEUE = 9  # address: int64[...], rows of each channel, in order
+J_CHANNELS = 10  # address: int64[channels, CHANNEL_FIELDS]
+J_BASES = 11  # three addresses: INPUT, OUTPUT, SCRATCH
+J_DTYPE = 14
+J_REDUCE_OP = 15
+J_DIVISOR = 16  # 0: the result is not divided
+J_REMAINING = 17
+J_HEADER = 18  # four integers: magic, sequence number, kind, bytes
+J_DEADLINE_NS = 22
+J_POLL = 23  # address: struct pollfd[channels + extras]
+J_NUM_EXTRAS = 24
+J_EXTRAS = 25  # address: int64[extras], descriptors whose readability ends the wait
+J_FAILED_CHANNEL = 26
+J_ERRNO = 27
+J_STARTED_NS = 28
+J_ENDED_NS = 29
+J_WORK = 30  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
+J_ELEMENT_BYTES = 55
+JOB_FIELDS = 56
+
+# Fields of a row.
+R_OP, R_CHANNEL, R_ADDRESS_BUFFER, R_OFFSET, R_BYTES, R_OPERAND_BUFFER, R_OPERAND_OFFSET, R_FINAL = range(8)
+ROW_FIELDS = 8
+
+# Fields of a channel.
+C_FD = 0
+C_OUTGOING = 1
+C_HEAD = 2  # position in the channel's queue
+C_DONE = 3  # bytes of the message at the head that went or came, its header included
+C_STAGING = 4  # address where bytes to be reduced arrive
+C_BLOCKED = 5  # the socket said it would block; wait for poll
+C_HEADER = 6  # four integers: the header that came in
+C_BYTES = 10  # payload bytes since the channel was opened
+CHANNEL_FIELDS = 12
+
+# What execute returns.
+PENDING = 0
+DONE = 1
+CLOSED = 2  # a channel was closed or failed; J_FAILED_CHANNEL, J_ERRNO
+MISMATCHED = 3  # a header differs; J_FAILED_CHANNEL and the channel's C_HEADER
+TIMED_OUT = 4
+CONTROL = 5  # a control descriptor is readable
+INTERRUPTED = 6  # a signal arrived
+
+# The ring that serve reads.
+RING_SUBMITTED = 0
+RING_COMPLETED = 1
+RING_STOP = 2
+RING_SLOTS = 8
+RING_CAPACITY = 4096
+
+HEADER_MAGIC = 0x6D7963656C303031
+HEADER_BYTES = 32
+_SEND, _RECV, _RECV_REDUCE, _COPY = 0, 1, 2, 3
+_BURST = 8  # messages on one channel before the others get their turn
+_NEVER = -1
+
+
+@compiled
+def _finish(job, row) -> None:  # type: ignore[no-untyped-def]
+    """Count a row as complete and release what waited for it."""
+    starts = int64_at(job[J_DEPENDENT_START], job[J_NUM_ROWS] + 1)
+    begin, end = starts[row], starts[row + 1]
+    pending = int64_at(job[J_PENDING], job[J_NUM_ROWS])
+    dependents = int64_at(job[J_DEPENDENTS], end + 1)
+    for i in range(begin, end):
+        pending[dependents[i]] -= 1
+    job[J_REMAINING] -= 1
+
+
+@compiled
+def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
+    """Combine what arrived at ``staging`` with the row's operand into its destination."""
+    destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
+    operand = job[J_BASES + row[R_OPERAND_BUFFER]] + row[R_OPERAND_OFFSET]
+    count = row[R_BYTES] // job[J_ELEMENT_BYTES]
+    combine(job[J_DTYPE], job[J_REDUCE_OP], destination, operand, staging, count)
+    if row[R_FINAL] != 0 and job[J_DIVISOR] != 0:
+        scale(job[J_DTYPE], destination, count, job[J_DIVISOR])
+
+
+@compiled
+def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
+    """Hand over as much of a message as the socket takes; bytes, or -1 with errno set."""
+    address = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
+    length = row[R_BYTES]
+    flags = MSG_DONTWAIT | MSG_NOSIGNAL
+    if channel[C_HEAD] != 0:
+        done = channel[C_DONE]
+        return send(channel[C_FD], address + done, length - done, flags)  # type: ignore[no-any-return]
+    done = channel[C_DONE]
+    if done >= HEADER_BYTES:
+        left = length + HEADER_BYTES - done
+        return send(channel[C_FD], address + done - HEADER_BYTES, left, flags)  # type: ignore[no-any-return]
+    # struct msghdr and two struct iovec, as 64-bit Linux lays them out.
+    base = job[J_WORK]
+    for i in range(7):
+        work[2 + i] = 0
+    work[4] = base + 9 * 8
+    work[5] = 2
+    work[9] = base + _HEADER_OFFSET + done
+    work[10] = HEADER_BYTES - done
+    work[11] = address
+    work[12] = length
+    return sendmsg(channel[C_FD], base + 2 * 8, flags)  # type: ignore[no-any-return]
+
+
+# Place of the outgoing header inside the 24 integers of J_WORK.
+_HEADER_OFFSET = 16 * 8
+
+
+@compiled
+def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
+    """Take as much of a message as has arrived; bytes, 0 at the end of the stream, or -1 with errno set."""
+    done, length = channel[C_DONE], row[R_BYTES]
+    skip = 0
+    if channel[C_HEAD] == 0:
+        if done < HEADER_BYTES:
+            where = job[J_CHANNELS] + (row[R_CHANNEL] * CHANNEL_FIELDS + C_HEADER) * 8
+            left = HEADER_BYTES - done
+            return recv(channel[C_FD], where + done, left, MSG_DONTWAIT)  # type: ignore[no-any-return]
+        skip = HEADER_BYTES
+    if row[R_OP] == _RECV_REDUCE:
+        address = channel[C_STAGING]
+    else:
+        address = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
+    left = length + skip - done
+    return recv(channel[C_FD], address + done - skip, left, MSG_DONTWAIT)  # type: ignore[no-any-return]
+
+
+@compiled
+def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
+    same = True
+    for i in range(4):
+        same &= job[J_HEADER + i] == channel[C_HEADER + i]
+    return same
+
+
+@compiled
+def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> int:  # type: ignore[no-untyped-def]
+    """Move messages on one channel. Returns how many bytes moved, or minus the status that ends the run."""
+    channel = channels[number]
+    moved = 0
+    messages = 0
+    while messages < _BURST:
+        position = queue_start[number] + channel[C_HEAD]
+        if position >= queue_start[number + 1]:
+            break
+        index = queue[position]
+        if pending[index] > 0:
+            break
+        row = rows[index]
+        outgoing = channel[C_OUTGOING] != 0
+        n = _send_some(job, channel, row, work) if outgoing else _recv_some(job, channel, row)
+        if n <= 0:
+            error = 0 if n == 0 else last_errno()
+            if n < 0 and error == EAGAIN:
+                channel[C_BLOCKED] = 1
+                break
+            if n < 0 and error == EINTR:
+                continue
+            job[J_FAILED_CHANNEL] = number
+            job[J_ERRNO] = error
+            return -CLOSED
+        moved += n
+        channel[C_DONE] += n
+        total = row[R_BYTES]
+        if channel[C_HEAD] == 0:
+            total += HEADER_BYTES
+            if not outgoing and channel[C_DONE] == HEADER_BYTES and not _same_header(job, channel):
+                job[J_FAILED_CHANNEL] = number
+                return -MISMATCHED
+        if channel[C_DONE] < total:
+            continue
+        if row[R_OP] == _RECV_REDUCE:
+            _absorb(job, row, channel[C_STAGING])
+        channel[C_BYTES] += row[R_BYTES]
+        channel[C_DONE] = 0
+        channel[C_HEAD] += 1
+        messages += 1
+        _finish(job, index)
+    return moved
+
+
+@compiled
+def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
+    """Set the state of a fresh job and do its local copies."""
+    num_rows = job[J_NUM_ROWS]
+    job[J_STARTED_NS] = monotonic_ns(job[J_WORK])
+    pending0, pending = int64_at(job[J_PENDING0], num_rows), int64_at(job[J_PENDING], num_rows)
+    for i in range(num_rows):
+        pending[i] = pending0[i]
+    for c in range(job[J_NUM_CHANNELS]):
+        channels[c, C_HEAD] = 0
+        channels[c, C_DONE] = 0
+        channels[c, C_BLOCKED] = 0
+    for i in range(4):
+        work[16 + i] = job[J_HEADER + i]
+    job[J_REMAINING] = num_rows
+    for i in range(num_rows):
+        row = rows[i]
+        if row[R_OP] == _COPY:
+            destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
+            source = job[J_BASES + row[R_OPERAND_BUFFER]] + row[R_OPERAND_OFFSET]
+            if destination != source:
+                copy(destination, source, row[R_BYTES])
+            _finish(job, i)
+
+
+@compiled
+def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ignore[no-untyped-def]
+    """Ask the kernel which blocked channels can go on. Returns PENDING, or the status that ends the run."""
+    num_channels, num_extras = job[J_NUM_CHANNELS], job[J_NUM_EXTRAS]
+    # struct pollfd is {int fd; short events; short revents}: one 64-bit integer, little-endian.
+    fds = int64_at(job[J_POLL], num_channels + num_extras)
+    extras = int64_at(job[J_EXTRAS], num_extras)
+    for c in range(num_channels):
+        channel = channels[c]
+        waits = channel[C_BLOCKED] != 0 and queue_start[c] + channel[C_HEAD] < queue_start[c + 1]
+        events = POLLOUT if channel[C_OUTGOING] != 0 else POLLIN
+        fds[c] = (channel[C_FD] | (events << 32)) if waits else 0xFFFFFFFF
+    for e in range(num_extras):
+        fds[num_channels + e] = extras[e] | (POLLIN << 32)
+    left = job[J_DEADLINE_NS] - monotonic_ns(job[J_WORK])
+    if left <= 0:
+        return TIMED_OUT
+    patience = min(left // 1_000_000 + 1, 1000) if block else 0
+    ready = poll(job[J_POLL], num_channels + num_extras, patience)
+    if ready < 0:
+        return INTERRUPTED if last_errno() == EINTR else PENDING
+    if ready == 0:
+        return PENDING
+    for c in range(num_channels):
+        if fds[c] >> 48 != 0:
+            channels[c, C_BLOCKED] = 0
+    if block:
+        for e in range(num_extras):
+            if fds[num_channels + e] >> 48 != 0:
+                return CONTROL
+    return PENDING
+
+
+@compiled
+def execute(address: int) -> int:
+    """Run the job at ``address`` until it is done or something happens that Python must look at.
+
+    Args:
+        address: of the job's ``JOB_FIELDS`` integers. ``J_STATUS`` must be ``PENDING``; a job whose
+            ``J_REMAINING`` is negative is fresh and is begun, any other is resumed.
+
+    Returns:
+        ``DONE``, or why the run stopped (``CLOSED``, ``MISMATCHED``, ``TIMED_OUT``, ``CONTROL``, ``INTERRUPTED``).
+        After the last two, and after a time-out that was forgiven, the call may be repeated.
+    """
+    job = int64_at(address, JOB_FIELDS)
+    num_rows, num_channels = job[J_NUM_ROWS], job[J_NUM_CHANNELS]
+    work = int64_at(job[J_WORK], 24)
+    rows = int64_at(job[J_ROWS], num_rows * ROW_FIELDS).reshape((num_rows, ROW_FIELDS))
+    channels = int64_at(job[J_CHANNELS], num_channels * CHANNEL_FIELDS).reshape((num_channels, CHANNEL_FIELDS))
+    pending = int64_at(job[J_PENDING], num_rows)
+    queue_start = int64_at(job[J_QUEUE_START], num_channels + 1)
+    queue = int64_at(job[J_QUEUE], num_rows)
+    if job[J_REMAINING] == _NEVER:
+        _begin(job, channels, rows, work)
+    while job[J_REMAINING] > 0:
+        moved = 0
+        blocked = 0
+        for c in range(num_channels):
+            if channels[c, C_BLOCKED] == 0:
+                n = _advance(job, c, channels, rows, pending, queue_start, queue, work)
+                if n < 0:
+                    return -n
+                moved += n
+            if channels[c, C_BLOCKED] != 0:
+                blocked += 1
+        if job[J_REMAINING] > 0 and (moved == 0 or blocked > 0):
+            status = _wait(job, channels, pending, queue_start, queue, moved == 0)
+            if status != PENDING:
+                return status
+    job[J_ENDED_NS] = monotonic_ns(job[J_WORK])
+    job[J_STATUS] = DONE
+    return DONE
+
+
+@compiled
+def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
+    """Run the jobs of a ring until one needs Python, or the ring is stopped.
+
+    Args:
+        ring_address: of ``RING_SLOTS + RING_CAPACITY`` integers; slots hold job addresses.
+        wake_fd: eventfd that is written after a job was submitted or the ring was stopped.
+        done_fd: eventfd to write after a job is done.
+
+    Returns:
+        ``DONE`` when stopped; else the status of the job at position ``RING_COMPLETED``.
+    """
+    ring = int64_at(ring_address, RING_SLOTS + RING_CAPACITY)
+    scratch = ring_address + 4 * 8
+    while True:
+        while ring[RING_COMPLETED] < ring[RING_SUBMITTED]:
+            status = execute(ring[RING_SLOTS + ring[RING_COMPLETED] % RING_CAPACITY])
+            if status != DONE:
+                return status
+            ring[RING_COMPLETED] += 1
+            ring[4] = 1
+            write_fd(done_fd, scratch, 8)
+        if ring[RING_STOP] != 0:
+            return DONE
+        read_fd(wake_fd, scratch, 8)

@@ -1,0 +1,107 @@
+"""Which fabric a process group runs on, and at which addresses its ranks are reached."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from mycel.collectives.program import Channel
+from mycel.errors import UsageError
+from mycel.runtime.transport.rendezvous import Address
+from mycel.settings import Settings
+from mycel.topology.builders import hosts, loopback
+from mycel.topology.load import load_topology
+from mycel.topology.model import Topology
+from mycel.topology.wiring import Wiring, read_wiring
+
+__all__ = ["Fabric", "own_address"]
+
+
+def own_address(settings: Settings, global_rank: int) -> tuple[Address, str]:
+    """What this rank publishes, and the local address it listens on.
+
+    The machine is identified by host name and network namespace, since ranks of one host but different namespaces
+    do not share a loopback interface.
+    """
+    namespace = Path("/proc/self/ns/net")
+    host = f"{socket.gethostname()}/{namespace.readlink() if namespace.exists() else ''}"
+    bind = "0.0.0.0"
+    if settings.wiring is not None:
+        ip = _wired(read_wiring(settings.wiring), settings.wiring, global_rank)
+    elif settings.address is not None:
+        ip = settings.address
+    else:
+        ip = _route_to(settings.master_address)
+        if ip.startswith("127."):
+            bind = ip
+    return Address(host=host, ip=ip, port=0, pid=os.getpid()), bind
+
+
+def _wired(wiring: Wiring, file: Path, rank: int) -> str:
+    if rank >= len(wiring.addresses):
+        raise UsageError(f"{file}: has addresses for {len(wiring.addresses)} ranks; this is rank {rank}")
+    return wiring.addresses[rank]
+
+
+def _route_to(master: str | None) -> str:
+    """Source address of the route to the store's machine; no packet is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((master or "127.0.0.1", 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return "127.0.0.1"
+
+
+class Fabric:
+    """The topology between a group's ranks, and the address of every channel.
+
+    Args:
+        settings: what the environment asks for.
+        group: global ranks of the group, in group order.
+        world_size: ranks in the whole job.
+
+    Raises:
+        UsageError: the given topology is for another number of ranks.
+        TopologyError: the topology or wiring file is malformed.
+    """
+
+    def __init__(self, settings: Settings, group: Sequence[int], world_size: int) -> None:
+        self._group = tuple(group)
+        self._wiring = read_wiring(settings.wiring) if settings.wiring is not None else None
+        self._whole: Topology | None = None
+        if settings.topology is not None:
+            whole = load_topology(settings.topology)
+            if whole.num_ranks != world_size:
+                raise UsageError(
+                    f"{settings.topology} describes {whole.num_ranks} ranks, but the world size is {world_size}; "
+                    "start as many processes as the topology has ranks, or unset MYCEL_TOPOLOGY"
+                )
+            self._whole = whole
+
+    def topology(self, addresses: Sequence[Address]) -> Topology:
+        """The group's topology: the given one's part, or one inferred from which ranks share a machine."""
+        ordered = list(self._group) == sorted(self._group)
+        if self._whole is not None and ordered:
+            if len(self._group) == self._whole.num_ranks:
+                return self._whole
+            return self._whole.subset(self._group)
+        names = [address.host for address in addresses]
+        if len(set(names)) == 1:
+            return loopback(num_ranks=len(names))
+        return hosts(names)
+
+    def address_of(self, topology: Topology, addresses: Sequence[Address]) -> Callable[[Channel], str]:
+        """At which address a channel's destination is reached over the channel's path."""
+        pinned: dict[tuple[str, ...], str] = {}
+        if self._wiring is not None and self._whole is not None:
+            for path, address in self._wiring.paths.items():
+                pinned[tuple(self._whole.label(vertex) for vertex in path)] = address
+
+        def lookup(channel: Channel) -> str:
+            labels = tuple(topology.label(vertex) for vertex in channel.path)
+            return pinned.get(labels, addresses[channel.dst].ip)
+
+        return lookup

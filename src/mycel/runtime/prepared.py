@@ -1,0 +1,206 @@
+"""Prepared programs: a program's instructions as the flat integer arrays that the engine reads.
+
+A program is prepared once and run many times; a run gets its own job (buffers, sequence number, deadline) but shares
+these arrays, which is safe because a communicator runs its jobs one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.program import Op, Program
+from mycel.runtime import engine as e
+
+__all__ = ["Job", "Prepared", "prepare"]
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prepared:
+    """Arrays the engine reads for one program on given sockets.
+
+    Attributes:
+        program: what it was made from.
+        item_bytes: bytes of an element.
+        channel_rows: state of each channel, shape ``[channels, CHANNEL_FIELDS]``.
+        scratch: the SCRATCH buffer.
+        staging: where bytes to be reduced arrive, a part for each incoming channel.
+    """
+
+    program: Program
+    item_bytes: int
+    rows: Ints
+    pending0: Ints
+    pending: Ints
+    dependent_start: Ints
+    dependents: Ints
+    queue_start: Ints
+    queue: Ints
+    channel_rows: Ints
+    scratch: Bytes
+    staging: Bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory this preparation holds."""
+        arrays = (self.rows, self.pending0, self.pending, self.dependents, self.queue, self.scratch, self.staging)
+        return sum(array.nbytes for array in arrays)
+
+
+def prepare(program: Program, item_bytes: int, descriptors: list[int]) -> Prepared:
+    """Lay a program out for the engine.
+
+    Args:
+        program: one rank's program.
+        item_bytes: bytes of an element.
+        descriptors: socket of each of the program's channels.
+    """
+    c = program.columns
+    rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
+    rows[:, e.R_OP] = c["op"]
+    rows[:, e.R_CHANNEL] = c["channel"]
+    rows[:, e.R_ADDRESS_BUFFER] = c["buffer"]
+    rows[:, e.R_OFFSET] = c["offset"] * item_bytes
+    rows[:, e.R_BYTES] = c["count"] * item_bytes
+    rows[:, e.R_OPERAND_BUFFER] = c["operand_buffer"]
+    rows[:, e.R_OPERAND_OFFSET] = c["operand_offset"] * item_bytes
+    rows[:, e.R_FINAL] = c["final"]
+    pending0 = np.diff(program.need_start).astype(np.int64)
+    needing = np.repeat(np.arange(len(c), dtype=np.int64), pending0)
+    by_needed = np.argsort(program.need_index, kind="stable")
+    dependent_start = np.zeros(len(c) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(program.need_index, minlength=len(c)), out=dependent_start[1:])
+    queue_start, queue = _queues(c["channel"], len(program.channels))
+    channel_rows, staging = _channels(program, rows, descriptors)
+    return Prepared(
+        program=program,
+        item_bytes=item_bytes,
+        rows=rows,
+        pending0=pending0,
+        pending=np.zeros(len(c), dtype=np.int64),
+        dependent_start=dependent_start,
+        # One spare element: an empty array has no address to read from.
+        dependents=np.append(needing[by_needed], 0),
+        queue_start=queue_start,
+        queue=np.append(queue, 0),
+        channel_rows=channel_rows,
+        scratch=np.zeros(max(1, program.scratch_elements * item_bytes), dtype=np.uint8),
+        staging=staging,
+    )
+
+
+def _queues(channel_of_row: npt.NDArray[Any], num_channels: int) -> tuple[Ints, Ints]:
+    wire = np.flatnonzero(channel_of_row >= 0)
+    order = wire[np.argsort(channel_of_row[wire], kind="stable")]
+    start = np.zeros(num_channels + 1, dtype=np.int64)
+    np.cumsum(np.bincount(channel_of_row[wire], minlength=num_channels), out=start[1:])
+    return start, order.astype(np.int64)
+
+
+def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Ints, Bytes]:
+    table = np.zeros((len(program.channels), e.CHANNEL_FIELDS), dtype=np.int64)
+    longest = np.zeros(len(program.channels), dtype=np.int64)
+    reducing = rows[:, e.R_OP] == Op.RECV_REDUCE
+    np.maximum.at(longest, rows[reducing, e.R_CHANNEL], rows[reducing, e.R_BYTES])
+    longest = -(-longest // 64) * 64
+    staging = np.zeros(int(longest.sum()) + 64, dtype=np.uint8)
+    base = -(-staging.ctypes.data // 64) * 64
+    for number, channel in enumerate(program.channels):
+        table[number, e.C_FD] = descriptors[number]
+        table[number, e.C_OUTGOING] = channel.src == program.rank
+        table[number, e.C_STAGING] = base + int(longest[:number].sum())
+    return table, staging
+
+
+class Job:
+    """One run of a prepared program. Keeps alive everything whose address the engine holds.
+
+    Args:
+        prepared: the program.
+        bases: addresses of INPUT and OUTPUT.
+        dtype, reduce_op, divisor: codes of ``reduce_kernels``; divisor 0 leaves sums undivided.
+        header: sequence number and kind, as every rank must state them.
+        extras: control descriptors to watch; the array may be changed by its owner between calls of ``execute``.
+        deadline_ns: CLOCK_MONOTONIC time at which to give up.
+        keep: objects that own the buffers.
+    """
+
+    __slots__ = ("address", "fields", "keep", "poll", "prepared")
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        *,
+        bases: tuple[int, int],
+        dtype: int,
+        reduce_op: int,
+        divisor: int,
+        header: tuple[int, int],
+        extras: Ints,
+        deadline_ns: int,
+        keep: tuple[object, ...],
+    ) -> None:
+        p = prepared
+        fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
+        poll = np.zeros(len(p.channel_rows) + len(extras) + 1, dtype=np.int64)
+        address = fields.ctypes.data
+        fields[: e.J_BASES] = (
+            e.PENDING,
+            len(p.rows),
+            len(p.channel_rows),
+            p.rows.ctypes.data,
+            p.pending0.ctypes.data,
+            p.pending.ctypes.data,
+            p.dependent_start.ctypes.data,
+            p.dependents.ctypes.data,
+            p.queue_start.ctypes.data,
+            p.queue.ctypes.data,
+            p.channel_rows.ctypes.data,
+        )
+        fields[e.J_BASES : e.J_BASES + 3] = (*bases, p.scratch.ctypes.data)
+        fields[e.J_DTYPE : e.J_DIVISOR + 1] = (dtype, reduce_op, divisor)
+        fields[e.J_REMAINING] = -1
+        total = p.program.num_elements * p.item_bytes
+        fields[e.J_HEADER : e.J_HEADER + 4] = (e.HEADER_MAGIC, *header, total)
+        fields[e.J_DEADLINE_NS] = deadline_ns
+        fields[e.J_POLL : e.J_EXTRAS + 1] = (poll.ctypes.data, len(extras), extras.ctypes.data)
+        fields[e.J_WORK] = address + (e.J_WORK + 1) * 8
+        fields[e.J_ELEMENT_BYTES] = p.item_bytes
+        self.prepared = prepared
+        self.fields = fields
+        self.poll = poll
+        self.keep = keep
+        self.address = address
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over and right."""
+        return bool(self.fields[e.J_STATUS] == e.DONE)
+
+    def waiting_for(self) -> tuple[int, ...]:
+        """Peers on whose sockets the run is waiting right now."""
+        p, peers = self.prepared, set()
+        if self.fields[e.J_REMAINING] < 0:
+            return ()
+        for number, channel in enumerate(p.program.channels):
+            position = int(p.queue_start[number] + p.channel_rows[number, e.C_HEAD])
+            if position < p.queue_start[number + 1] and p.pending[p.queue[position]] == 0:
+                peers.add(channel.dst if channel.src == p.program.rank else channel.src)
+        return tuple(sorted(peers))
+
+    def unfinished_with(self, peer: int) -> bool:
+        """Whether messages to or from ``peer`` are still outstanding."""
+        p = self.prepared
+        if self.fields[e.J_REMAINING] < 0:
+            return any(peer in (channel.src, channel.dst) for channel in p.program.channels)
+        return any(
+            peer in (channel.src, channel.dst)
+            and p.queue_start[number] + p.channel_rows[number, e.C_HEAD] < p.queue_start[number + 1]
+            for number, channel in enumerate(p.program.channels)
+        )

@@ -1,0 +1,404 @@
+"""The ``torch.distributed`` backend ``mycel``: a process group whose collectives run over verified schedules.
+
+What mycel does not schedule (other collectives, reductions or element types) goes to a Gloo group that the process
+group holds inside, so that every program that runs on Gloo runs here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import ProcessGroup, ProcessGroupGloo
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    PrefixStore,
+    ReduceScatterOptions,
+    Store,
+)
+
+from mycel.runtime.communicator import Call, Communicator
+from mycel.runtime.fabric import Fabric, own_address
+from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.work import MycelWork
+from mycel.settings import read_settings
+
+__all__ = ["MycelProcessGroup", "create_process_group"]
+
+_log = logging.getLogger(__name__)
+
+Tensor = torch.Tensor
+
+#: Element types that are reduced here; every type can be moved.
+_DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+}
+_MOVED = 255  # code of every other element type in headers
+_RedOpType: Any = dist.ReduceOp.RedOpType
+_OPS: dict[Any, tuple[ReduceOp, bool]] = {
+    _RedOpType.SUM: (ReduceOp.SUM, False),
+    _RedOpType.AVG: (ReduceOp.SUM, True),
+    _RedOpType.MAX: (ReduceOp.MAX, False),
+    _RedOpType.MIN: (ReduceOp.MIN, False),
+    _RedOpType.PRODUCT: (ReduceOp.PRODUCT, False),
+}
+
+
+def _dtype_name(code: int) -> str:
+    for dtype, known in _DTYPES.items():
+        if known == code:
+            return str(dtype).removeprefix("torch.")
+    return "moved bytes"
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """One contiguous vector with all elements: the tensor itself where that is possible without a copy."""
+    if len(tensors) == 1 and tensors[0].is_contiguous():
+        return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0]
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _scatter_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    for part, tensor in zip(torch.split(flat, [t.numel() for t in tensors]), tensors, strict=True):
+        tensor.copy_(part.view(tensor.shape))
+
+
+class MycelProcessGroup(ProcessGroup):
+    """A process group; made by ``torch.distributed.init_process_group("mycel")`` and ``new_group``.
+
+    Args:
+        store: the group's own key-value store.
+        rank, size: in the group.
+        timeout: default time-out of a collective.
+        global_ranks: of the group's members, in group order.
+        world_size: ranks of the whole job.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        global_ranks: Sequence[int],
+        world_size: int,
+    ) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
+        self._timeout = timeout
+        self._gloo = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
+        self._communicator: Communicator | None = None
+        if size > 1:
+            self._communicator = _communicate(store, rank, size, timeout, global_ranks, world_size)
+        self._no_tensor = torch.zeros(1, dtype=torch.int32)
+
+    # -- what torch asks of a backend ---------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802 (torch's name)
+        """``mycel``."""
+        return "mycel"
+
+    @property
+    def communicator(self) -> Communicator | None:
+        """The group's communicator; ``None`` in a group of one rank."""
+        return self._communicator
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the default time-out of later collectives."""
+        self._timeout = timeout
+        if self._communicator is not None:
+            self._communicator.timeout_s = timeout.total_seconds()
+
+    def shutdown(self) -> None:
+        """Finish what is under way, tell the others goodbye and close all connections."""
+        if self._communicator is not None:
+            self._communicator.close()
+
+    def abort(self) -> None:
+        """Fail what is under way on every rank."""
+        if self._communicator is not None:
+            self._communicator.abort()
+
+    # -- collectives --------------------------------------------------------------------------------------
+
+    def allreduce(  # type: ignore[override]
+        self, tensors: list[Tensor], opts: AllreduceOptions | None = None
+    ) -> dist.Work:
+        """Reduce in place; see ``torch.distributed.all_reduce``."""
+        opts = opts or AllreduceOptions()
+        known = self._reduction(tensors, opts)
+        if known is None or len(tensors) != 1:
+            return super().allreduce(tensors, opts)
+        return self._all_reduce(tensors, *known, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
+        """Reduce several tensors of one type in place, as one array."""
+        opts = opts or AllreduceCoalescedOptions()
+        known = self._reduction(tensors, opts)
+        if known is None:
+            return super().allreduce_coalesced(tensors, opts)
+        return self._all_reduce(tensors, *known, opts)
+
+    def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
+        flat = _flat(tensors)
+        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
+        call = Call(
+            name="all_reduce",
+            num_elements=flat.numel(),
+            item_bytes=flat.element_size(),
+            output_address=flat.data_ptr(),
+            dtype=dtype,
+            reduce_op=op,
+            average=average,
+            keep=(flat,),
+        )
+        return self._issue(call, opts, tensors, settle)
+
+    def broadcast(  # type: ignore[override]
+        self, tensors: list[Tensor], opts: BroadcastOptions | None = None
+    ) -> dist.Work:
+        """Send the root's tensor to everyone; see ``torch.distributed.broadcast``."""
+        opts = opts or BroadcastOptions()
+        if self._communicator is None or len(tensors) != 1 or not _movable(tensors):
+            return super().broadcast(tensors, opts)
+        flat = _flat(tensors)
+        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
+        call = Call(
+            name="broadcast",
+            root=opts.rootRank,
+            num_elements=flat.numel(),
+            item_bytes=flat.element_size(),
+            output_address=flat.data_ptr(),
+            dtype=_DTYPES.get(flat.dtype, _MOVED),
+            keep=(flat,),
+        )
+        return self._issue(call, opts, tensors, settle)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None) -> dist.Work:
+        """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
+        opts = opts or AllgatherOptions()
+        if self._communicator is None or not _movable([output, input]):
+            return super()._allgather_base(output, input, opts)
+        if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
+            raise ValueError(
+                f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
+                f"expected {input.numel() * self.size()} of {input.dtype}"
+            )
+        target, source = _flat([output]), _flat([input])
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
+        return self._issue(_gather_call(target, source), opts, [output], settle)
+
+    def allgather(  # type: ignore[override]
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None
+    ) -> dist.Work:
+        """Gather equal tensors into a list; see ``torch.distributed.all_gather``."""
+        opts = opts or AllgatherOptions()
+        outputs = output_lists[0] if len(output_lists) == 1 else []
+        even = len(inputs) == 1 and len(outputs) == self.size()
+        even = even and all(t.numel() == inputs[0].numel() and t.dtype == inputs[0].dtype for t in outputs)
+        if self._communicator is None or not even or not _movable([*outputs, *inputs]):
+            return super().allgather(output_lists, inputs, opts)
+        source = _flat(inputs)
+        target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
+        call = _gather_call(target, source)
+        # The future's value has the nesting that torch's own backends give it.
+        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions | None = None
+    ) -> dist.Work:
+        """Gather several shards, as one array."""
+        opts = opts or AllgatherOptions()
+        alike = len({t.dtype for t in (*outputs, *inputs)}) == 1
+        even = all(o.numel() == i.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
+        if self._communicator is None or not alike or not even or not _movable([*outputs, *inputs]):
+            return super().allgather_into_tensor_coalesced(outputs, inputs)
+        source = _flat(inputs)
+        target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
+
+        def settle() -> None:
+            by_rank = torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1)
+            for part, output in zip(by_rank, outputs, strict=True):
+                output.copy_(part.reshape(output.shape))
+
+        return self._issue(_gather_call(target, source), opts, outputs, settle)
+
+    def reduce_scatter_single(
+        self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = None
+    ) -> dist.Work:
+        """Reduce and keep the own shard; see ``torch.distributed.reduce_scatter_tensor``."""
+        opts = opts or ReduceScatterOptions()
+        known = self._reduction([output, input], opts)
+        if known is None:
+            return super()._reduce_scatter_base(output, input, opts)
+        if input.numel() != output.numel() * self.size():
+            raise ValueError(
+                f"reduce_scatter over {self.size()} ranks: input has {input.numel()} elements, "
+                f"expected {output.numel() * self.size()}"
+            )
+        source, target = _flat([input]), _flat([output])
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
+        return self._issue(_scatter_call(target, source, *known), opts, [output], settle)
+
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ReduceScatterOptions | None = None
+    ) -> dist.Work:
+        """Reduce a list and keep the own element; see ``torch.distributed.reduce_scatter``."""
+        opts = opts or ReduceScatterOptions()
+        inputs = input_lists[0] if len(input_lists) == 1 else []
+        even = len(outputs) == 1 and len(inputs) == self.size()
+        even = even and all(t.numel() == outputs[0].numel() for t in inputs)
+        known = self._reduction([*outputs, *inputs], opts) if even else None
+        if known is None:
+            return super().reduce_scatter(outputs, input_lists, opts)
+        source = torch.cat([tensor.reshape(-1) for tensor in inputs])
+        target = _flat(outputs)
+        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
+        return self._issue(_scatter_call(target, source, *known), opts, outputs, settle)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: ReduceScatterOptions | None = None
+    ) -> dist.Work:
+        """Reduce and scatter several tensors, as one array."""
+        opts = opts or ReduceScatterOptions()
+        known = self._reduction([*outputs, *inputs], opts)
+        even = all(i.numel() == o.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
+        if known is None or not even:
+            return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+        source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
+        target = torch.empty(source.numel() // self.size(), dtype=source.dtype)
+        call = _scatter_call(target, source, *known)
+        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+
+    def barrier(  # type: ignore[override]
+        self, opts: BarrierOptions | None = None
+    ) -> dist.Work:
+        """Wait until every rank has come here."""
+        opts = opts or BarrierOptions()
+        if self._communicator is None:
+            return super().barrier(opts)
+        token = self._no_tensor
+        call = Call(
+            name="all_reduce",
+            num_elements=1,
+            item_bytes=token.element_size(),
+            output_address=token.data_ptr(),
+            dtype=DType.INT32,
+            reduce_op=ReduceOp.MAX,
+            keep=(token,),
+        )
+        return self._issue(call, opts, [token], None)
+
+    # Names that older torch versions, or its C++ side, use for the same operations.
+    _allgather_base = all_gather_single
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
+
+    # -- common -------------------------------------------------------------------------------------------
+
+    def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> tuple[ReduceOp, bool, DType] | None:
+        """How the tensors are reduced here; ``None``: Gloo's turn."""
+        op = _OPS.get(opts.reduceOp.op)
+        alike = bool(tensors) and len({t.dtype for t in tensors}) == 1
+        if self._communicator is None or op is None or not alike or not _movable(tensors):
+            return None
+        dtype = _DTYPES.get(tensors[0].dtype)
+        return None if dtype is None else (*op, dtype)
+
+    def _issue(self, call: Call, opts: Any, result: list[Tensor], settle: Callable[[], None] | None) -> dist.Work:
+        communicator = self._communicator
+        if communicator is None:
+            raise RuntimeError("a group of one rank has no communicator")
+        timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
+        if getattr(opts, "asyncOp", True):
+            ticket = communicator.start(call, timeout_s=timeout)
+            return MycelWork(communicator, ticket, result, settle)
+        communicator.run(call, timeout_s=timeout)
+        if settle is not None:
+            settle()
+        return MycelWork(None, None, result)
+
+
+def _movable(tensors: Sequence[Tensor]) -> bool:
+    """Whether the tensors are plain arrays in host memory."""
+    return all(t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
+
+
+def _gather_call(target: Tensor, source: Tensor) -> Call:
+    return Call(
+        name="all_gather",
+        num_elements=target.numel(),
+        item_bytes=target.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=_DTYPES.get(target.dtype, _MOVED),
+        keep=(target, source),
+    )
+
+
+def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, dtype: DType) -> Call:
+    return Call(
+        name="reduce_scatter",
+        num_elements=source.numel(),
+        item_bytes=source.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=dtype,
+        reduce_op=op,
+        average=average,
+        keep=(target, source),
+    )
+
+
+def _communicate(
+    store: Store, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], world_size: int
+) -> Communicator:
+    settings = read_settings()
+    fabric = Fabric(settings, global_ranks, world_size)
+    own, bind = own_address(settings, global_ranks[rank])
+    timeout_s = settings.timeout_s or timeout.total_seconds()
+    rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
+    topology = fabric.topology(rendezvous.addresses)
+    communicator = Communicator(
+        rank=rank,
+        size=size,
+        topology=topology,
+        rendezvous=rendezvous,
+        address_of=fabric.address_of(topology, rendezvous.addresses),
+        timeout_s=timeout_s,
+        dtype_names=_dtype_name,
+        piece_bytes=settings.piece_bytes,
+    )
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        communicator.connect(name)
+    communicator.connect("broadcast", 0)
+    return communicator
+
+
+def create_process_group(options: Any, backend_options: Any = None) -> MycelProcessGroup:
+    """Make a process group, as ``torch.distributed.Backend.register_backend`` asks for with its extended interface.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``: store, rank, size, time-out, members.
+        backend_options: unused.
+    """
+    size = options.group_size
+    members = list(options.global_ranks_in_group) or list(range(size))
+    world_size = dist.get_world_size() if options.global_ranks_in_group else size
+    return MycelProcessGroup(options.store, options.group_rank, size, options.timeout, members, world_size)

@@ -1,0 +1,201 @@
+"""How the ranks of a group find each other: addresses through the store, then sockets.
+
+Every rank listens on one port and publishes where. A rank opens a connection for each channel it sends on, and
+greets; the listener files what arrives by (sender, path). Connecting needs no help from the peer's Python, since the
+kernel accepts on its behalf, so ranks may get here in any order.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+from mycel.collectives.program import Channel
+from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_digest
+
+__all__ = ["Address", "Rendezvous", "Store"]
+
+_BACKLOG = 1024
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is used here."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a key."""
+
+    def get(self, key: str) -> bytes:
+        """Read a key that exists."""
+
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        """Wait until keys exist; raise where they do not in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a rank listens.
+
+    Attributes:
+        host: name of its machine, to tell which ranks share one.
+        ip: address that ordinary routing leads to.
+        port: TCP port, the same on every address of the rank.
+        pid: its process, for messages.
+    """
+
+    host: str
+    ip: str
+    port: int
+    pid: int
+
+
+class Rendezvous:
+    """This rank's listener and connections.
+
+    Args:
+        rank, size: in the group.
+        store: the group's key-value store.
+        own: the address to publish, with port 0; the port is chosen here.
+        bind: local address to listen on.
+        timeout_s: how long to wait for a rank that has not come yet.
+
+    Raises:
+        CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
+    """
+
+    def __init__(
+        self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float, incarnation: str = ""
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._prefix = f"mycel/{incarnation}"
+        self._store = store
+        self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
+        self._listener = socket.create_server((bind, 0), backlog=_BACKLOG)
+        port = self._listener.getsockname()[1]
+        published = {"host": own.host, "ip": own.ip, "port": port, "pid": own.pid}
+        if rank == 0:
+            store.set(f"{self._prefix}token", secrets.token_hex(TOKEN_BYTES))
+        store.set(f"{self._prefix}rank{rank}", json.dumps(published))
+        deadline = time.monotonic() + timeout_s
+        self.addresses: tuple[Address, ...] = tuple(
+            Address(**json.loads(self._fetch(f"rank{peer}", peer, deadline))) for peer in range(size)
+        )
+        self._token = bytes.fromhex(self._fetch("token", 0, deadline).decode())
+
+    def _fetch(self, key: str, owner: int, deadline: float) -> bytes:
+        left = max(0.001, deadline - time.monotonic())
+        try:
+            self._store.wait([self._prefix + key], timedelta(seconds=left))
+            return self._store.get(self._prefix + key)
+        except RuntimeError as error:
+            raise CollectiveTimeoutError(
+                f"rank {owner} has not joined the group of {self.size} ranks (rank {self.rank} waited for its "
+                f"address in the store: {str(error).splitlines()[0]})"
+            ) from None
+
+    # -- connections --------------------------------------------------------------------------------------
+
+    def connect_control(self, timeout_s: float) -> dict[int, socket.socket]:
+        """One control connection to every other rank, by rank."""
+        deadline = time.monotonic() + timeout_s
+        out: dict[int, socket.socket] = {}
+        for peer in range(self.rank):
+            hello = Hello(token=self._token, src=self.rank, control=True)
+            out[peer] = self._open(peer, self.addresses[peer].ip, hello, deadline)
+        for peer in range(self.rank + 1, self.size):
+            out[peer] = self._await((peer, bytes(16), True), deadline, "its control connection")
+        for sock in out.values():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setblocking(False)
+        return out
+
+    def connect(
+        self, channels: Sequence[Channel], address_of: Callable[[Channel], str], timeout_s: float
+    ) -> list[socket.socket]:
+        """Sockets of this rank's channels, in their order: outgoing ones opened, incoming ones awaited.
+
+        Args:
+            channels: all with this rank as source or destination.
+            address_of: at which address the channel's destination is reached over the channel's path.
+            timeout_s: how long to wait for each peer's side.
+
+        Raises:
+            PeerLostError: a peer refuses the connection.
+            CollectiveTimeoutError: a peer has not opened its side in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        out: dict[int, socket.socket] = {}
+        for number, channel in enumerate(channels):
+            if channel.src == self.rank:
+                hello = Hello(token=self._token, src=self.rank, control=False, path=path_digest(channel.path))
+                out[number] = self._open(channel.dst, address_of(channel), hello, deadline)
+        for number, channel in enumerate(channels):
+            if channel.dst == self.rank:
+                key = (channel.src, path_digest(channel.path), False)
+                out[number] = self._await(key, deadline, f"its channel over {channel.path}")
+        for sock in out.values():
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(timeout_s * 1000)))
+        return [out[number] for number in range(len(channels))]
+
+    def _open(self, peer: int, ip: str, hello: Hello, deadline: float) -> socket.socket:
+        port = self.addresses[peer].port
+        try:
+            sock = socket.create_connection((ip, port), timeout=max(0.01, deadline - time.monotonic()))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(hello.pack())
+        except TimeoutError:
+            raise CollectiveTimeoutError(
+                f"rank {peer} cannot be reached at {ip}:{port} from rank {self.rank}: no answer in time "
+                "(a firewall, a link that is down, or a wrong wiring?)"
+            ) from None
+        except OSError as error:
+            raise PeerLostError(
+                f"rank {peer} cannot be reached at {ip}:{port} from rank {self.rank}: {error.strerror or error}"
+            ) from None
+        return sock
+
+    def _await(self, key: tuple[int, bytes, bool], deadline: float, what: str) -> socket.socket:
+        while key not in self._filed:
+            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                sock, _ = self._listener.accept()
+            except TimeoutError:
+                raise CollectiveTimeoutError(
+                    f"rank {key[0]} has not opened {what} to rank {self.rank} in time: it is stopped, late, or calls "
+                    "another collective"
+                ) from None
+            self._file(sock, deadline)
+        return self._filed.pop(key)
+
+    def _file(self, sock: socket.socket, deadline: float) -> None:
+        sock.settimeout(max(0.01, min(10.0, deadline - time.monotonic())))
+        try:
+            data = b""
+            while len(data) < HELLO_BYTES:
+                more = sock.recv(HELLO_BYTES - len(data))
+                if not more:
+                    raise CommunicationError("a connection ended before its greeting")
+                data += more
+            hello = Hello.unpack(data)
+        except (OSError, CommunicationError):
+            sock.close()
+            return
+        if hello.token != self._token or not 0 <= hello.src < self.size:
+            sock.close()
+            return
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._filed[hello.src, hello.path, hello.control] = sock
+
+    def close(self) -> None:
+        """Stop listening and drop connections that nobody took."""
+        self._listener.close()
+        for sock in self._filed.values():
+            sock.close()
+        self._filed.clear()

@@ -1,0 +1,33 @@
+"""Compiles the engine ahead of time, so that many ranks starting at once find it in numba's cache."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mycel.runtime import engine as e
+
+__all__ = ["warm"]
+
+
+def warm() -> None:
+    """Compile what ranks need, or load it from numba's cache; some seconds the first time on a machine."""
+    fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
+    spare = np.zeros(64, dtype=np.int64)
+    for address in (
+        e.J_ROWS,
+        e.J_PENDING0,
+        e.J_PENDING,
+        e.J_DEPENDENT_START,
+        e.J_DEPENDENTS,
+        e.J_QUEUE_START,
+        e.J_QUEUE,
+        e.J_CHANNELS,
+        e.J_POLL,
+        e.J_EXTRAS,
+    ):
+        fields[address] = spare.ctypes.data
+    fields[e.J_WORK] = fields.ctypes.data + (e.J_WORK + 1) * 8
+    e.execute(fields.ctypes.data)
+    ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
+    ring[e.RING_STOP] = 1
+    e.serve(ring.ctypes.data, 0, 0)
