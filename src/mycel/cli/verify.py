@@ -66,7 +66,8 @@ def register(app: typer.Typer) -> None:
         else:
             print(
                 f"right: {facts['collective']} over {facts['num_ranks']} ranks on {subject.topology.name}, "
-                f"{facts['num_transfers']} transfers, depth {facts['depth']}, algbw {facts['algbw']:.6g} {facts['unit']}"
+                f"{facts['num_transfers']} transfers, depth {facts['depth']}, "
+                f"algbw {facts['algbw']:.6g} {facts['unit']}"
             )
 
 
