@@ -146,7 +146,8 @@ class _Programme:
         demand = as_int64([round(float(values[-1]) * w * grain) for w in self.weights])
         deficit, side = self.graph.check(capacity, demand)
         allowed = _TOLERANCE * grain * max(float(values[-1]) * sum(self.weights), 1e-3)
-        return any([self.add(side[j]) for j in np.flatnonzero(deficit > allowed).tolist()])
+        added = [self.add(side[j]) for j in np.flatnonzero(deficit > allowed).tolist()]
+        return any(added)
 
     def make_exact(self, values: npt.NDArray[np.float64]) -> tuple[Fraction, list[Fraction]]:
         """The vertex of the programme that the floating-point solution is near, verified by exact flows."""

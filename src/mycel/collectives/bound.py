@@ -71,7 +71,9 @@ class Bound:
             noun = "link" if len(links) == 1 else "links"
             why = f"{len(links)} {noun} of {total} {unit} in all bind: {shown}"
         tail = (
-            ". This is the optimum among schedules that reduce-scatter and then all-gather" if self.is_composition else ""
+            ". This is the optimum among schedules that reduce-scatter and then all-gather"
+            if self.is_composition
+            else ""
         )
         return f"{head}, because {why}{tail}."
 
@@ -203,7 +205,9 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
     )
 
 
-def _newton(graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int]) -> tuple[Fraction, npt.NDArray[np.bool_]]:
+def _newton(
+    graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int]
+) -> tuple[Fraction, npt.NDArray[np.bool_]]:
     """Largest (weight missing in B) / (capacity into B) over sets B that contain a rank, and such a set."""
     total = sum(weights)
     exact = np.array(capacity, dtype=object)  # sums of capacities may pass 64 bits before they are scaled down

@@ -8,7 +8,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from inspect import signature
+from typing import Any
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
@@ -19,13 +21,8 @@ from mycel.topology.model import Topology
 __all__ = ["SYNTHESIZERS", "Synthesizer", "synthesize"]
 
 
-class Synthesizer(Protocol):
-    """Makes a schedule; raises ``SynthesisError`` where none of its kind exists."""
-
-    def __call__(self, topology: Topology, collective: Collective, **options: Any) -> Schedule:
-        """The schedule; options are the algorithm's own."""
-        ...
-
+#: ``(topology, collective, **its own options) -> Schedule``; raises ``SynthesisError`` where none of its kind exists.
+Synthesizer = Callable[..., Schedule]
 
 #: Algorithms by name.
 SYNTHESIZERS: dict[str, Synthesizer] = {
@@ -50,4 +47,8 @@ def synthesize(topology: Topology, collective: Collective, method: str = "forest
     """
     if method not in SYNTHESIZERS:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(SYNTHESIZERS)}")
+    known = set(signature(SYNTHESIZERS[method]).parameters) - {"topology", "collective"}
+    if unknown := sorted(set(options) - known):
+        has = f"its options: {', '.join(sorted(known))}" if known else "it has none"
+        raise UsageError(f"method {method!r} has no option {unknown[0]!r}; {has}")
     return SYNTHESIZERS[method](topology, collective, **options)

@@ -105,9 +105,7 @@ def build_forest(
     best = find_optimum(topology, weights, is_reversed=is_reversed)
     capacity, demand = _scale(best) if k is None else _scale_to_k(best, topology, k)
     boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
-    logical = remove_switches(
-        best.graph, capacity, demand, boxes=boxes, is_reversed=is_reversed, progress=progress
-    )
+    logical = remove_switches(best.graph, capacity, demand, boxes=boxes, is_reversed=is_reversed, progress=progress)
     rank_of = topology.rank_of
     keys = sorted(logical.arcs)
     trees = pack_trees(

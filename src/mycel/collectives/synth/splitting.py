@@ -30,6 +30,7 @@ from mycel.errors import SynthesisError
 __all__ = ["LogicalGraph", "remove_switches", "trim_to_balance"]
 
 Progress = Callable[[str, int, int], None]
+Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -40,7 +41,7 @@ class LogicalGraph:
         arcs: from ``(tail, head)`` vertices to ``[(path, amount), ...]``; amounts are positive.
     """
 
-    arcs: Mapping[tuple[int, int], list[tuple[tuple[int, ...], int]]]
+    arcs: Mapping[tuple[int, int], list[tuple[Path, int]]]
 
 
 class _Splitter:
@@ -53,7 +54,9 @@ class _Splitter:
         self.head = graph.head.tolist()
         self.capacity = [int(c) for c in capacity.tolist()]
         self.index = {(t, h): i for i, (t, h) in enumerate(zip(self.tail, self.head, strict=True))}
-        self.paths = [[((t, h), c)] if c else [] for t, h, c in zip(self.tail, self.head, self.capacity, strict=True)]
+        self.paths: list[list[tuple[Path, int]]] = [
+            [((t, h), c)] if c else [] for t, h, c in zip(self.tail, self.head, self.capacity, strict=True)
+        ]
 
     def neighbours(self, vertex: int) -> tuple[list[int], list[int]]:
         """Vertices with capacity into, and out of, a vertex."""
@@ -112,9 +115,9 @@ class _Splitter:
                     self.give(direct, _without_loops(head_path + tail_path[1:]), size)
         return amount
 
-    def take(self, arc: int, amount: int) -> list[tuple[tuple[int, ...], int]]:
+    def take(self, arc: int, amount: int) -> list[tuple[Path, int]]:
         """Remove an amount from an arc's paths, whole paths first where one fits."""
-        taken: list[tuple[tuple[int, ...], int]] = []
+        taken: list[tuple[Path, int]] = []
         paths = self.paths[arc]
         while amount:
             fitting = [i for i, (_, size) in enumerate(paths) if size >= amount]
@@ -141,11 +144,11 @@ class _Splitter:
 
 
 def _align(
-    one: list[tuple[tuple[int, ...], int]], two: list[tuple[tuple[int, ...], int]]
-) -> tuple[list[tuple[tuple[int, ...], int]], list[tuple[tuple[int, ...], int]]]:
+    one: list[tuple[Path, int]], two: list[tuple[Path, int]]
+) -> tuple[list[tuple[Path, int]], list[tuple[Path, int]]]:
     """Cut two lists of equal total into pieces of pairwise equal amounts."""
-    left: list[tuple[tuple[int, ...], int]] = []
-    right: list[tuple[tuple[int, ...], int]] = []
+    left: list[tuple[Path, int]] = []
+    right: list[tuple[Path, int]] = []
     i = j = 0
     rest_one, rest_two = one[0][1], two[0][1]
     while True:
@@ -243,7 +246,9 @@ def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None]
 def _is_relay(splitter: _Splitter, switch: int, pair: list[int]) -> bool:
     """A two-port switch whose capacity in from one side equals that out on the other."""
     a, b = pair
-    size = {key: splitter.capacity[splitter.index[key]] for key in ((a, switch), (switch, b), (b, switch), (switch, a))}
+    size = {
+        key: splitter.capacity[splitter.index[key]] for key in ((a, switch), (switch, b), (b, switch), (switch, a))
+    }
     return size[a, switch] == size[switch, b] and size[b, switch] == size[switch, a]
 
 

@@ -122,7 +122,9 @@ def _centre(topology: Topology, routes: list[dict[int, Route]]) -> int:
     return min(range(len(routes)), key=cost)
 
 
-def _tree_edges(topology: Topology, root: int, routes: list[dict[int, Route]], *, inward: bool) -> list[tuple[int, ...]]:
+def _tree_edges(
+    topology: Topology, root: int, routes: list[dict[int, Route]], *, inward: bool
+) -> list[tuple[int, ...]]:
     """Physical routes of a tree's edges away from the root, parents first; as data flows outward."""
     n = topology.num_ranks
     order = [root, *(rank for rank in range(n) if rank != root)]
@@ -163,9 +165,7 @@ def _through_root(
         for src, dst, path in reversed(_hops(topology, root, _tree_edges(topology, root, routes, inward=True))):
             after = tuple(into.get(dst, ()))
             into.setdefault(src, []).append(len(transfers))
-            transfers.append(
-                Transfer(chunk=0, src=dst, dst=src, reduce=True, path=path[::-1], after=after)
-            )
+            transfers.append(Transfer(chunk=0, src=dst, dst=src, reduce=True, path=path[::-1], after=after))
     if collective.name != "reduce":
         for src, dst, path in _hops(topology, root, _tree_edges(topology, root, routes, inward=False)):
             after = tuple(into.get(src, ()))

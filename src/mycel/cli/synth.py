@@ -1,0 +1,131 @@
+"""``mycel synth``: a verified schedule for a collective on a fabric, beside its bound."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from mycel.cli.bound import (
+    CollectiveOption,
+    JsonOption,
+    RootOption,
+    TopologyArgument,
+    bound_record,
+    make_collective,
+)
+from mycel.collectives.bound import Bound, bound, root_weights
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import UsageError
+from mycel.topology.load import load_topology
+
+__all__ = ["count_trees", "register", "schedule_record"]
+
+
+def count_trees(schedule: Schedule) -> int:
+    """Different trees in a schedule; a chunk that is reduced up one and copied down another has two."""
+    edges: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
+    for t in schedule.transfers:
+        edges.setdefault((t.chunk, t.reduce), []).append(t.path)
+    return len({(reduce, *sorted(paths)) for (_, reduce), paths in edges.items()})
+
+
+def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: float) -> dict[str, Any]:
+    """The JSON object of a verified schedule beside its bound; ``k`` as asked for, ``None`` if it was not."""
+    return bound_record(best, seconds) | {
+        "method": schedule.method,
+        "algbw": float(schedule.algbw),
+        "optimal": schedule.algbw >= best.algbw,
+        "k": k if k is not None else schedule.num_units // sum(root_weights(schedule.collective)) or 1,
+        "num_trees": count_trees(schedule),
+        "depth": schedule.depth,
+        "verified": True,
+    }
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+
+    @app.command(
+        "synth", help="Find a schedule for a collective on a fabric, verify it, and compare it with the bound."
+    )
+    def command(
+        topology: TopologyArgument,
+        collective: CollectiveOption,
+        method: Annotated[str, typer.Option(help=f"One of {', '.join(SYNTHESIZERS)}.")] = "forest",
+        k: Annotated[
+            int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")
+        ] = None,
+        root: RootOption = None,
+        output: Annotated[
+            Path | None, typer.Option("-o", "--output", help="Write it as JSON; as text if the name ends in .txt.")
+        ] = None,
+        json_output: JsonOption = False,
+    ) -> None:
+        fabric = load_topology(topology)
+        wanted = make_collective(fabric, collective, root)
+        started = time.perf_counter()
+        best = bound(fabric, wanted)
+        options: dict[str, Any] = {} if k is None else {"k": k}
+        with _drawn_progress() as report:
+            if method == "forest":
+                options["progress"] = report
+            schedule = synthesize(fabric, wanted, method, **options)
+            verify_schedule(schedule)
+        seconds = time.perf_counter() - started
+        if output is not None:
+            _write(schedule, output)
+        record = schedule_record(best, schedule, k=k, seconds=seconds)
+        if json_output:
+            print(json.dumps(record))
+        else:
+            _show(best, schedule, record, output)
+
+
+@contextmanager
+def _drawn_progress() -> Iterator[Any]:
+    """A progress bar on standard error, where that is a terminal."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        tasks: dict[str, Any] = {}
+
+        def report(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(stage, total=total)
+            bar.update(tasks[stage], completed=done, total=total)
+
+        yield report
+
+
+def _write(schedule: Schedule, output: Path) -> None:
+    text = schedule.to_text() if output.suffix == ".txt" else json.dumps(schedule.to_json()) + "\n"
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
+
+
+def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path | None) -> None:
+    console = Console(highlight=False)
+    share = float(schedule.algbw / best.algbw)
+    verdict = "optimal" if record["optimal"] else f"{share:.1%} of the bound"
+    console.print(
+        f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
+        f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"
+    )
+    console.print(
+        f"{record['num_trees']} trees (k={record['k']}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
+        f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s"
+    )
+    console.print(best.explain(), markup=False)
+    if output is not None:
+        console.print(f"written to {output}", markup=False)
