@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 
-from mycel.emulate.fabric import RANK_INTERFACE, management_address
+from mycel.emulate.fabric import RANK_INTERFACE, management_address, rank_address
 from mycel.topology.model import Topology
 
-__all__ = ["MASTER_PORT", "rank_environment"]
+__all__ = ["MASTER_PORT", "hosts_text", "rank_environment"]
 
 #: Port of the store. Rank 0 has a network namespace to itself, so that it is always free.
 MASTER_PORT = 29500
@@ -66,3 +67,19 @@ def rank_environment(
         "MYCEL_TOPOLOGY": str(topology_file),
         "MYCEL_WIRING": str(wiring_file),
     }
+
+
+def hosts_text(num_ranks: int) -> str:
+    """A hosts file in which every rank has a name: ``rank0`` on the fabric, ``rank0.mgmt`` beside it.
+
+    Each address is there a second time in its IPv6-mapped form, in which the store of torch looks it up.
+
+    Examples:
+        >>> hosts_text(1).splitlines()[2:4]
+        ['10.96.0.1 rank0', '::ffff:10.96.0.1 rank0']
+    """
+    lines = ["127.0.0.1 localhost", f"127.0.1.1 {socket.gethostname()}"]
+    for rank in range(num_ranks):
+        for address, name in ((rank_address(rank), f"rank{rank}"), (management_address(rank), f"rank{rank}.mgmt")):
+            lines += [f"{address} {name}", f"::ffff:{address} {name}"]
+    return "\n".join(lines) + "\n"

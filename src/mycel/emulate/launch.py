@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from mycel.emulate.cluster import EmulatedCluster, LinkCounters
-from mycel.emulate.environment import rank_environment
+from mycel.emulate.environment import hosts_text, rank_environment
 from mycel.emulate.keeper import Keeper
 from mycel.emulate.processes import KILL_DELAY_S, LineSink, RankProcess, RankProcesses, start_process
 from mycel.errors import UsageError
@@ -231,14 +231,15 @@ def _start_ranks(
     keeper: Keeper,
     started: list[RankProcess],
 ) -> None:
-    topology_file, wiring_file = directory / "topology.json", directory / "wiring.json"
+    topology_file, wiring_file, hosts_file = (directory / name for name in ("topology.json", "wiring.json", "hosts"))
+    hosts_file.write_text(hosts_text(cluster.topology.num_ranks), encoding="utf-8")
     topology_file.write_text(json.dumps(to_json(cluster.topology)), encoding="utf-8")
     write_wiring(cluster.wiring, wiring_file)
     for rank in range(cluster.topology.num_ranks):
         environment = rank_environment(
             cluster.topology, rank, topology_file=topology_file, wiring_file=wiring_file, extra=env
         )
-        start_one = partial(start_process, rank, list(command), environment, keeper)
+        start_one = partial(start_process, rank, list(command), environment, hosts_file=hosts_file, keeper=keeper)
         started.append(cluster.thread.run(cluster.namespace(rank), start_one))
 
 

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import IO
 
 from mycel.emulate.keeper import Keeper
@@ -40,18 +41,25 @@ KILL_DELAY_S = 5.0
 _LONGEST_LINE = 1 << 16
 
 #: Becomes the rank's program. Runs in a bare interpreter between fork and exec: running Python code in a forked child
-#: of a process with threads could deadlock, an exec cannot. The rank dies with the process that started it.
+#: of a process with threads could deadlock, an exec cannot. The rank dies with the process that started it
+#: (PR_SET_PDEATHSIG). In a mount namespace of its own it sees our names of hosts, so that looking up who a peer is
+#: does not wait for a name server that cannot be reached; without the right to do so it does without.
 _BECOME = """
 import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+library = ctypes.CDLL(None)
+library.prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
+hosts = sys.argv[2].encode()
+NEWNS, BIND, SLAVE = 0x20000, 0x1000, 0x84000
+if os.path.exists("/etc/hosts") and library.unshare(NEWNS) == 0 and library.mount(None, b"/", None, SLAVE, None) == 0:
+    library.mount(hosts, b"/etc/hosts", None, BIND, None)
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 try:
-    os.execvp(sys.argv[2], sys.argv[2:])
+    os.execvp(sys.argv[3], sys.argv[3:])
 except OSError as error:
-    print(f"{sys.argv[2]}: {error.strerror}", file=sys.stderr)
+    print(f"{sys.argv[3]}: {error.strerror}", file=sys.stderr)
     sys.exit(126 if isinstance(error, PermissionError) else 127)
 """
 
@@ -73,10 +81,20 @@ class RankProcess:
     exit_code: int | None = None
 
 
-def start_process(rank: int, command: Sequence[str], env: dict[str, str], keeper: Keeper) -> RankProcess:
-    """Start a rank in the network namespace of the calling thread, which must live as long as the rank."""
+def start_process(
+    rank: int, command: Sequence[str], env: dict[str, str], *, hosts_file: Path, keeper: Keeper
+) -> RankProcess:
+    """Start a rank in the network namespace of the calling thread, which must live as long as the rank.
+
+    Args:
+        rank: rank number.
+        command: program and arguments.
+        env: the whole environment.
+        hosts_file: what the rank finds as ``/etc/hosts``.
+        keeper: told about the process group.
+    """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), *command],
+        [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), str(hosts_file), *command],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
