@@ -78,6 +78,7 @@ def run_on_cluster(
     Raises:
         EmulationError: this machine cannot emulate a cluster.
         CommunicationError: a rank failed; the message says what the ranks printed last.
+        KeyboardInterrupt: the run was interrupted; the launcher has passed the signal on to the ranks.
     """
     from mycel.emulate.launch import launch
 
@@ -85,6 +86,8 @@ def run_on_cluster(
     status = launch(
         topology, list(command), env=dict(env or {}), output=output.line, timeout_s=timeout_s, prefix=False, warm=warm
     )
+    if status == 128 + signal.SIGINT:
+        raise KeyboardInterrupt
     _conclude(output, status, f"a rank of {topology.name} failed with exit code {status}")
 
 

@@ -14,7 +14,7 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["bench_cases", "make_cases", "run_bench", "warm_up"]
+__all__ = ["LOOPBACK_UNIT", "bench_cases", "bound_algbw", "make_cases", "run_bench", "run_ranks", "warm_up"]
 
 #: Unit of bandwidths where no topology gives one.
 LOOPBACK_UNIT = "GB/s"
@@ -82,7 +82,7 @@ def bench_cases(
 
     command = [sys.executable, "-m", "mycel.bench.worker"]
     command += ["--cases", cases_to_text(cases), "--backends", ",".join(backends)]
-    _run(topology, command, sink=take, timeout_s=timeout_s, warm=warm_up if "mycel" in backends else None)
+    run_ranks(topology, command, sink=take, timeout_s=timeout_s, warm=warm_up if "mycel" in backends else None)
     return found
 
 
@@ -93,7 +93,7 @@ def warm_up() -> None:
     mycel.runtime.warm()
 
 
-def _run(
+def run_ranks(
     topology: Topology | int,
     command: Sequence[str],
     *,
@@ -101,6 +101,7 @@ def _run(
     timeout_s: float,
     warm: Callable[[], None] | None,
 ) -> None:
+    """``run_on_cluster`` for a topology, ``run_on_loopback`` for a number of ranks."""
     if isinstance(topology, Topology):
         run_on_cluster(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
     else:

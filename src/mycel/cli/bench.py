@@ -45,8 +45,11 @@ def bench(
 
     from mycel.bench.measurement import describe_versions
     from mycel.bench.run import LOOPBACK_UNIT, run_bench
+    from mycel.emulate import acquire_privileges
 
     fabric = _fabric(cluster, loopback)
+    if not isinstance(fabric, int):
+        acquire_privileges()
     names = _collectives(collective)
     byte_sizes = [parse_size(text) for text in sizes.split(",")]
     backends = list(dict.fromkeys([baseline, "mycel"]))

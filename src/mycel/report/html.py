@@ -35,7 +35,10 @@ h2 { font-size: 1.15rem; margin: 0; letter-spacing: -.01em; }
 .card span { color: var(--muted); font-size: .9rem; }
 .figures { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 8fr); gap: 2.5rem 3rem; margin: 0 0 3rem; }
 .figures section:first-child { grid-row: span 2; }
-@media (max-width: 800px) { .figures { grid-template-columns: 1fr; } .figures section:first-child { grid-row: auto; } }
+@media (max-width: 800px) {
+  .figures { grid-template-columns: 1fr; }
+  .figures section:first-child { grid-row: auto; }
+}
 svg { width: 100%%; height: auto; display: block; }
 .scroll { overflow-x: auto; margin: 0 0 3rem; }
 table { border-collapse: collapse; width: 100%%; font-variant-numeric: tabular-nums; font-size: .93rem; }
@@ -86,8 +89,8 @@ def _lead(report: Report) -> str:
         else "this machine's loopback"
     )
     return (
-        f"A byte-level language model of {settings['parameters'] / 1e6:.1f} million parameters, trained with unchanged "
-        f"DistributedDataParallel on {settings['corpus_bytes'] / 1e6:.1f} MB of Python's standard library, "
+        f"A byte-level language model of {settings['parameters'] / 1e6:.1f} million parameters, trained with "
+        f"unchanged DistributedDataParallel on {settings['corpus_bytes'] / 1e6:.1f} MB of Python's standard library, "
         f"by {settings['world_size']} ranks on {where}: once over {_name(report.baseline.backend)}, "
         f"once over {_name(report.ours.backend)}, from the same seed."
     )
@@ -198,8 +201,9 @@ def _bandwidth_table(report: Report) -> str:
         "right",
     ]
     note = (
-        "Measured in one run, rounds of the backends alternating; a time is that of the slowest rank. Size is that of "
-        "the whole array; algbw is size over time. The bound is exact: no schedule on this fabric moves data faster"
+        "Measured in one run, rounds of the backends alternating; a time is that of the slowest rank. Size is "
+        "that of the whole array; algbw is size over time. The bound is exact: no schedule on this "
+        "fabric moves data faster"
         + (", all-reduce being a reduce-scatter followed by an all-gather." if report.bounds else ".")
     )
     if not report.bounds:
@@ -227,7 +231,8 @@ def _footer(report: Report) -> str:
     versions = ", ".join(f"{name} {value}" for name, value in report.versions.items())
     return (
         f"<footer>{escape(report.hardware)}; {escape(versions)}; topology {escape(report.topology.name)} "
-        f"({report.topology.fingerprint}). Link latency is not emulated. All times and bandwidths are measured.</footer>"
+        f"({report.topology.fingerprint}). Link latency is not emulated. "
+        "All times and bandwidths are measured.</footer>"
     )
 
 
