@@ -177,7 +177,7 @@ class _Description:
         read = self._read
         for other in ("boxes", "ranks", "switches"):
             if other in self._top:
-                raise read.error(self._top[other], f"{other!r} cannot stand beside 'vertices'; use one of the two")
+                raise read.error(node, f"'vertices' cannot stand beside {other!r}; use one of the two")
         for item in read.items(node, what="vertices"):
             found = read.mapping(item, ("rank", "switch", "box"), what="a vertex")
             if ("rank" in found) == ("switch" in found):

@@ -112,11 +112,13 @@ class Assembly:
 
 
 def positive(value: int, what: str, least: int = 1) -> int:
-    """``value``, when it is a whole number of at least ``least``.
+    """``value``, when it is a whole number from ``least`` to ``MAX_VERTICES``.
 
     Raises:
         TopologyError: it is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise TopologyError(f"{what} must be a whole number of at least {least}, got {value!r}")
+    if value > MAX_VERTICES:
+        raise TopologyError(f"{what} must be at most {MAX_VERTICES}, got {value}")
     return value

@@ -8,7 +8,7 @@ from math import prod
 
 from mycel.errors import TopologyError
 from mycel.topology.builders.assembly import Assembly, Bandwidth, Latency, positive
-from mycel.topology.limits import MAX_VERTICES
+from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
 from mycel.topology.model import Topology
 
 __all__ = ["full_mesh", "hypercube", "mesh", "ring", "torus"]
@@ -119,6 +119,8 @@ def full_mesh(*, num_ranks: int = 8, bandwidth: Bandwidth = 1, latency: Latency 
         12
     """
     count = positive(num_ranks, "full_mesh: num_ranks", 2)
+    if count * (count - 1) > MAX_LINKS:
+        raise TopologyError(f"full_mesh: {count} ranks have {count * (count - 1)} links, more than {MAX_LINKS} links")
     fabric = Assembly(f"full_mesh_{count}")
     ranks: list[str] = []
     for number in range(count):
