@@ -134,6 +134,7 @@ def test_disconnected_names_the_rank_and_the_direction() -> None:
         ("[1, 2]", ["expected a JSON object", "a list"]),
         ("3", ["expected a JSON object"]),
         ('{"links": []}', ["'nodes' is missing"]),
+        ('{"nodes": [], "links": [], "units": "GB/s"}', ["'unit' is missing", "'units'"]),
         ('{"node": [], "links": []}', ["'nodes' is missing", "'node'"]),
     ],
 )

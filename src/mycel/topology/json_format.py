@@ -70,6 +70,8 @@ def from_json(data: object, *, source: str = "topology") -> Topology:
             )
         if not isinstance(data[key], list):
             raise TopologyError(f"{source}: {key!r} must be a list, got {_kind_of(data[key])}")
+    if "unit" not in data and (hint := nearest("unit", data, "is it what you wrote as")):
+        raise TopologyError(f"{source}: the key 'unit' is missing{hint}")
     name = _text(data.get("name", source.rpartition("/")[2].removesuffix(".json")), f"{source}: name")
     unit = _text(data.get("unit", "link"), f"{source}: unit")
     vertices = _vertices(data["nodes"], source)

@@ -290,8 +290,8 @@ class _Description:
 
     def _vertex(self, node: yaml.Node, what: str) -> str:
         label = self._read.text(node, what=what)
-        known = [*self._ordered, *self._ranks, *self._switches]
         if not any(label in part for part in (self._ordered, self._ranks, self._switches)):
+            known = [*self._ordered, *self._ranks, *self._switches]
             listed = ", ".join(known[:8]) + (", ..." if len(known) > 8 else "")
             hint = nearest(label, known) or f"; there are {listed}"
             raise self._read.error(node, f"{what}: no rank or switch is called {label!r}{hint}")
