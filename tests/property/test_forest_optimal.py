@@ -1,0 +1,186 @@
+"""Random fabrics: bounds against enumeration of cuts and an independent linear programme, forests against bounds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from scipy.optimize import linprog
+from scipy.sparse import lil_matrix
+
+from mycel.collectives.bound import bound, find_optimum, root_weights
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
+from mycel.collectives.verify import verify_schedule
+from mycel.topology.model import Link, Topology, Vertex
+
+NAMES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+def make(num_ranks, num_switches, capacity):
+    vertices = [Vertex(kind="rank", label=f"r{i}") for i in range(num_ranks)]
+    vertices += [Vertex(kind="switch", label=f"s{i}") for i in range(num_switches)]
+    links = tuple(Link(src=a, dst=b, capacity=c) for (a, b), c in sorted(capacity.items()))
+    return Topology(name="random", unit="link", vertices=tuple(vertices), links=links)
+
+
+@st.composite
+def balanced_fabrics(draw, most_ranks=6, most_switches=4, largest=6):
+    """Sums of closed walks, so that every vertex is balanced, and then links between ranks, so that ranks are not."""
+    n = draw(st.integers(2, most_ranks))
+    switches = draw(st.integers(0, most_switches))
+    everyone = list(range(n + switches))
+    capacity = {}
+    walks = [draw(st.permutations(everyone))]
+    for _ in range(draw(st.integers(0, 4))):
+        walks.append(draw(st.permutations(everyone))[: draw(st.integers(2, len(everyone)))])
+    for walk in walks:
+        amount = draw(st.integers(1, largest))
+        for a, b in zip(walk, walk[1:] + walk[:1], strict=True):
+            capacity[a, b] = capacity.get((a, b), 0) + amount
+    for a, b in draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=4)):
+        if a != b:
+            capacity[a, b] = capacity.get((a, b), 0) + draw(st.integers(1, largest))
+    return make(n, switches, capacity)
+
+
+@st.composite
+def any_fabrics(draw, most_ranks=5, most_switches=3, largest=6):
+    """A cycle through everything and random links: switches are seldom balanced."""
+    n = draw(st.integers(2, most_ranks))
+    switches = draw(st.integers(1, most_switches))
+    everyone = list(range(n + switches))
+    cycle = draw(st.permutations(everyone))
+    capacity = {hop: draw(st.integers(1, largest)) for hop in zip(cycle, cycle[1:] + cycle[:1], strict=True)}
+    ends = st.sampled_from(everyone)
+    for a, b in draw(st.lists(st.tuples(ends, ends), max_size=8)):
+        if a != b:
+            capacity[a, b] = draw(st.integers(1, largest))
+    return make(n, switches, capacity)
+
+
+def collective_on(name, fabric, root):
+    return Collective(
+        name=name, num_ranks=fabric.num_ranks, root=root % fabric.num_ranks if name in ("broadcast", "reduce") else None
+    )
+
+
+def worst_cut(fabric, weights):
+    """max over sets B with a rank in them of (weight outside) / (capacity into B), by trying every set."""
+    everyone = range(len(fabric.vertices))
+    worst = Fraction(0)
+    for inside in chain.from_iterable(combinations(everyone, size) for size in range(1, len(everyone))):
+        missing = sum(w for rank, w in enumerate(weights) if fabric.ranks[rank] not in inside)
+        into = sum(k.capacity for k in fabric.links if k.src not in inside and k.dst in inside)
+        if missing and any(v in inside for v in fabric.ranks):
+            worst = max(worst, Fraction(missing, into))
+    return worst
+
+
+def flow_rate(fabric, weights):
+    """The optimum from flows, not cuts: balanced capacities that hold, for each rank apart, a flow of everything."""
+    num_links, n = len(fabric.links), fabric.num_ranks
+    inject = num_links * (n + 1)
+    rate = inject + n * n
+    links, total = fabric.links, sum(weights)
+    rows_le, rows_eq = [], []
+    for sink in range(n):
+        base = num_links * (1 + sink)
+        for e in range(num_links):
+            rows_le.append({base + e: 1.0, e: -1.0})
+        for r in range(n):
+            rows_le.append({inject + sink * n + r: 1.0, rate: -float(weights[r])})
+        for v in range(len(fabric.vertices)):
+            row = {base + e: 1.0 if k.dst == v else -1.0 for e, k in enumerate(links) if v in (k.src, k.dst)}
+            if v in fabric.rank_of:
+                row[inject + sink * n + fabric.rank_of[v]] = 1.0
+            if v == fabric.ranks[sink]:
+                row[rate] = -float(total)
+            rows_eq.append(row)
+    for v in fabric.switches:
+        rows_eq.append({e: 1.0 if k.dst == v else -1.0 for e, k in enumerate(links) if v in (k.src, k.dst)})
+
+    def matrix(rows):
+        out = lil_matrix((len(rows), rate + 1))
+        for i, row in enumerate(rows):
+            for j, a in row.items():
+                out[i, j] = a
+        return out.tocsr()
+
+    cost = np.zeros(rate + 1)
+    cost[rate] = -1
+    limits = [(0, k.capacity) for k in links] + [(0, None)] * (rate + 1 - num_links)
+    result = linprog(
+        cost,
+        A_ub=matrix(rows_le),
+        b_ub=np.zeros(len(rows_le)),
+        A_eq=matrix(rows_eq),
+        b_eq=np.zeros(len(rows_eq)),
+        bounds=limits,
+    )
+    return -result.fun
+
+
+@QUICK
+@given(fabric=balanced_fabrics(most_ranks=5, most_switches=3), root=st.integers(0, 5))
+def test_bound_is_the_worst_of_all_cuts(fabric, root):
+    for name in ("all_gather", "broadcast"):
+        collective = collective_on(name, fabric, root)
+        best = bound(fabric, collective)
+        weights = root_weights(collective)
+        assert best.inverse_x == worst_cut(fabric, weights)
+        inside = sum(fabric.capacity[hop] for hop in best.cut)
+        assert (best.inverse_x * inside).denominator == 1  # the cut carries a whole number of shares
+        mirrored = collective_on({"all_gather": "reduce_scatter", "broadcast": "reduce"}[name], fabric, root)
+        assert bound(fabric, mirrored).inverse_x == worst_cut(fabric.reversed(), weights)
+
+
+@QUICK
+@given(fabric=any_fabrics(), is_reversed=st.booleans())
+def test_unbalanced_switches_reach_the_optimum_over_flows(fabric, is_reversed):
+    weights = (1,) * fabric.num_ranks
+    best = find_optimum(fabric, weights, is_reversed=is_reversed)
+    assert best.inverse_x == best.inverse_x_achieved
+    reference = flow_rate(fabric.reversed() if is_reversed else fabric, weights)
+    assert float(1 / best.inverse_x) == pytest.approx(reference, rel=1e-7)
+
+
+@QUICK
+@given(fabric=st.one_of(balanced_fabrics(), any_fabrics()), name=st.sampled_from(NAMES), root=st.integers(0, 5))
+def test_forest_meets_the_bound(fabric, name, root):
+    collective = collective_on(name, fabric, root)
+    schedule = synthesize(fabric, collective)
+    verify_schedule(schedule)
+    best = bound(fabric, collective).algbw
+    if name == "all_reduce":
+        assert schedule.algbw >= best  # both phases need not load the same links
+    else:
+        assert schedule.algbw == best
+
+
+@QUICK
+@given(
+    fabric=st.one_of(balanced_fabrics(), any_fabrics()),
+    name=st.sampled_from(("all_gather", "reduce_scatter")),
+    k=st.integers(1, 4),
+)
+def test_given_k_is_verified_and_no_better_than_the_bound(fabric, name, k):
+    collective = collective_on(name, fabric, 0)
+    schedule = synthesize(fabric, collective, k=k)
+    verify_schedule(schedule)
+    assert schedule.algbw <= bound(fabric, collective).algbw
+    assert (k * fabric.num_ranks) % schedule.num_units == 0
+
+
+@QUICK
+@given(fabric=st.one_of(balanced_fabrics(), any_fabrics()), name=st.sampled_from(NAMES), root=st.integers(0, 5))
+def test_tree_is_right_on_any_fabric(fabric, name, root):
+    collective = collective_on(name, fabric, root)
+    schedule = synthesize(fabric, collective, method="tree")
+    verify_schedule(schedule)
+    assert schedule.num_units == collective.num_blocks
