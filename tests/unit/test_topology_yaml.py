@@ -233,7 +233,7 @@ def test_the_text_that_is_broken_below_is_right() -> None:
         ("ranks: 2", "ranks: 2.0", 3, ["whole number", "'2.0'"]),
         ("ranks: 2", "ranks: 0", 3, ["from 1 to 65536; got 0"]),
         ("ranks: 2", "ranks: 1000000000", 3, ["from 1 to 65536"]),
-        ("ranks: 2", "ranks: 2\n    count: 60000", 2, ["more than 65536"]),
+        ("ranks: 2", "ranks: 2\n    count: 60000", 4, ["60000 boxes of 2", "more than 65536"]),
         ("ranks: 2", "rank: 2", 3, ["unknown key 'rank'", "did you mean 'ranks'"]),
         ("name: left", "name: ''", 2, ["a box's name must be a text"]),
         ("name: left", "title: left", 2, ["unknown key 'title'"]),

@@ -206,6 +206,10 @@ class _Description:
         names = [name]
         if "count" in found:
             count = read.whole(found["count"], what=f"box {name}: count", least=1, most=MAX_VERTICES)
+            if count * size > MAX_VERTICES:
+                raise read.error(
+                    found["count"], f"box {name}: {count} boxes of {size} are more than {MAX_VERTICES} ranks"
+                )
             names = [f"{name}{number}" for number in range(count)]
         overrides = self._read_overrides(found.get("overrides"), name, size, found)
         uplinks: list[yaml.Node] = []
