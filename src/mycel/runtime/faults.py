@@ -7,7 +7,8 @@ control connections first; the first rank that knows the cause tells everybody, 
 Rules:
 
 - A closed data channel is blamed on its peer, unless within a grace period somebody announces another cause.
-- A closed control connection is ignored while nothing is outstanding with that peer: it finished and left.
+- A closed control connection alone is no failure: a rank that has finished may leave while its last bytes are still
+  on the way. If it is missed, the data channels say so.
 - On a deadline every rank says whom it waits for. The silent rank is one that is waited for and says nothing.
 - The first cause is published; the group is then poisoned, and later calls raise it at once.
 """
@@ -143,13 +144,8 @@ class Faults:
 
     def _on_control(self, job: Job, what: str, timeout_s: float) -> None:
         reports: dict[int, dict[str, Any]] = {}
-        before = set(self.control.gone)
         if self._heed(reports):
             self._conclude(job, what, timeout_s, reports)
-            return
-        for peer in self.control.gone - before:
-            if self._cause is None and job.unfinished_with(peer):
-                self._on_lost(peer, what, timeout_s)
 
     def _on_closed(self, job: Job, what: str, timeout_s: float) -> None:
         channel = job.prepared.program.channels[int(job.fields[e.J_FAILED_CHANNEL])]

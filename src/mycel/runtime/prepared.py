@@ -193,14 +193,3 @@ class Job:
             if position < p.queue_start[number + 1] and p.pending[p.queue[position]] == 0:
                 peers.add(channel.dst if channel.src == p.program.rank else channel.src)
         return tuple(sorted(peers))
-
-    def unfinished_with(self, peer: int) -> bool:
-        """Whether messages to or from ``peer`` are still outstanding."""
-        p = self.prepared
-        if self.fields[e.J_REMAINING] < 0:
-            return any(peer in (channel.src, channel.dst) for channel in p.program.channels)
-        return any(
-            peer in (channel.src, channel.dst)
-            and p.queue_start[number] + p.channel_rows[number, e.C_HEAD] < p.queue_start[number + 1]
-            for number, channel in enumerate(p.program.channels)
-        )
