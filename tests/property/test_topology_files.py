@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mycel.errors import TopologyError
@@ -13,6 +13,9 @@ from mycel.units import RATE_UNITS
 
 LABELS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
 LATENCIES = st.one_of(st.just(0.0), st.floats(0, 1e308, allow_nan=False), st.floats(1e-9, 1e-3))
+
+#: No judgement of speed: the machine may be busy.
+QUIET = settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
@@ -45,7 +48,7 @@ def topologies(draw: st.DrawFn) -> Topology:
 
 
 @given(topologies())
-@settings(deadline=None, max_examples=150)
+@QUIET
 def test_json_round_trip(topology: Topology) -> None:
     again = from_json(json.loads(json.dumps(to_json(topology))))
     assert again == topology
@@ -53,7 +56,7 @@ def test_json_round_trip(topology: Topology) -> None:
 
 
 @given(topologies())
-@settings(deadline=None, max_examples=150)
+@QUIET
 def test_yaml_round_trip(topology: Topology) -> None:
     again = parse_topology(to_yaml(topology), source="any.yaml")
     assert again == topology
@@ -75,7 +78,7 @@ JSON_VALUES = st.recursive(
 
 
 @given(JSON_VALUES)
-@settings(deadline=None, max_examples=150)
+@QUIET
 def test_any_json_is_a_topology_or_a_clear_error(data: object) -> None:
     try:
         topology = parse_topology(json.dumps(data), source="any.json")
@@ -92,7 +95,7 @@ YAML_PIECES = [*WORDS, *MARKS, "2", "1 GB/s", "a"]
 
 
 @given(st.lists(st.sampled_from(YAML_PIECES), max_size=25).map("".join))
-@settings(deadline=None, max_examples=200)
+@QUIET
 def test_any_text_is_a_topology_or_a_clear_error(text: str) -> None:
     try:
         topology = parse_topology(text, source="any.yaml")

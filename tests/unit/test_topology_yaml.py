@@ -286,7 +286,7 @@ def test_every_complaint_names_its_line(old: str, new: str, line: int, expected:
         ("ranks: 2\nname: \x07", ":2: not YAML", "special characters"),
         ("a: *b", ":1:4: not YAML", "alias"),
         ("# nothing but a comment", ": empty", ""),
-        ("[" * 50_000, ": not a topology", "nested too deeply"),
+        ("[" * 5_000, ": not a topology", "nested too deeply"),
         ("- a\n- b", ":1: a topology must be a mapping", "a list"),
         ("just words", ":1: a topology must be a mapping", "'just words'"),
         ("null", ":1: a topology must be a mapping", "nothing"),
