@@ -191,7 +191,7 @@ class Communicator:
             return found
         plan = self._plan(call.name, call.root, choice.method)
         program = plan.expand(call.num_elements, max(1, choice.piece_bytes // call.item_bytes))
-        made = prepare(program, call.item_bytes, self._descriptors(program.channels))
+        made = prepare(program, call.item_bytes, self._descriptors(program.channels), self._control.descriptors)
         self._prepared[key] = made
         self._prepared_bytes += made.num_bytes
         while self._prepared_bytes > _CACHE_BYTES and len(self._prepared) > 1:
@@ -260,7 +260,8 @@ class Communicator:
         """The job of a call; a ticket without a job where there is nothing to move."""
         if self._closed:
             raise CommunicationError("the process group has been destroyed")
-        self._faults.check()
+        if self._faults.cause is not None:
+            raise self._faults.again()
         limit = self.timeout_s if timeout_s is None else timeout_s
         self._sequence += 1
         num_bytes = call.num_elements * call.item_bytes
@@ -282,7 +283,6 @@ class Communicator:
             reduce_op=call.reduce_op,
             divisor=self.size if call.average else 0,
             header=(self._sequence, pack_kind(call.name, call.dtype, op, call.root, plan)),
-            extras=self._control.descriptors,
             deadline_ns=time.monotonic_ns() + int((limit - self._faults.grace_s(limit)) * 1e9),
             keep=call.keep,
         )

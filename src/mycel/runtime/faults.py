@@ -85,17 +85,6 @@ class Faults:
         cause = self._cause or CommunicationError("the process group has failed")
         return type(cause)(f"the process group failed earlier: {cause}")
 
-    def check(self) -> None:
-        """Take note of what peers said since the last collective.
-
-        Raises:
-            CommunicationError: the group has failed.
-        """
-        if self._cause is None:
-            self._heed(None)
-        if self._cause is not None:
-            raise self.again()
-
     def judge(self, status: int, job: Job, what: str, timeout_s: float) -> None:
         """Decide what a run's status means: return to let it go on, or raise.
 

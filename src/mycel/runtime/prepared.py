@@ -31,6 +31,9 @@ class Prepared:
         channel_rows: state of each channel, shape ``[channels, CHANNEL_FIELDS]``.
         scratch: the SCRATCH buffer.
         staging: where bytes to be reduced arrive, a part for each incoming channel.
+        extras: control descriptors to watch during a run; the array may be changed in place by its owner.
+        poll: the array that the engine hands to ``poll``.
+        addresses, scratch_address, watched, total_bytes: the part of a job's fields that every run shares.
     """
 
     program: Program
@@ -45,6 +48,12 @@ class Prepared:
     channel_rows: Ints
     scratch: Bytes
     staging: Bytes
+    extras: Ints
+    poll: Ints
+    addresses: tuple[int, ...]
+    scratch_address: int
+    watched: tuple[int, int, int]
+    total_bytes: int
 
     @property
     def num_bytes(self) -> int:
@@ -53,13 +62,14 @@ class Prepared:
         return sum(array.nbytes for array in arrays)
 
 
-def prepare(program: Program, item_bytes: int, descriptors: list[int]) -> Prepared:
+def prepare(program: Program, item_bytes: int, descriptors: list[int], extras: Ints) -> Prepared:
     """Lay a program out for the engine.
 
     Args:
         program: one rank's program.
         item_bytes: bytes of an element.
         descriptors: socket of each of the program's channels.
+        extras: control descriptors, at least one (-1 for none).
     """
     c = program.columns
     rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
@@ -78,20 +88,31 @@ def prepare(program: Program, item_bytes: int, descriptors: list[int]) -> Prepar
     np.cumsum(np.bincount(program.need_index, minlength=len(c)), out=dependent_start[1:])
     queue_start, queue = _queues(c["channel"], len(program.channels))
     channel_rows, staging = _channels(program, rows, descriptors)
+    # One spare element each: an empty array has no address to read from.
+    dependents, queue = np.append(needing[by_needed], 0), np.append(queue, 0)
+    pending = np.zeros(len(c), dtype=np.int64)
+    scratch = np.zeros(max(1, program.scratch_elements * item_bytes), dtype=np.uint8)
+    poll = np.zeros(len(channel_rows) + len(extras), dtype=np.int64)
+    read = (rows, pending0, pending, dependent_start, dependents, queue_start, queue, channel_rows)
     return Prepared(
         program=program,
         item_bytes=item_bytes,
         rows=rows,
         pending0=pending0,
-        pending=np.zeros(len(c), dtype=np.int64),
+        pending=pending,
         dependent_start=dependent_start,
-        # One spare element: an empty array has no address to read from.
-        dependents=np.append(needing[by_needed], 0),
+        dependents=dependents,
         queue_start=queue_start,
-        queue=np.append(queue, 0),
+        queue=queue,
         channel_rows=channel_rows,
-        scratch=np.zeros(max(1, program.scratch_elements * item_bytes), dtype=np.uint8),
+        scratch=scratch,
         staging=staging,
+        extras=extras,
+        poll=poll,
+        addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
+        scratch_address=scratch.ctypes.data,
+        watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
+        total_bytes=program.num_elements * item_bytes,
     )
 
 
@@ -126,12 +147,11 @@ class Job:
         bases: addresses of INPUT and OUTPUT.
         dtype, reduce_op, divisor: codes of ``reduce_kernels``; divisor 0 leaves sums undivided.
         header: sequence number and kind, as every rank must state them.
-        extras: control descriptors to watch; the array may be changed by its owner between calls of ``execute``.
         deadline_ns: CLOCK_MONOTONIC time at which to give up.
         keep: objects that own the buffers.
     """
 
-    __slots__ = ("address", "fields", "keep", "poll", "prepared")
+    __slots__ = ("address", "fields", "keep", "prepared")
 
     def __init__(
         self,
@@ -142,39 +162,35 @@ class Job:
         reduce_op: int,
         divisor: int,
         header: tuple[int, int],
-        extras: Ints,
         deadline_ns: int,
         keep: tuple[object, ...],
     ) -> None:
-        p = prepared
+        # One assignment for all fields: this runs once a call, where a small message counts microseconds.
         fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
-        poll = np.zeros(len(p.channel_rows) + len(extras) + 1, dtype=np.int64)
-        address = fields.ctypes.data
-        fields[: e.J_BASES] = (
+        address: int = fields.__array_interface__["data"][0]
+        fields[: e.J_WORK + 1] = (
             e.PENDING,
-            len(p.rows),
-            len(p.channel_rows),
-            p.rows.ctypes.data,
-            p.pending0.ctypes.data,
-            p.pending.ctypes.data,
-            p.dependent_start.ctypes.data,
-            p.dependents.ctypes.data,
-            p.queue_start.ctypes.data,
-            p.queue.ctypes.data,
-            p.channel_rows.ctypes.data,
+            *prepared.addresses,
+            *bases,
+            prepared.scratch_address,
+            dtype,
+            reduce_op,
+            divisor,
+            -1,
+            e.HEADER_MAGIC,
+            *header,
+            prepared.total_bytes,
+            deadline_ns,
+            *prepared.watched,
+            0,
+            0,
+            0,
+            0,
+            address + (e.J_WORK + 1) * 8,
         )
-        fields[e.J_BASES : e.J_BASES + 3] = (*bases, p.scratch.ctypes.data)
-        fields[e.J_DTYPE : e.J_DIVISOR + 1] = (dtype, reduce_op, divisor)
-        fields[e.J_REMAINING] = -1
-        total = p.program.num_elements * p.item_bytes
-        fields[e.J_HEADER : e.J_HEADER + 4] = (e.HEADER_MAGIC, *header, total)
-        fields[e.J_DEADLINE_NS] = deadline_ns
-        fields[e.J_POLL : e.J_EXTRAS + 1] = (poll.ctypes.data, len(extras), extras.ctypes.data)
-        fields[e.J_WORK] = address + (e.J_WORK + 1) * 8
-        fields[e.J_ELEMENT_BYTES] = p.item_bytes
+        fields[e.J_ELEMENT_BYTES] = prepared.item_bytes
         self.prepared = prepared
         self.fields = fields
-        self.poll = poll
         self.keep = keep
         self.address = address
 
