@@ -148,13 +148,15 @@ class EmulatedCluster:
     # -- building: by the thread, since a netlink socket stays with the thread that opened it ---------------
 
     def _build(self, stack: ExitStack) -> None:
+        from pyroute2.netlink.exceptions import NetlinkError
+
         try:
             self._hosts = {vertex: self._host(vertex, stack) for vertex in range(len(self.topology.vertices))}
             self._lay_cables()
             self._lay_management(stack)
             self._assign_addresses()
             self._write_routes()
-        except OSError as error:
+        except (NetlinkError, OSError) as error:
             raise EmulationError(
                 f"{self.topology.name}: the kernel refused a part of the cluster: {error}"
             ) from error

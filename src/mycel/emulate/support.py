@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mycel.emulate.namespaces import CLONE_NEWNET, CLONE_NEWUSER, NamespaceThread
+from mycel.emulate.namespaces import CLONE_NEWUSER, NamespaceThread
 from mycel.errors import EmulationError
 
 __all__ = ["acquire_privileges", "can_make_user_namespace", "check_support"]
@@ -28,7 +28,7 @@ _ENTER = f"""
 import ctypes, os, sys
 user, group = os.getuid(), os.getgid()
 library = ctypes.CDLL(None, use_errno=True)
-if library.unshare({CLONE_NEWUSER | CLONE_NEWNET}) != 0:
+if library.unshare({CLONE_NEWUSER}) != 0:
     sys.exit(os.strerror(ctypes.get_errno()))
 for name, text in (("setgroups", "deny"), ("uid_map", f"0 {{user}} 1"), ("gid_map", f"0 {{group}} 1")):
     with open("/proc/self/" + name, "w") as file:
@@ -48,7 +48,7 @@ def check_support() -> None:
     _import_pyroute2()
     if not _has_privileges():
         if can_make_user_namespace():
-            way = "run the same command under 'unshare -Urn' or with sudo"
+            way = "run the same command under 'unshare -Ur' or with sudo"
         else:
             way = "and this machine lets plain users make no user namespaces: use sudo"
         raise EmulationError(
@@ -59,7 +59,7 @@ def check_support() -> None:
 
 
 def can_make_user_namespace() -> bool:
-    """Whether a plain user may become root of a user namespace here (what ``unshare -Urn`` does)."""
+    """Whether a plain user may become root of a user namespace here (what ``unshare -Ur`` does)."""
     if sys.platform != "linux":
         return False
     attempt = subprocess.run(
