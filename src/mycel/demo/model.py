@@ -39,7 +39,7 @@ class ModelConfig:
         UsageError: sizes that do not fit together.
     """
 
-    width: int = 224
+    width: int = 192
     num_layers: int = 4
     num_heads: int = 4
     max_length: int = 128

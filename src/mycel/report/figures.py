@@ -7,6 +7,7 @@ Only measured figures are drawn as bars; the bound is a mark beside them, never 
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def panel_svg(report: Report, name: str) -> str:
         buffer = io.StringIO()
         FigureCanvasSVG(figure)
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    text = buffer.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
     return themed(text[text.index("<svg") :])
 
 

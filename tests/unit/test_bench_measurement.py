@@ -1,0 +1,158 @@
+"""Measurements: the arithmetic of nccl-tests, the JSON form, and the check that every worker makes."""
+
+from __future__ import annotations
+
+import io
+import json
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mycel.bench.case import BENCH_COLLECTIVES, Case, cases_from_text, cases_to_text
+from mycel.bench.measurement import Measurement, describe_hardware, describe_versions, summarize
+from mycel.bench.run import bench_cases, bound_algbw
+from mycel.bench.worker import contribution, prepare
+from mycel.cli.bench import bench_table
+from mycel.errors import UsageError
+from mycel.topology.builders import two_boxes
+
+
+def _measure(times_s: list[float], **changes: object) -> Measurement:
+    fields: dict[str, object] = {
+        "collective": "all_reduce",
+        "num_bytes": 16 << 20,
+        "backend": "gloo",
+        "unit": "Mbit/s",
+        "bound_algbw": Fraction(200),
+        "correct": True,
+        "world_size": 8,
+        "topology": "two_boxes",
+        "fingerprint": "0123456789ab",
+        "emulated": True,
+    }
+    return summarize(times_s, **{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_bandwidths_follow_nccl_tests() -> None:
+    m = _measure([1.0, 2.0, 3.0])
+    assert m.median_s == 2.0
+    assert m.p10_s == pytest.approx(1.2)
+    assert m.p90_s == pytest.approx(2.8)
+    assert m.algbw == pytest.approx((16 << 20) * 8 / 2.0 / 1e6)
+    assert m.busbw == pytest.approx(m.algbw * 2 * 7 / 8)
+    assert m.fraction_of_bound == pytest.approx(m.algbw / 200)
+    assert m.repeats == 3
+
+
+def test_all_gather_has_its_own_bus_factor() -> None:
+    m = _measure([1.0], collective="all_gather")
+    assert m.busbw == pytest.approx(m.algbw * 7 / 8)
+
+
+@given(
+    times=st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=9),
+    bound=st.none() | st.fractions(min_value=Fraction(1, 10), max_value=10**6),
+    correct=st.booleans(),
+    collective=st.sampled_from(BENCH_COLLECTIVES),
+)
+def test_json_line_round_trip(times: list[float], bound: Fraction | None, correct: bool, collective: str) -> None:
+    m = _measure(times, bound_algbw=bound, correct=correct, collective=collective)
+    line = m.to_line()
+    assert "\n" not in line
+    assert Measurement.from_json(json.loads(line)) == m
+    assert m.p10_s <= m.median_s <= m.p90_s
+    assert (m.fraction_of_bound is None) == (bound is None)
+
+
+def test_from_json_names_what_is_wrong() -> None:
+    data = _measure([1.0]).to_json()
+    del data["unit"]
+    data["speed"] = 3
+    with pytest.raises(UsageError, match=r"missing keys \['unit'\], unknown keys \['speed'\]"):
+        Measurement.from_json(data)
+
+
+@pytest.mark.parametrize(
+    ("times", "changes", "message"),
+    [([], {}, "no repeats"), ([1.0], {"unit": "link"}, "'link' is not a rate")],
+)
+def test_summarize_refuses(times: list[float], changes: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        _measure(times, **changes)
+
+
+def test_hardware_and_versions_are_named() -> None:
+    assert "cores" in describe_hardware()
+    assert {"mycel", "torch", "python", "kernel"} <= set(describe_versions())
+
+
+def test_cases_travel_as_text() -> None:
+    cases = (Case(collective="broadcast", num_bytes=100, calls=7), Case(collective="all_reduce", num_bytes=4))
+    assert cases_from_text(cases_to_text(cases)) == cases
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"collective": "all_to_some"}, "cannot bench 'all_to_some'"),
+        ({"mode": "lazy"}, "unknown mode 'lazy'"),
+        ({"num_bytes": 0}, "num_bytes is 0"),
+        ({"repeats": 0}, "repeats is 0"),
+    ],
+)
+def test_impossible_cases(fields: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Case(**{"collective": "all_reduce", "num_bytes": 4, **fields})  # type: ignore[arg-type]
+
+
+def test_nothing_to_bench_is_refused() -> None:
+    with pytest.raises(UsageError, match="nothing to measure"):
+        bench_cases(2, [])
+    with pytest.raises(UsageError, match="named twice"):
+        bench_cases(2, [Case(collective="broadcast", num_bytes=4)], backends=("gloo", "gloo"))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 5, 7, 8, 16, 40])
+def test_sums_of_contributions_are_exact_and_tell_ranks_apart(world_size: int) -> None:
+    parts = [contribution(0, 20000, rank, world_size) for rank in range(world_size)]
+    exact = sum(part.to(torch.float64) for part in parts)
+    assert isinstance(exact, torch.Tensor)
+    assert exact.max() < 1 << 24
+    assert torch.equal(sum(parts[1:], parts[0]).to(torch.float64), exact)
+    neighbours = [torch.equal(parts[r], parts[r + 1]) for r in range(world_size - 1)]
+    assert not any(neighbours)
+
+
+@pytest.mark.parametrize("collective", BENCH_COLLECTIVES)
+def test_rubbish_is_never_called_right(collective: str) -> None:
+    operands = prepare(Case(collective=collective, num_bytes=4096), rank=1, world_size=4)
+    operands.reset()
+    assert not operands.is_right()
+
+
+def test_odd_sizes_are_rounded_up_to_equal_blocks() -> None:
+    assert Case(collective="all_gather", num_bytes=1000).num_elements(3) == 252
+    assert Case(collective="all_reduce", num_bytes=1001).num_elements(3) == 251
+
+
+def test_bound_of_two_boxes() -> None:
+    topology = two_boxes()
+    assert bound_algbw(topology, "all_gather") == bound_algbw(topology, "reduce_scatter") == 400
+    assert bound_algbw(topology, "all_reduce") == 200
+    assert bound_algbw(topology, "broadcast") == 200
+
+
+def test_table_says_ratio_and_wrong_results() -> None:
+    from rich.console import Console
+
+    rows = [_measure([6.0]), _measure([1.5], backend="mycel", correct=False)]
+    console = Console(width=160, file=io.StringIO())
+    console.print(bench_table(rows, baseline="gloo"))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "4.00x" in text
+    assert "NO" in text
+    assert "16MB" in text
