@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -98,10 +97,12 @@ class EmulatedCluster:
             paths={path: pinned_address(number) for number, tree in enumerate(self._trees) for path in tree.paths},
         )
         self._down: set[tuple[int, int]] = set()
-        with ExitStack() as stack:
-            self.thread = stack.enter_context(NamespaceThread())
-            self.thread.call(partial(self._build, stack))
-            self._stack = stack.pop_all()
+        self.thread = NamespaceThread()
+        try:
+            self.thread.call(self._build)
+        except BaseException:
+            self.thread.close()
+            raise
 
     def __enter__(self) -> EmulatedCluster:
         return self
@@ -113,7 +114,7 @@ class EmulatedCluster:
 
     def close(self) -> None:
         """Let go of the cluster. May be called twice."""
-        self._stack.close()
+        self.thread.close()
 
     def namespace(self, rank: int) -> int:
         """Descriptor that holds the namespace of a rank."""
@@ -147,24 +148,19 @@ class EmulatedCluster:
 
     # -- building: by the thread, since a netlink socket stays with the thread that opened it ---------------
 
-    def _build(self, stack: ExitStack) -> None:
+    def _build(self) -> None:
         from pyroute2.netlink.exceptions import NetlinkError
 
         try:
-            self._hosts = {vertex: self._host(vertex, stack) for vertex in range(len(self.topology.vertices))}
+            self._hosts = {vertex: Host.create(self.thread, vertex) for vertex in range(len(self.topology.vertices))}
             self._lay_cables()
-            self._lay_management(stack)
+            self._lay_management()
             self._assign_addresses()
             self._write_routes()
         except (NetlinkError, OSError) as error:
             raise EmulationError(
                 f"{self.topology.name}: the kernel refused a part of the cluster: {error}"
             ) from error
-
-    def _host(self, vertex: int, stack: ExitStack) -> Host:
-        host = Host.create(self.thread, vertex)
-        stack.callback(self.thread.call, host.close)
-        return host
 
     def _lay_cables(self) -> None:
         pairs = sorted({(min(pair), max(pair)) for pair in self._links})
@@ -179,8 +175,8 @@ class EmulatedCluster:
         for (src, dst), rate in self._links.items():
             self._hosts[src].shape(dst, rate)
 
-    def _lay_management(self, stack: ExitStack) -> None:
-        hub = self._host(-1, stack)
+    def _lay_management(self) -> None:
+        hub = Host.create(self.thread, -1)
         hub.add_bridge(MANAGEMENT_INTERFACE)
         for rank, vertex in enumerate(self.topology.ranks):
             host = self._hosts[vertex]

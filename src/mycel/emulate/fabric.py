@@ -116,6 +116,7 @@ class Host:
         """A fresh namespace with forwarding on and the loopback interface up."""
         namespace = thread.create()
         netlink = thread.run(namespace, _open_netlink)
+        thread.at_end(netlink.close)
         netlink.link("set", index=_LOOPBACK_INDEX, state="up")
         return cls(vertex=vertex, namespace=namespace, netlink=netlink)
 
@@ -214,10 +215,6 @@ class Host:
         lines = Path("/proc/thread-self/net/dev").read_text(encoding="ascii").splitlines()[2:]
         counted = {name.strip(): fields.split() for name, fields in (line.split(":") for line in lines)}
         return {v: (int(counted[_interface(v)][8]), int(counted[_interface(v)][9])) for v in self.cables}
-
-    def close(self) -> None:
-        """Close the netlink socket."""
-        self.netlink.close()
 
     def _veth(self, name: str, other: Host, other_name: str) -> None:
         self.netlink.link("add", ifname=name, kind="veth", peer={"ifname": other_name, "net_ns_fd": other.namespace})

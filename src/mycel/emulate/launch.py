@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -134,7 +135,7 @@ def start(
         if warm is not None:
             warm()
         started: list[RankProcess] = []
-        stack.callback(_end_unsupervised, started)
+        stack.callback(_end_unsupervised, cluster, keeper, started)
         _start_ranks(cluster, command, env, directory, keeper, started)
         sink = _to_receiver(output) if output is not None else _to_streams(prefix=prefix)
         processes = RankProcesses(started, keeper=keeper, sink=sink, timeout_s=timeout_s, grace_s=grace_s)
@@ -215,7 +216,8 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
     before = {}
     try:
         for number in _FORWARDED:
-            if signal.getsignal(number) is not signal.SIG_IGN:
+            # Ignored (nohup) stays ignored; None is a handler of foreign code, which could not be put back.
+            if signal.getsignal(number) not in (signal.SIG_IGN, None):
                 before[number] = signal.signal(number, handler)
         yield
     finally:
@@ -235,20 +237,27 @@ def _start_ranks(
     hosts_file.write_text(hosts_text(cluster.topology.num_ranks), encoding="utf-8")
     topology_file.write_text(json.dumps(to_json(cluster.topology)), encoding="utf-8")
     write_wiring(cluster.wiring, wiring_file)
-    for rank in range(cluster.topology.num_ranks):
+
+    def start_one(rank: int) -> None:
         environment = rank_environment(
             cluster.topology, rank, topology_file=topology_file, wiring_file=wiring_file, extra=env
         )
-        start_one = partial(start_process, rank, list(command), environment, hosts_file=hosts_file, keeper=keeper)
-        started.append(cluster.thread.run(cluster.namespace(rank), start_one))
+        started.append(start_process(rank, command, environment, hosts_file=hosts_file, keeper=keeper))
+
+    for rank in range(cluster.topology.num_ranks):
+        cluster.thread.run(cluster.namespace(rank), partial(start_one, rank))
 
 
-def _end_unsupervised(started: Sequence[RankProcess]) -> None:
-    """Ends ranks that were started when starting another one failed; supervised ones have ended by then."""
+def _end_unsupervised(cluster: EmulatedCluster, keeper: Keeper, started: Sequence[RankProcess]) -> None:
+    """Ends ranks when starting another one failed or was interrupted; supervised ones have ended by then."""
+    cluster.thread.call(lambda: None)  # a start that was interrupted on our side may still be going on
     for rank in started:
         if rank.exit_code is None:
-            rank.process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(rank.process.pid, signal.SIGKILL)
             rank.process.communicate()
+            keeper.forget_group(rank.process.pid)
+            os.close(rank.descriptor)
 
 
 def _check_command(command: Sequence[str], env: Mapping[str, str] | None) -> None:

@@ -66,6 +66,7 @@ class NamespaceThread:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
         self._descriptors: list[int] = []
         self._current: int | None = None
+        self._farewells: list[Callable[[], object]] = []
         self._thread = threading.Thread(target=self._work, name="mycel-namespaces", daemon=True)
         self._thread.start()
 
@@ -110,6 +111,10 @@ class NamespaceThread:
         self._tasks.put((work, future))
         return future.result()
 
+    def at_end(self, work: Callable[[], object]) -> None:
+        """Have the thread call ``work()`` before it ends; later registrations first."""
+        self._farewells.append(work)
+
     def close(self) -> None:
         """End the thread and let go of the namespaces. May be called twice."""
         if self._thread.is_alive():
@@ -135,6 +140,8 @@ class NamespaceThread:
                 future.set_result(work())
             except BaseException as error:  # handed to the caller
                 future.set_exception(error)
+        while self._farewells:
+            self._farewells.pop()()
 
 
 def _system_call(name: str, *arguments: int) -> None:

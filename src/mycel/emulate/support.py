@@ -110,6 +110,10 @@ def _import_pyroute2() -> Any:
 @functools.cache
 def _try_parts() -> None:
     """Cached: what the kernel has does not change while we run. (A failure is raised anew each time.)"""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError as error:
+        raise EmulationError(f"emulation needs process descriptors (Linux 5.3): {error.strerror}") from None
     with NamespaceThread() as thread:
         namespace = thread.create()
         thread.run(namespace, _try_interfaces)
