@@ -24,7 +24,7 @@ from mycel.collectives.bound import Optimum, find_optimum, root_weights
 from mycel.collectives.maxflow import IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.packing import Tree, pack_trees
+from mycel.collectives.synth.packing import Tree, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -108,7 +108,7 @@ def build_forest(
     logical = remove_switches(best.graph, capacity, demand, boxes=boxes, is_reversed=is_reversed, progress=progress)
     rank_of = topology.rank_of
     keys = sorted(logical.arcs)
-    trees = pack_trees(
+    trees = pack_shallow(
         topology.num_ranks,
         np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
         np.array([rank_of[h] for _, h in keys], dtype=np.int64),

@@ -3,7 +3,7 @@
 Root ``r`` wants ``demand[r]`` spanning out-trees. They exist iff every rank receives the total demand from a source
 that feeds each root its demand (Edmonds 1973). A tree is grown arc by arc with multiplicity m; an arc (x, y) may
 join iff the rest stays packable, and by how much is one max-flow: from x, with every other waiting tree fed in at
-its root, to y, minus what waits. Vertices are taken breadth-first, so that trees come out shallow; where no arc
+its root, to y, minus what waits. Vertices are taken by depth, so that trees come out shallow; where no arc
 carries m, m shrinks to the most that some arc carries, and what is left over waits again at its root. (Giving back
 a partial tree to its root is safe: a set it entered gets at least as much capacity as demand back.)
 
@@ -16,15 +16,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from mycel.collectives.maxflow import IntArray, build_rows, compiled, push_flow
 from mycel.errors import SynthesisError
 
-__all__ = ["Tree", "pack_trees"]
+__all__ = ["Tree", "pack_shallow", "pack_trees"]
 
 Progress = Callable[[str, int, int], None]
+Preference = Literal["left", "order", "alternate"]
+
+#: Ranks times arcs up to which packings with a depth limit (slow), and other ways (fast), are tried as well.
+_DEPTH_SEARCH_LIMIT = 2_000
+_SEARCH_LIMIT = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +47,16 @@ class Tree:
     multiplicity: int
     edges: tuple[tuple[int, int], ...]
 
+    @property
+    def depth(self) -> int:
+        """Longest way from the root, in edges."""
+        depth = {self.root: 0}
+        for src, dst in self.edges:
+            depth[dst] = depth[src] + 1
+        return max(depth.values())
 
-def pack_trees(
+
+def pack_shallow(
     num_ranks: int,
     tail: IntArray,
     head: IntArray,
@@ -51,13 +65,85 @@ def pack_trees(
     *,
     progress: Progress | None = None,
 ) -> list[Tree]:
+    """The best of several packings: all carry the same, so what counts is few steps and few trees.
+
+    The packing with the least (depth of the deepest tree)^2 x (number of trees) is kept: every step costs a latency,
+    every tree makes messages smaller. Arguments, result and errors are those of ``pack_trees``.
+
+    Args:
+        progress: called with ``("packings", tried, total)``.
+    """
+    share = int(demand.max())
+    radius = _radius(num_ranks, tail, head, np.flatnonzero(demand).tolist())
+    ways: list[tuple[int | None, int | None, Preference]] = [(None, None, "left")]
+    if num_ranks * len(tail) <= _SEARCH_LIMIT:
+        ways.append((None, None, "alternate"))
+        if num_ranks * len(tail) <= _DEPTH_SEARCH_LIMIT:
+            ways += [(radius, None, "left"), (radius, None, "order")]
+        if share > 1:
+            ways += [(None, share // 2, "left"), (None, share // 2, "alternate")]
+        if share > 3:
+            ways.append((None, share // 4, "left"))
+    best: list[Tree] = []
+    best_cost = 0
+    for done, (deepest, largest, preference) in enumerate(ways, 1):
+        trees = pack_trees(
+            num_ranks, tail, head, capacity, demand, deepest=deepest, largest=largest, preference=preference
+        )
+        depth = max(tree.depth for tree in trees)
+        cost = depth**2 * len(trees)
+        if not best or cost < best_cost:
+            best, best_cost = trees, cost
+        if progress is not None:
+            progress("packings", done, len(ways))
+        if depth == radius and len(trees) == np.count_nonzero(demand):
+            break  # no packing is shallower or has fewer trees
+    return best
+
+
+def _radius(num_ranks: int, tail: IntArray, head: IntArray, roots: list[int]) -> int:
+    """The least depth that a tree from the worst-placed root can have."""
+    outgoing: list[list[int]] = [[] for _ in range(num_ranks)]
+    for src, dst in zip(tail.tolist(), head.tolist(), strict=True):
+        outgoing[src].append(dst)
+    worst = 0
+    for root in roots:
+        depth = {root: 0}
+        queue = [root]
+        for here in queue:
+            for far in outgoing[here]:
+                if far not in depth:
+                    depth[far] = depth[here] + 1
+                    queue.append(far)
+        worst = max(worst, *depth.values())
+    return worst
+
+
+def pack_trees(
+    num_ranks: int,
+    tail: IntArray,
+    head: IntArray,
+    capacity: IntArray,
+    demand: IntArray,
+    *,
+    deepest: int | None = None,
+    largest: int | None = None,
+    preference: Preference = "left",
+) -> list[Tree]:
     """Pack ``demand[r]`` spanning out-trees at every root ``r``.
+
+    Roots take turns, one tree each, so that none is left with what all others did not want.
 
     Args:
         num_ranks: vertices of the graph.
         tail, head, capacity: its arcs; at most one from a rank to another.
         demand: trees wanted at each root.
-        progress: called with ``("trees", packed, total)``.
+        deepest: trees grow deeper than this only where nothing else is left; ``None`` prefers few trees to
+            shallow ones.
+        largest: most units one tree may carry; ``None`` for no limit.
+        preference: among the arcs of the shallowest vertices, take first the one with most capacity left, or the
+            first in a fixed order, or that with the order turned round after each round of roots (on a ring, half
+            of the trees then go one step further clockwise and half counter-clockwise).
 
     Returns:
         Trees root by root; multiplicities of a root add up to its demand; arc loads are within capacity.
@@ -73,17 +159,18 @@ def pack_trees(
     rows = build_rows(num_ranks + 1, source_tail, source_head)
     trees: list[Tree] = []
     total, packed = int(demand.sum()), 0
-    for root in range(num_ranks):
-        while waiting[root]:
-            multiplicity, used = _grow(num_ranks, len(tail), *rows, left, waiting, root)
+    limits = (num_ranks if deepest is None else deepest, total if largest is None else largest)
+    turn = 0 if preference == "left" else 1
+    while packed < total:
+        for root in np.flatnonzero(waiting).tolist():
+            multiplicity, used = _grow(num_ranks, len(tail), *rows, left, waiting, root, *limits, turn)
             if not multiplicity:
                 raise SynthesisError(f"internal: no spanning tree from rank {root} fits; is every rank served?")
             edges = tuple((int(tail[a]), int(head[a])) for a in used)
             trees.append(Tree(root=root, multiplicity=int(multiplicity), edges=edges))
             packed += int(multiplicity)
-            if progress is not None:
-                progress("trees", packed, total)
-    return trees
+        turn = -turn if preference == "alternate" else turn
+    return sorted(trees, key=lambda tree: tree.root)
 
 
 @compiled
@@ -127,8 +214,14 @@ def _grow(
     left: IntArray,
     waiting: IntArray,
     root: int,
+    deepest: int,
+    largest: int,
+    turn: int,
 ) -> tuple[int, IntArray]:
     """Grow one tree from ``root``; ``left`` and ``waiting`` are brought up to date.
+
+    ``turn`` says which arc of the shallowest vertices comes first: 0 the one with most capacity left, 1 the first
+    of the first vertex, -1 the last of the first vertex.
 
     Returns:
         Its multiplicity (0: impossible) and its arcs in the order of growth.
@@ -137,63 +230,66 @@ def _grow(
     distance = np.empty(num_ranks + 1, dtype=np.int64)
     work = np.empty((3, num_ranks + 2), dtype=np.int64)
     tried = np.zeros(num_arcs, dtype=np.bool_)
-    in_tree = np.zeros(num_ranks, dtype=np.bool_)
+    depth = np.full(num_ranks, -1, dtype=np.int64)
     members = np.empty(num_ranks, dtype=np.int64)
     used = np.empty(num_ranks - 1, dtype=np.int64)
     members[0] = root
-    in_tree[root] = True
+    depth[root] = 0
     size = 1
-    m = waiting[root]
-    waiting[root] = 0
-    scan = 0
+    m = min(waiting[root], largest)
+    waiting[root] -= m
     while size < num_ranks:
-        if scan < size:
-            x = members[scan]
-            scan += 1
-            for place in range(start[x], start[x + 1]):
-                arc = slot[place]
-                a = arc >> 1
-                if arc & 1 or a >= num_arcs or tried[a] or left[a] < m or in_tree[ends[arc]]:
-                    continue
-                # An arc refused once stays refused: the sets that constrain it only grow in number with the tree.
-                tried[a] = True
-                y = ends[arc]
-                if _slack(
-                    num_ranks, num_arcs, start, slot, ends, left, waiting, x, y, m, residual, distance, work
-                ) >= m:  # fmt: skip
-                    left[a] -= m
-                    used[size - 1] = a
-                    members[size] = y
-                    in_tree[y] = True
-                    size += 1
-            continue
-        best, best_arc = 0, -1
+        # The arc with most capacity left among those of the shallowest vertex that has one not tried yet.
+        arc = -1
         for i in range(size):
             x = members[i]
+            if depth[x] >= deepest or (arc >= 0 and (turn != 0 or depth[x] > depth[ends[arc ^ 1]])):
+                break
             for place in range(start[x], start[x + 1]):
-                arc = slot[place]
-                a = arc >> 1
-                if arc & 1 or a >= num_arcs or left[a] <= best or in_tree[ends[arc]]:
+                other = slot[place]
+                a = other >> 1
+                if other & 1 or a >= num_arcs or tried[a] or left[a] < m or depth[ends[other]] >= 0:
                     continue
-                y = ends[arc]
-                most = min(m, left[a])
-                value = _slack(
-                    num_ranks, num_arcs, start, slot, ends, left, waiting, x, y, most, residual, distance, work
-                )
-                if value > best:
-                    best, best_arc = value, arc
-        if best <= 0:
-            return 0, used[:0]
-        for i in range(size - 1):
-            left[used[i]] += m - best
-        waiting[root] += m - best
-        m = best
-        a = best_arc >> 1
+                if arc < 0 or turn < 0 or (turn == 0 and left[a] > left[arc >> 1]):
+                    arc = other
+        if arc >= 0:
+            # An arc refused once stays refused: the sets that constrain it only grow in number with the tree.
+            a, x, y = arc >> 1, ends[arc ^ 1], ends[arc]
+            tried[a] = True
+            if _slack(num_ranks, num_arcs, start, slot, ends, left, waiting, x, y, m, residual, distance, work) < m:
+                continue
+        else:
+            # Stuck: less through the best arc from a vertex that is shallow enough, or failing that from any.
+            best = 0
+            for is_last_resort in range(2):
+                for i in range(size):
+                    x = members[i]
+                    if (best > 0 and is_last_resort) or (depth[x] >= deepest and not is_last_resort):
+                        break
+                    for place in range(start[x], start[x + 1]):
+                        other = slot[place]
+                        a = other >> 1
+                        if other & 1 or a >= num_arcs or left[a] <= best or depth[ends[other]] >= 0:
+                            continue
+                        y = ends[other]
+                        most = min(m, left[a])
+                        value = _slack(
+                            *(num_ranks, num_arcs, start, slot, ends, left, waiting),
+                            *(x, y, most, residual, distance, work),
+                        )
+                        if value > best:
+                            best, arc = value, other
+            if best <= 0:
+                return 0, used[:0]
+            for i in range(size - 1):
+                left[used[i]] += m - best
+            waiting[root] += m - best
+            m = best
+            tried[:] = False
+        a, y = arc >> 1, ends[arc]
         left[a] -= m
         used[size - 1] = a
-        members[size] = ends[best_arc]
-        in_tree[ends[best_arc]] = True
+        members[size] = y
+        depth[y] = depth[ends[arc ^ 1]] + 1
         size += 1
-        tried[:] = False
-        scan = 0
     return m, used
