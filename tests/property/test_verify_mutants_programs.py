@@ -533,3 +533,33 @@ def test_verifier_agrees_with_exhaustive_simulation(case, changes):
     for mutate, rank, i, k in changes:
         case = mutated(case, mutate, rank, i, k) or case
     assert is_accepted(case) == is_right_at_any_time(case)
+
+
+def partner_of(case: Case, rank: int, i: int) -> tuple[int, int]:
+    """The instruction at the other end: same channel, same place in its order."""
+    x = case.code[rank][i]
+    channel = case.channels[rank][x.channel]
+    before = sum(y.channel == x.channel for y in case.code[rank][:i])
+    peer = channel.dst if channel.src == rank else channel.src
+    number = case.channels[peer].index(channel)
+    return peer, [j for j, y in enumerate(case.code[peer]) if y.channel == number][before]
+
+
+@pytest.mark.parametrize("mutate", [drop, duplicate, swap_neighbours, change_count], ids=lambda m: m.__name__)
+def test_mutants_of_both_ends_of_a_message_are_judged_as_the_simulation_judges_them(mutate):
+    judged = {True: 0, False: 0}
+    for case in TINY:
+        for rank in range(case.collective.num_ranks):
+            for i, x in enumerate(case.code[rank]):
+                if x.op is not Op.SEND:
+                    continue
+                peer, j = partner_of(case, rank, i)
+                for k in (0, 1):
+                    mutant = mutated(case, mutate, rank, i, k)
+                    mutant = mutated(mutant, mutate, peer, j, k) if mutant is not None else None
+                    if mutant is not None:
+                        right = is_right_at_any_time(mutant)
+                        assert is_accepted(mutant) == right, "\n".join(p.to_text() for p in mutant.programs())
+                        judged[right] += 1
+    assert judged[mutate is swap_neighbours] >= 3  # two messages may change places if both ends agree
+    assert mutate is not drop or not judged[True]  # no message of these programs can be spared
