@@ -37,8 +37,9 @@ def balanced_fabrics(draw, most_ranks=6, most_switches=4, largest=6):
     everyone = list(range(n + switches))
     capacity = {}
     walks = [draw(st.permutations(everyone))]
-    for _ in range(draw(st.integers(0, 4))):
-        walks.append(draw(st.permutations(everyone))[: draw(st.integers(2, len(everyone)))])
+    walks += [
+        draw(st.permutations(everyone))[: draw(st.integers(2, len(everyone)))] for _ in range(draw(st.integers(0, 4)))
+    ]
     for walk in walks:
         amount = draw(st.integers(1, largest))
         for a, b in zip(walk, walk[1:] + walk[:1], strict=True):
@@ -66,7 +67,9 @@ def any_fabrics(draw, most_ranks=5, most_switches=3, largest=6):
 
 def collective_on(name, fabric, root):
     return Collective(
-        name=name, num_ranks=fabric.num_ranks, root=root % fabric.num_ranks if name in ("broadcast", "reduce") else None
+        name=name,
+        num_ranks=fabric.num_ranks,
+        root=root % fabric.num_ranks if name in ("broadcast", "reduce") else None,
     )
 
 
@@ -91,10 +94,8 @@ def flow_rate(fabric, weights):
     rows_le, rows_eq = [], []
     for sink in range(n):
         base = num_links * (1 + sink)
-        for e in range(num_links):
-            rows_le.append({base + e: 1.0, e: -1.0})
-        for r in range(n):
-            rows_le.append({inject + sink * n + r: 1.0, rate: -float(weights[r])})
+        rows_le += [{base + e: 1.0, e: -1.0} for e in range(num_links)]
+        rows_le += [{inject + sink * n + r: 1.0, rate: -float(weights[r])} for r in range(n)]
         for v in range(len(fabric.vertices)):
             row = {base + e: 1.0 if k.dst == v else -1.0 for e, k in enumerate(links) if v in (k.src, k.dst)}
             if v in fabric.rank_of:
@@ -102,8 +103,9 @@ def flow_rate(fabric, weights):
             if v == fabric.ranks[sink]:
                 row[rate] = -float(total)
             rows_eq.append(row)
-    for v in fabric.switches:
-        rows_eq.append({e: 1.0 if k.dst == v else -1.0 for e, k in enumerate(links) if v in (k.src, k.dst)})
+    rows_eq += [
+        {e: 1.0 if k.dst == v else -1.0 for e, k in enumerate(links) if v in (k.src, k.dst)} for v in fabric.switches
+    ]
 
     def matrix(rows):
         out = lil_matrix((len(rows), rate + 1))

@@ -1,0 +1,131 @@
+"""Bounds: exact on the known fabrics, proved by the cut they name."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mycel.collectives.bound import bound, find_optimum
+from mycel.collectives.maxflow import FlowGraph, as_int64
+from mycel.collectives.spec import Collective
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.load import load_topology
+from mycel.topology.model import Link, Topology, Vertex
+
+SUITE = Path(__file__).parents[1] / "data" / "topologies"
+EXPECTED = json.loads((SUITE / "expected.json").read_text())
+
+
+def fabric(num_ranks, num_switches, capacity):
+    vertices = [Vertex(kind="rank", label=f"r{i}") for i in range(num_ranks)]
+    vertices += [Vertex(kind="switch", label=f"s{i}") for i in range(num_switches)]
+    links = tuple(Link(src=a, dst=b, capacity=c) for (a, b), c in capacity.items())
+    return Topology(name="made", unit="link", vertices=tuple(vertices), links=links)
+
+
+def on(topology, name, root=None):
+    return Collective(name=name, num_ranks=topology.num_ranks, root=root)
+
+
+def missing_behind(topology, cut, *, is_gather):
+    """Blocks that must cross a cut: of ranks that cannot be on its far side, by closing that side up."""
+    ends = {dst if is_gather else src for src, dst in cut}
+    stack = list(ends)
+    while stack:
+        vertex = stack.pop()
+        for link in topology.links:
+            near, far = (link.src, link.dst) if is_gather else (link.dst, link.src)
+            if far == vertex and (link.src, link.dst) not in cut and near not in ends:
+                ends.add(near)
+                stack.append(near)
+    assert any(vertex in ends for vertex in topology.ranks)
+    return sum(vertex not in ends for vertex in topology.ranks)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_known_optima(name):
+    topology, known = load_topology(SUITE / f"{name}.json"), EXPECTED[name]
+    gather, scatter, both = (bound(topology, on(topology, c)) for c in ("all_gather", "reduce_scatter", "all_reduce"))
+    assert gather.inverse_x == Fraction(known["allgather_inverse_x"])
+    assert gather.algbw == topology.num_ranks / gather.inverse_x
+    assert both.inverse_x == gather.inverse_x + scatter.inverse_x
+    assert both.is_composition and not gather.is_composition
+    if "reduce_scatter_algbw" in known:
+        assert float(scatter.algbw) == pytest.approx(known["reduce_scatter_algbw"], abs=1e-4)
+        assert float(both.algbw) == pytest.approx(known["rs_then_ag_algbw"], abs=1e-4)
+    assert len(EXPECTED) == 19
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_cut_proves_the_bound(name):
+    topology = load_topology(SUITE / f"{name}.json")
+    for collective in ("all_gather", "reduce_scatter"):
+        best = bound(topology, on(topology, collective))
+        assert not best.by_dual
+        through = sum(topology.capacity[hop] for hop in best.cut)
+        missing = missing_behind(topology, set(best.cut), is_gather=collective == "all_gather")
+        assert Fraction(missing, through) == best.inverse_x
+
+
+def test_broadcast_is_the_least_flow_from_its_root():
+    # r0 reaches r2 over r1 (2) and s0 (1); r1 gets 3 directly and nothing else.
+    topology = fabric(3, 1, {(0, 1): 3, (1, 2): 2, (0, 3): 1, (3, 2): 1, (2, 0): 5})
+    best = bound(topology, on(topology, "broadcast", 0))
+    assert best.algbw == 3
+    assert bound(topology.reversed(), on(topology, "reduce", 0)).algbw == 3
+    assert bound(topology, on(topology, "broadcast", 1)).algbw == 2
+    assert set(bound(topology, on(topology, "broadcast", 1)).cut) == {(1, 2)}
+
+
+def test_a_switch_that_cannot_copy_costs_more_than_any_cut_says():
+    # One unit enters the switch and cannot leave twice: r1 and r2 share it, and both need the two others' blocks.
+    topology = fabric(3, 1, {(0, 3): 1, (3, 1): 1, (3, 2): 1, (1, 0): 1, (2, 0): 1})
+    best = bound(topology, on(topology, "all_gather"))
+    assert best.inverse_x == 4
+    assert best.by_dual
+    assert (0, 3) in best.cut
+    assert "switches cannot use all of their links" in best.explain()
+
+
+def test_unbalanced_switch_capacities_are_balanced_and_within_the_links():
+    topology = load_topology(SUITE / "eth4_asym_unbal.json")
+    best = find_optimum(topology, (1,) * 4, is_reversed=False)
+    flow = dict.fromkeys(range(len(topology.vertices)), Fraction(0))
+    for link, used in zip(topology.links, best.capacities, strict=True):
+        assert 0 <= used <= link.capacity
+        flow[link.dst] += used
+        flow[link.src] -= used
+    assert all(flow[switch] == 0 for switch in topology.switches)
+    assert best.inverse_x == best.inverse_x_achieved == Fraction(3, 2)
+
+
+def test_flows_to_every_rank_report_deficit_and_smallest_set():
+    graph = FlowGraph.of(fabric(3, 0, {(0, 1): 5, (1, 2): 1, (2, 0): 5}))
+    deficit, side = graph.check(as_int64([5, 1, 5]), as_int64([1, 1, 1]))
+    assert deficit.tolist() == [0, 0, 1]  # r2 has its own unit and one more through r1
+    assert np.flatnonzero(side[2]).tolist() == [2]
+    assert not graph.check(as_int64([5, 2, 5]), as_int64([1, 1, 1]))[0].any()
+
+
+def test_capacities_that_64_bits_cannot_count_are_refused():
+    large = 10**18 + 37
+    topology = fabric(3, 0, {(0, 1): large, (1, 2): large - 1, (2, 0): large - 5})
+    with pytest.raises(SynthesisError, match="coarser unit"):
+        bound(topology, on(topology, "all_gather"))
+
+
+def test_wrong_number_of_ranks_is_refused():
+    topology = load_topology(SUITE / "ring_8.json")
+    with pytest.raises(UsageError, match="over 4 ranks, but ring_8 has 8"):
+        bound(topology, Collective(name="all_gather", num_ranks=4))
+
+
+def test_explanation_names_the_links():
+    topology = load_topology("two_boxes:ranks=8,inside=400 Mbit/s,between=50 Mbit/s")
+    text = bound(topology, on(topology, "all_gather")).explain()
+    assert "at most 400 Mbit/s" in text
+    assert "4 links of 200 Mbit/s in all bind: core -> left/0 (50)" in text
