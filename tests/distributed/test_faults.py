@@ -1,0 +1,139 @@
+"""A rank is killed or stopped in the middle of an all_reduce: every survivor names it, in time, and nothing hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mycel.emulate.launch import start
+from mycel.emulate.support import check_support
+from mycel.errors import EmulationError
+from mycel.topology.load import load_topology
+
+PROGRAM = Path(__file__).parent / "programs" / "fault.py"
+CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
+TIMEOUT_S = 6.0
+#: The harness's own limit for a whole run; imports of torch on a busy machine take most of it.
+LIMIT_S = 120.0
+
+
+def _emulation_missing() -> str | None:
+    try:
+        check_support()
+    except EmulationError as error:
+        return str(error)
+    return None
+
+
+def _on_loopback(world_size: int, arguments: Sequence[str]) -> list[dict[str, object]]:
+    """Run the program on ranks that share this machine's loopback; what survivors report."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    base = {
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": "1",
+    }
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(PROGRAM), *arguments],
+            env={**os.environ, **base, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(world_size)
+    ]
+    victim = int(arguments[1])
+    deadline = time.monotonic() + LIMIT_S
+    try:
+        outputs = [
+            process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
+            for rank, process in enumerate(processes)
+            if rank != victim
+        ]
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+    return [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
+
+
+def _emulated(cluster: str, arguments: Sequence[str]) -> list[dict[str, object]]:
+    lines: list[str] = []
+    topology = load_topology(CLUSTERS / cluster)
+    victim = int(arguments[1])
+    with start(
+        topology, [sys.executable, str(PROGRAM), *arguments], output=lambda rank, line: lines.append(line)
+    ) as run:
+        deadline = time.monotonic() + LIMIT_S
+        while time.monotonic() < deadline:
+            codes = run.exit_codes
+            if all(code is not None for rank, code in enumerate(codes) if rank != victim):
+                break
+            run.wait(0.2)
+        pids = run.pids
+    assert not any(_runs(pid) for pid in pids), "a rank outlived its cluster"
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return PROGRAM.name in Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return False
+
+
+def _check(reports: list[dict[str, object]], survivors: set[int], victim: int, error: str) -> None:
+    assert {report["rank"] for report in reports} == survivors
+    causes = set()
+    for report in reports:
+        kind, message, seconds = report["first"]  # type: ignore[misc]
+        assert kind == error, message
+        assert f"rank {victim} " in message
+        assert seconds <= TIMEOUT_S + 0.5  # the deadline, and a busy machine's wake-up
+        causes.add(message)
+        kind, message, seconds = report["second"]  # type: ignore[misc]
+        assert kind == error
+        assert "failed earlier" in message
+        assert f"rank {victim} " in message
+        assert seconds < 1.0  # at once: no second deadline is waited for
+    assert len(causes) == 1, causes
+
+
+@pytest.mark.parametrize(
+    ("how", "world_size", "victim", "mode"),
+    [("kill", 3, 0, "sync"), ("stop", 3, 1, "async")],
+)
+def test_survivors_name_the_rank_on_loopback(how: str, world_size: int, victim: int, mode: str) -> None:
+    reports = _on_loopback(world_size, [how, str(victim), str(TIMEOUT_S), mode])
+    error = "PeerLostError" if how == "kill" else "CollectiveTimeoutError"
+    _check(reports, set(range(world_size)) - {victim}, victim, error)
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(_emulation_missing() is not None, reason=_emulation_missing() or "")
+@pytest.mark.parametrize(
+    ("how", "cluster", "victim", "mode"),
+    [
+        ("kill", "two_boxes.yaml", 5, "async"),
+        ("stop", "two_boxes.yaml", 5, "sync"),
+        ("stop", "ring4.yaml", 0, "async"),
+    ],
+)
+def test_survivors_name_the_rank_in_an_emulated_cluster(how: str, cluster: str, victim: int, mode: str) -> None:
+    num_ranks = load_topology(CLUSTERS / cluster).num_ranks
+    reports = _emulated(cluster, [how, str(victim), str(TIMEOUT_S), mode])
+    error = "PeerLostError" if how == "kill" else "CollectiveTimeoutError"
+    _check(reports, set(range(num_ranks)) - {victim}, victim, error)
