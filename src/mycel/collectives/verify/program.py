@@ -164,6 +164,9 @@ class _Replay:
         row = self.rows[rank][index]
         if row.final and row.op != Op.RECV_REDUCE:
             raise self._wrong(rank, index, "is marked final, which only a recv_reduce can be")
+        c = self.programs[rank].collective
+        if row.op == Op.RECV_REDUCE and not c.reduces:
+            raise self._wrong(rank, index, f"reduces, but {c.name} combines nothing")
         memory, base = self.places[rank][row.buffer]
         start = base + row.offset
         stop = start + row.count
@@ -202,8 +205,6 @@ class _Replay:
         self, rank: int, index: int, operand: list[Piece], incoming: list[Piece], *, final: bool
     ) -> list[Piece]:
         c = self.programs[rank].collective
-        if not c.reduces:
-            raise self._wrong(rank, index, f"reduces, but {c.name} combines nothing")
         cuts = sorted({piece.start for piece in operand} | {piece.start for piece in incoming})
         out: list[Piece] = []
         a = b = 0
