@@ -89,7 +89,7 @@ def train(options: argparse.Namespace) -> None:
     model = ByteGPT(config)
     ddp = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, eps=1e-7
+        model.parameters(), lr=options.learning_rate, betas=(0.9, 0.95), weight_decay=0.1, eps=1e-7, fused=True
     )
     generator = torch.Generator().manual_seed(options.seed * 1009 + rank)
     held_out = _held_out_share(corpus.held_out, options, rank, world_size)

@@ -1,0 +1,139 @@
+"""Benches with real processes: on an emulated star, on loopback, and when a rank fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mycel.bench.case import BENCH_COLLECTIVES, Case
+from mycel.bench.measurement import Measurement
+from mycel.bench.ranks import run_on_cluster, run_on_loopback
+from mycel.bench.run import bench_cases
+from mycel.emulate import check_support
+from mycel.errors import CommunicationError, EmulationError, UsageError
+from mycel.topology import to_json
+from mycel.topology.builders import star
+
+
+def _missing() -> str:
+    try:
+        check_support()
+    except EmulationError as error:
+        return str(error)
+    return ""
+
+
+emulated = pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
+
+
+def _ignore(rank: int, record: dict[str, Any]) -> None:
+    pass
+
+
+def _run_mycel(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", "from mycel.cli import main; main()", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.namespaces
+@emulated
+def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
+    topology = star(num_ranks=3, bandwidth="400 Mbit/s")
+    file = tmp_path / "star.json"
+    file.write_text(json.dumps(to_json(topology)), encoding="utf-8")
+    result = _run_mycel("bench", str(file), "--collective", "all", "--sizes", "3000,48KB", "--repeats", "2", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert (document["unit"], document["world_size"], document["emulated"]) == ("Mbit/s", 3, True)
+    rows = [Measurement.from_json(row) for row in document["rows"]]
+    assert [(m.collective, m.bytes, m.backend) for m in rows] == [
+        (collective, size, backend)
+        for collective in BENCH_COLLECTIVES
+        for size in (3000, 48 << 10)
+        for backend in ("gloo", "mycel")
+    ]
+    for m in rows:
+        assert m.correct
+        assert m.repeats == 2
+        assert 0 < m.p10_s <= m.median_s <= m.p90_s
+        assert m.algbw == pytest.approx(m.bytes * 8 / m.median_s / 1e6)
+        assert m.fraction_of_bound is not None
+        assert m.fingerprint == topology.fingerprint
+
+
+def test_bench_on_loopback_over_gloo() -> None:
+    cases = [Case(collective=c, num_bytes=1000, repeats=2, calls=3) for c in BENCH_COLLECTIVES]
+    cases.append(Case(collective="all_reduce", num_bytes=4096, repeats=2, mode="busy"))
+    seen: list[Measurement] = []
+    rows = bench_cases(2, cases, backends=("gloo",), timeout_s=120, progress=seen.append)
+    assert rows == seen
+    assert [m.collective for m in rows] == [*BENCH_COLLECTIVES, "all_reduce"]
+    assert [m.repeats for m in rows] == [6, 6, 6, 6, 2]
+    assert rows[-1].mode == "busy"
+    assert all(m.correct and m.fraction_of_bound is None and not m.emulated for m in rows)
+    assert {m.unit for m in rows} == {"GB/s"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("bench",), "either a topology file or --loopback"),
+        (("bench", "--loopback", "1"), "at least 2"),
+        (("bench", "--loopback", "2", "--collective", "all_to_some"), "cannot bench 'all_to_some'"),
+        (("bench", "--loopback", "2", "--sizes", "big"), "cannot read 'big' as a size"),
+        (("bench", "no-such-cluster.yaml"), "no-such-cluster"),
+    ],
+)
+def test_wrong_command_lines(arguments: tuple[str, ...], message: str) -> None:
+    result = _run_mycel(*arguments)
+    assert result.returncode == 2
+    assert message in result.stderr
+    assert result.stdout == ""
+    assert "Traceback" not in result.stderr
+
+
+def test_records_and_what_a_failing_rank_said() -> None:
+    code = (
+        "import os, sys, json; r = os.environ['RANK']; print(json.dumps({'rank': r}), flush=True)\n"
+        "print('{not json', flush=True); sys.exit('my disk is full' if r == '1' else 0)"
+    )
+    records: list[tuple[int, dict[str, Any]]] = []
+    with pytest.raises(CommunicationError, match=r"exit code 1; .*rank 1: my disk is full"):
+        run_on_loopback(
+            2, [sys.executable, "-c", code], sink=lambda rank, record: records.append((rank, record)), timeout_s=60
+        )
+    assert (1, {"rank": "1"}) in records
+
+
+def test_a_sink_that_fails_is_heard() -> None:
+    def broken(rank: int, record: dict[str, Any]) -> None:
+        raise UsageError("cannot take this")
+
+    with pytest.raises(UsageError, match="cannot take this"):
+        run_on_loopback(2, [sys.executable, "-c", "print('{}')"], sink=broken, timeout_s=60)
+
+
+def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
+    code = (
+        "import os, pathlib, signal; "
+        f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid())); signal.pause()"
+    )
+    with pytest.raises(CommunicationError, match="time is over"):
+        run_on_loopback(2, [sys.executable, "-c", code], sink=_ignore, timeout_s=1.0)
+    for file in tmp_path.iterdir():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(file.read_text()), 0)
+
+
+@pytest.mark.namespaces
+@emulated
+def test_a_failing_rank_of_a_cluster_is_heard() -> None:
+    code = "import os, sys; sys.exit('out of memory' if os.environ['RANK'] == '0' else 0)"
+    with pytest.raises(CommunicationError, match="rank 0: out of memory"):
+        run_on_cluster(star(num_ranks=2), [sys.executable, "-c", code], sink=_ignore, timeout_s=60)
