@@ -1,0 +1,189 @@
+"""Lowering: programs of small fabrics and awkward sizes are right, in bounded pieces, the same every time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mycel.collectives.lower import Plan, chunk_bounds, lower
+from mycel.collectives.program import Buffer, Op
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.spec import COLLECTIVES, Collective
+from mycel.collectives.synth import synthesize
+from mycel.collectives.verify import verify_programs, verify_schedule
+from mycel.errors import ScheduleError
+from mycel.topology.builders import loopback, ring, two_boxes
+from mycel.topology.json_format import from_json
+from mycel.topology.model import Topology
+
+DATA = Path(__file__).resolve().parents[1] / "data" / "topologies"
+FABRICS = ("two_boxes", "ring", "loopback", "unbalanced")
+METHODS = ("forest", "tree")
+
+
+@cache
+def fabric(name: str) -> Topology:
+    if name == "unbalanced":
+        return from_json(json.loads((DATA / "eth4_asym_unbal.json").read_text()))
+    builders = {"two_boxes": two_boxes(num_ranks=4), "ring": ring(num_ranks=5), "loopback": loopback(num_ranks=3)}
+    return builders[name]
+
+
+@cache
+def schedule(where: str, name: str, method: str) -> Schedule:
+    topology = fabric(where)
+    root = topology.num_ranks - 1 if name in ("broadcast", "reduce") else None
+    made = synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks, root=root), method=method)
+    verify_schedule(made)
+    return made
+
+
+every_schedule = pytest.mark.parametrize(
+    ("where", "name", "method"), [(w, n, m) for w in FABRICS for n in COLLECTIVES for m in METHODS]
+)
+
+
+@every_schedule
+def test_programs_are_right_at_awkward_sizes(where: str, name: str, method: str) -> None:
+    made = schedule(where, name, method)
+    blocks = made.collective.num_blocks
+    for elements, piece in ((0, 4), (1, 4), (2, 1), (3, 2), (7, 1), (13, 5), (61, 8), (61, 1000)):
+        verify_programs(lower(made, elements * blocks, piece_elements=piece))
+
+
+@every_schedule
+def test_pieces_are_bounded_and_cover_what_a_transfer_carries(where: str, name: str, method: str) -> None:
+    made = schedule(where, name, method)
+    elements = 37 * made.collective.num_blocks
+    bounds = chunk_bounds(made, elements)
+    for program in lower(made, elements, piece_elements=5):
+        wire = program.columns[program.columns["op"] != Op.COPY]
+        assert wire["count"].max() <= 5
+        for number, channel in enumerate(program.channels):
+            on_channel = [
+                t for t in made.transfers if (t.src, t.dst, t.path) == (channel.src, channel.dst, channel.path)
+            ]
+            carried = sum(int(bounds[t.chunk, 1] - bounds[t.chunk, 0]) for t in on_channel)
+            assert wire["count"][wire["channel"] == number].sum() == carried
+
+
+@every_schedule
+def test_chunk_bounds_partition_every_block(where: str, name: str, method: str) -> None:
+    made = schedule(where, name, method)
+    blocks = made.collective.num_blocks
+    for block in (0, 1, 2, 5, 97, 10**9 + 7):
+        bounds = chunk_bounds(made, block * blocks)
+        order = np.argsort([chunk.start for chunk in made.chunks])
+        spans = [(int(a), int(b)) for a, b in bounds[order]]
+        assert spans[0][0] == 0 and spans[-1][1] == block * blocks
+        assert all(left[1] == right[0] for left, right in pairwise(spans))
+        assert all(start <= stop for start, stop in spans)
+        for chunk, (start, stop) in zip(range(len(bounds)), bounds, strict=True):
+            owner = made.block_of(chunk)
+            assert owner * block <= start and stop <= (owner + 1) * block
+
+
+def test_chunks_are_cut_exactly_where_units_times_elements_exceed_64_bits() -> None:
+    base = schedule("loopback", "broadcast", "tree")
+    units = 3 * 10**9
+    transfers = tuple(replace(t, chunk=c) for c in range(2) for t in base.transfers if not t.after)
+    chunks = (Chunk(start=0, stop=10**9), Chunk(start=10**9, stop=units))
+    made = replace(base, num_units=units, chunks=chunks, transfers=transfers)
+    assert chunk_bounds(made, 9 * 10**12).tolist() == [[0, 3 * 10**12], [3 * 10**12, 9 * 10**12]]
+
+
+def test_the_same_program_every_time() -> None:
+    made = schedule("two_boxes", "all_reduce", "forest")
+    for one, other in zip(lower(made, 100, piece_elements=7), lower(made, 100, piece_elements=7), strict=True):
+        assert one.to_text() == other.to_text()
+
+
+def test_every_element_is_averaged_once_on_the_way() -> None:
+    """Of all ranks together, instructions marked final cover each element of a reduction exactly once."""
+    for where in FABRICS:
+        for method in METHODS:
+            made = schedule(where, "reduce_scatter", method)
+            block = 11
+            for program in lower(made, block * made.collective.num_blocks, piece_elements=4):
+                counted = np.zeros(block, dtype=int)
+                for i in program.instructions:
+                    if i.final:
+                        assert i.buffer is Buffer.OUTPUT
+                        counted[i.offset : i.offset + i.count] += 1
+                assert (counted == 1).all()
+
+
+def test_all_gather_copies_its_own_block_last_and_nothing_waits_for_it() -> None:
+    made = schedule("ring", "all_gather", "tree")
+    for program in lower(made, 40, piece_elements=3):
+        copies = [i for i, row in enumerate(program.instructions) if row.op is Op.COPY]
+        assert copies == [len(program.columns) - 1]
+        assert copies[0] not in program.need_index
+        row = program.instructions[copies[0]]
+        assert (row.buffer, row.offset, row.count) == (Buffer.OUTPUT, 8 * program.rank, 8)
+
+
+# -- what cannot be lowered ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("piece", [0, -1])
+def test_pieces_hold_at_least_an_element(piece: int) -> None:
+    with pytest.raises(ScheduleError, match="at least 1"):
+        lower(schedule("ring", "all_reduce", "tree"), 10, piece_elements=piece)
+
+
+def test_elements_divide_into_blocks() -> None:
+    with pytest.raises(ScheduleError, match="7 elements do not divide into 5 blocks"):
+        lower(schedule("ring", "all_gather", "tree"), 7, piece_elements=1)
+
+
+def _on_a_line(name: str, *transfers: Transfer, num_chunks: int = 1) -> Schedule:
+    """A schedule on three ranks in a ring, written by hand."""
+    collective = Collective(name=name, num_ranks=3, root=0 if name == "broadcast" else None)
+    chunks = tuple(Chunk(start=i, stop=i + 1) for i in range(num_chunks))
+    return Schedule(
+        collective=collective,
+        topology=ring(num_ranks=3),
+        method="by-hand",
+        num_units=num_chunks,
+        chunks=chunks,
+        transfers=transfers,
+    )
+
+
+def test_a_rank_cannot_wait_for_what_it_does_not_see() -> None:
+    foreign = _on_a_line(
+        "broadcast",
+        Transfer(chunk=0, src=0, dst=1, reduce=False, path=(0, 1)),
+        Transfer(chunk=0, src=0, dst=2, reduce=False, path=(0, 2)),
+        Transfer(chunk=0, src=2, dst=1, reduce=False, path=(2, 1), after=(0, 1)),
+    )
+    with pytest.raises(ScheduleError, match=r"transfer 2 waits for transfer 0 \(chunk 0, 0 -> 1\)"):
+        Plan(foreign, 2)
+
+
+def test_a_rank_cannot_wait_for_another_chunk() -> None:
+    crossed = _on_a_line(
+        "broadcast",
+        Transfer(chunk=0, src=0, dst=1, reduce=False, path=(0, 1)),
+        Transfer(chunk=1, src=1, dst=2, reduce=False, path=(1, 2), after=(0,)),
+        num_chunks=2,
+    )
+    with pytest.raises(ScheduleError, match="only wait for its own rank's transfers of the same chunk"):
+        Plan(crossed, 1)
+
+
+def test_reduce_scatter_programs_do_not_overwrite_partial_sums() -> None:
+    copying = _on_a_line(
+        "reduce_scatter",
+        Transfer(chunk=0, src=1, dst=0, reduce=False, path=(1, 0)),
+        num_chunks=3,
+    )
+    with pytest.raises(ScheduleError, match="cannot copy into a partial sum"):
+        Plan(copying, 0)
