@@ -25,7 +25,7 @@ def emulate(
         typer.Argument(help="Program and arguments, after '--'.", metavar="-- COMMAND...", show_default=False),
     ] = None,
     timeout: Annotated[float | None, typer.Option(help="Seconds the run may take; then exit code 124.")] = None,
-    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Do not begin lines with [rank0]:.")] = False,
+    no_prefix: Annotated[bool, typer.Option("--no-prefix", help="Do not begin lines with the rank.")] = False,
     grace: Annotated[
         float, typer.Option(help="Seconds that ranks may go on after the first failure or a signal.", min=0.0)
     ] = 30.0,

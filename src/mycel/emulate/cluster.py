@@ -43,7 +43,11 @@ _CREDIBLE_RATE = Fraction(10**10, 8)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCounters:
-    """What one direction of a cable has carried, headers included."""
+    """What one direction of a cable has carried.
+
+    The kernel hands on large packets uncut, with one header for many segments, and counts them so; the shaping
+    counts the headers of all segments.
+    """
 
     num_bytes: int
     num_packets: int
