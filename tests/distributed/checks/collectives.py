@@ -1,0 +1,321 @@
+"""What every rank runs for ``test_collectives.py``. Inputs follow from the rank, so that all ranks know all of them.
+
+Functions return digests of the bits they got where all ranks must have got the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.int32, torch.int64)
+SIZES = (0, 1, 7, 1000, 300001)
+OPS = ("SUM", "AVG", "MAX", "MIN", "PRODUCT")
+
+
+def digest(*tensors: Tensor) -> str:
+    sha = hashlib.sha256()
+    for tensor in tensors:
+        sha.update(tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()[:16]
+
+
+def given(rank: int, size: int, dtype: torch.dtype, op: str = "SUM", salt: int = 0) -> Tensor:
+    """A rank's contribution; factors of a product are near one, so that no type overflows."""
+    generator = torch.Generator().manual_seed(1000 * salt + rank)
+    if not dtype.is_floating_point:
+        bound = 3 if op == "PRODUCT" else 1000
+        return torch.randint(-bound, bound + 1, (size,), generator=generator, dtype=dtype)
+    values = torch.randn(size, generator=generator, dtype=torch.float64)
+    if op == "PRODUCT":
+        values = 1.0 + 0.1 * values.clamp(-3, 3)
+    return values.to(dtype)
+
+
+def reduced(parts: list[Tensor], op: str) -> Tensor:
+    """The reduction rank by rank in the parts' own type, as plain torch does it."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        if op in ("SUM", "AVG"):
+            total += part
+        elif op == "PRODUCT":
+            total *= part
+        else:
+            total = torch.maximum(total, part) if op == "MAX" else torch.minimum(total, part)
+    if op == "AVG":
+        total = total / len(parts) if total.is_floating_point() else total.div(len(parts), rounding_mode="trunc")
+    return total
+
+
+def reference(parts: list[Tensor], op: str) -> np.ndarray:
+    """The reduction in 80-bit floats: a judge of float64 as well."""
+    wide = np.stack([part.to(torch.float64).numpy() for part in parts]).astype(np.longdouble)
+    if op == "PRODUCT":
+        return wide.prod(axis=0)
+    return wide.sum(axis=0) / (len(parts) if op == "AVG" else 1)
+
+
+def assert_as_good_as_torch(ours: Tensor, parts: list[Tensor], op: str) -> None:
+    """At most twice the error of plain torch in the same type; exact where nothing is rounded."""
+    plain = reduced(parts, op)
+    assert ours.dtype == plain.dtype
+    case = f"{op} of {ours.numel()} elements of {ours.dtype} over {len(parts)} ranks"
+    if op in ("MAX", "MIN") or not ours.is_floating_point():
+        assert torch.equal(ours, plain), case
+        return
+    exact = reference(parts, op)
+    error = np.abs(ours.to(torch.float64).numpy() - exact)
+    allowed = np.abs(plain.to(torch.float64).numpy() - exact)
+    if ours.numel() >= 1000:
+        assert error.max() <= 2 * allowed.max(), case
+        assert error.mean() <= 2 * allowed.mean(), case
+    # So few elements may be exact by luck in torch's order of adding and not in ours: bound each by its roundings.
+    magnitude = reference([part.abs() for part in parts], op)
+    assert (error <= 1.01 * len(parts) * torch.finfo(ours.dtype).eps * magnitude).all(), case
+
+
+def all_reduce(rank: int, size: int) -> list[str]:
+    """Every type, operation and size; twice, with the same bits."""
+    digests = []
+    cases = [(n, dtype, op) for n in SIZES[:-1] for dtype in (*FLOATS, *INTEGERS) for op in OPS]
+    cases += [(SIZES[-1], dtype, "SUM") for dtype in (*FLOATS, *INTEGERS)] + [(SIZES[-1], torch.float32, "AVG")]
+    for n, dtype, op in cases:
+        parts = [given(r, n, dtype, op) for r in range(size)]
+        results = []
+        for _ in range(2):
+            tensor = parts[rank].clone()
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
+            results.append(tensor)
+        assert digest(results[0]) == digest(results[1]), (n, dtype, op)
+        if n:
+            assert_as_good_as_torch(results[0], parts, op)
+        digests.append(digest(results[0]))
+    return digests
+
+
+def shapes(rank: int, size: int) -> list[str]:
+    """Tensors that are no plain vectors: non-contiguous, of several dimensions, views that leave gaps."""
+    base = given(rank, 35, torch.float32).view(5, 7)
+    total = reduced([given(r, 35, torch.float32) for r in range(size)], "SUM").view(5, 7)
+    turned = base.clone().t()
+    dist.all_reduce(turned)
+    torch.testing.assert_close(turned, total.t())
+    wide = base.clone()
+    dist.all_reduce(wide[:, ::2])
+    torch.testing.assert_close(wide[:, ::2], total[:, ::2])
+    assert torch.equal(wide[:, 1::2], base[:, 1::2]), "what lies between must stay"
+
+    gathered = torch.empty(7 * size, 10).t()
+    outputs = list(gathered.split(7, dim=1))
+    source = torch.arange(70.0).view(7, 10).t() + rank
+    dist.all_gather(outputs, source)
+    for r in range(size):
+        assert torch.equal(outputs[r], torch.arange(70.0).view(7, 10).t() + r)
+
+    sent = base.clone().t() if rank == size - 1 else torch.zeros(7, 5)
+    dist.broadcast(sent, size - 1)
+    assert torch.equal(sent, given(size - 1, 35, torch.float32).view(5, 7).t())
+    kept = torch.zeros(2, 3, 5).transpose(0, 2)
+    whole = torch.ones(size * 5, 3, 2) * (rank + 1)
+    dist.reduce_scatter_tensor(kept, whole)
+    assert (kept == size * (size + 1) / 2).all()
+    return [digest(turned), digest(gathered), digest(sent)]
+
+
+def all_gather(rank: int, size: int) -> list[str]:
+    """List, single-tensor and coalesced forms, in place and out of place; inputs stay as they were."""
+    digests = []
+    for n in SIZES:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64):
+            if n == SIZES[-1] and dtype not in (torch.float32, torch.uint8):
+                continue
+            parts = [given(r, n, torch.int64).to(dtype) for r in range(size)]
+            expected = torch.cat(parts)
+            mine = parts[rank].clone()
+            outputs = [torch.zeros(n, dtype=dtype) for _ in range(size)]
+            dist.all_gather(outputs, mine)
+            assert torch.equal(torch.cat(outputs), expected)
+            whole = torch.zeros(n * size, dtype=dtype)
+            dist.all_gather_into_tensor(whole, mine)
+            assert torch.equal(whole, expected)
+            assert torch.equal(mine, parts[rank])
+            stacked = torch.zeros(size, n, dtype=dtype)
+            dist.all_gather_into_tensor(stacked, mine)
+            assert torch.equal(stacked.view(-1), expected)
+            in_place = torch.zeros(n * size, dtype=dtype)
+            own = in_place[rank * n : (rank + 1) * n]
+            own.copy_(mine)
+            dist.all_gather_into_tensor(in_place, own)
+            assert torch.equal(in_place, expected)
+            digests.append(digest(whole))
+    with dist._coalescing_manager(async_ops=False):
+        wholes = [torch.zeros(n * size) for n in (3, 1, 50)]
+        for n, whole in zip((3, 1, 50), wholes, strict=True):
+            dist.all_gather_into_tensor(whole, given(rank, n, torch.float32, salt=n))
+    for n, whole in zip((3, 1, 50), wholes, strict=True):
+        assert torch.equal(whole, torch.cat([given(r, n, torch.float32, salt=n) for r in range(size)]))
+    return digests
+
+
+def reduce_scatter(rank: int, size: int) -> None:
+    """List, single-tensor and coalesced forms; inputs stay as they were."""
+    for n in SIZES[:-1]:
+        for dtype in (*FLOATS, *INTEGERS):
+            for op in OPS if n == 1000 else ("SUM", "AVG"):
+                check_reduce_scatter(rank, size, n, dtype, op)
+    check_reduce_scatter(rank, size, 100003, torch.float32, "SUM")
+    inputs = [given(rank, n * size, torch.float32, salt=n) for n in (3, 1, 50)]
+    outputs = [torch.zeros(n) for n in (3, 1, 50)]
+    with dist._coalescing_manager(async_ops=False):
+        for source, target in zip(inputs, outputs, strict=True):
+            dist.reduce_scatter_tensor(target, source)
+    for n, target in zip((3, 1, 50), outputs, strict=True):
+        parts = [given(r, n * size, torch.float32, salt=n)[rank * n : (rank + 1) * n] for r in range(size)]
+        assert_as_good_as_torch(target, parts, "SUM")
+
+
+def check_reduce_scatter(rank: int, size: int, n: int, dtype: torch.dtype, op: str) -> None:
+    wholes = [given(r, n * size, dtype, op) for r in range(size)]
+    mine = wholes[rank].clone()
+    code = getattr(dist.ReduceOp, op)
+    target = torch.zeros(n, dtype=dtype)
+    dist.reduce_scatter_tensor(target, mine, op=code)
+    again = torch.zeros(n, dtype=dtype)
+    dist.reduce_scatter(again, [part.clone() for part in mine.split(n)] if n else [mine] * size, op=code)
+    assert torch.equal(mine, wholes[rank]), "reduce_scatter must not touch its input"
+    assert digest(target) == digest(again)
+    if n:
+        assert_as_good_as_torch(target, [whole[rank * n : (rank + 1) * n] for whole in wholes], op)
+    own = mine[rank * n : (rank + 1) * n]
+    dist.reduce_scatter_tensor(own, mine, op=code)
+    assert digest(own) == digest(target), "in place"
+
+
+def broadcast(rank: int, size: int) -> list[str]:
+    """From every root, every kind of element, and barriers between."""
+    digests = []
+    for root in range(size):
+        for n in SIZES if root == 0 else SIZES[:-1]:
+            dtype = (torch.float32, torch.uint8, torch.bool, torch.int16)[root % 4]
+            expected = given(root, n, torch.int64, salt=root).to(dtype)
+            tensor = expected.clone() if rank == root else torch.zeros(n, dtype=dtype)
+            dist.broadcast(tensor, root)
+            assert torch.equal(tensor, expected)
+            digests.append(digest(tensor))
+        dist.barrier()
+    return digests
+
+
+def several_at_once(rank: int, size: int) -> list[str]:
+    """Started together, waited for in another order, mixed with blocking ones; futures and callbacks."""
+    tensors = [given(rank, n, torch.float32, salt=n) for n in (5, 70000, 1, 3000, 0, 12345)]
+    expected = [
+        reduced([given(r, n, torch.float32, salt=n) for r in range(size)], "SUM")
+        for n in (5, 70000, 1, 3000, 0, 12345)
+    ]
+    works = [dist.all_reduce(t, async_op=True) for t in tensors[:4]]
+    gathered = torch.zeros(size)
+    gathering = dist.all_gather_into_tensor(gathered, torch.tensor([float(rank)]), async_op=True)
+    dist.all_reduce(tensors[4])
+    works += [dist.all_reduce(tensors[5], async_op=True)]
+    chained = works[-1].get_future().then(lambda f: [t.clone() for t in f.value()])
+    for work in reversed(works):
+        work.wait()
+        assert work.is_completed()
+        assert work.exception() is None
+    gathering.wait()
+    assert torch.equal(gathered, torch.arange(float(size)))
+    for tensor, right in zip(tensors, expected, strict=True):
+        torch.testing.assert_close(tensor, right)
+    assert torch.equal(chained.wait()[0], tensors[5])
+
+    many = [torch.full((10,), float(rank + i)) for i in range(300)]
+    works = [dist.all_reduce(t, async_op=True) for t in many]
+    for i, (work, tensor) in enumerate(zip(works, many, strict=True)):
+        work.wait()
+        assert (tensor == sum(r + i for r in range(size))).all()
+
+    with dist._coalescing_manager(async_ops=True) as manager:
+        pair = [torch.full((4,), float(rank)), torch.full((9,), float(rank))]
+        for tensor in pair:
+            dist.all_reduce(tensor)
+    manager.wait()
+    assert all((tensor == size * (size - 1) / 2).all() for tensor in pair)
+    return [digest(*tensors), digest(*many)]
+
+
+def not_scheduled(rank: int, size: int) -> None:
+    """What mycel has no schedules for yet works all the same."""
+    total = size * (size - 1) // 2
+    each_other = torch.zeros(size, 3)
+    dist.all_to_all_single(each_other, torch.full((size, 3), float(rank)))
+    assert torch.equal(each_other, torch.arange(float(size)).view(-1, 1).expand(size, 3))
+
+    parts = [torch.zeros(2) for _ in range(size)] if rank == size - 1 else None
+    dist.gather(torch.full((2,), float(rank)), parts, dst=size - 1)
+    assert parts is None or [p[0].item() for p in parts] == list(range(size))
+    kept = torch.zeros(2)
+    dist.scatter(kept, [torch.full((2,), float(r)) for r in range(size)] if rank == 0 else None, src=0)
+    assert (kept == rank).all()
+    at_root = torch.full((5,), float(rank))
+    dist.reduce(at_root, dst=0)
+    assert rank != 0 or (at_root == total).all()
+
+    came = torch.zeros(3)
+    sending = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
+    dist.recv(came, (rank - 1) % size)
+    sending.wait()
+    assert (came == (rank - 1) % size).all()
+    came = torch.zeros(3)
+    swaps = [
+        dist.P2POp(dist.isend, torch.full((3,), float(rank)), (rank - 1) % size),
+        dist.P2POp(dist.irecv, came, (rank + 1) % size),
+    ]
+    for work in dist.batch_isend_irecv(swaps):
+        work.wait()
+    assert (came == (rank + 1) % size).all()
+
+    bits = torch.tensor([0b1111 ^ (1 << rank % 4), 0b1000], dtype=torch.int32)
+    dist.all_reduce(bits, op=dist.ReduceOp.BAND)
+    assert bits.tolist() == [0b1111 & ~sum(1 << b for b in {r % 4 for r in range(size)}), 0b1000]
+    small = torch.tensor([rank, 1], dtype=torch.uint8)
+    dist.all_reduce(small)
+    assert small.tolist() == [total, size]
+    truth = torch.tensor([rank == 0, False])
+    dist.all_reduce(truth, op=dist.ReduceOp.MAX)
+    assert truth.tolist() == [True, False]
+
+    objects: list[Any] = [None] * size
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(size)]
+    told = [{"from": 0}] if rank == 0 else [None]
+    dist.broadcast_object_list(told, src=0)
+    assert told == [{"from": 0}]
+    with pytest.raises(ValueError, match="output has 5 elements"):
+        dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(4))
+    with pytest.raises(ValueError, match="input has 5 elements"):
+        dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(5))
+
+
+CHECKS: tuple[Callable[[int, int], Any], ...] = (
+    all_reduce,
+    shapes,
+    all_gather,
+    reduce_scatter,
+    broadcast,
+    several_at_once,
+    not_scheduled,
+)
+
+
+def everything(rank: int, size: int) -> dict[str, Any]:
+    """All checks in one process group; what each returned, by name."""
+    return {check.__name__: check(rank, size) for check in CHECKS}

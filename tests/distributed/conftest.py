@@ -1,0 +1,115 @@
+"""Runs functions on ranks: ``run_ranks(world_size, "collectives", "all_reduce")`` calls a function of ``checks/``."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import select
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+#: Seconds for the launcher to import torch and to load, or once on a machine compile, the engine.
+START_S = 240.0
+
+
+class Launcher:
+    """The process that forks ranks; started at first use."""
+
+    def __init__(self) -> None:
+        self.process: subprocess.Popen[str] | None = None
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+        process = self.process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        ready, _, _ = select.select([process.stdout], [], [], START_S + request["timeout_s"])
+        line = process.stdout.readline() if ready else ""
+        if not line:
+            self.stop()
+            pytest.fail("the launcher of ranks ended or did not answer")
+        return json.loads(line)  # type: ignore[no-any-return]
+
+    def start(self) -> None:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MYCEL_") and k not in ("RANK", "WORLD_SIZE")}
+        # Threads of a BLAS library would make forking unsafe, and two cores slower.
+        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "launcher.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
+
+    def stop(self) -> None:
+        if self.process is not None:
+            assert self.process.stdin is not None and self.process.stdout is not None
+            self.process.stdin.close()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+            self.process.stdout.close()
+            self.process = None
+
+
+@pytest.fixture(scope="session")
+def launcher() -> Iterator[Launcher]:
+    made = Launcher()
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
+    """``run_ranks(world_size, module, function, *args, backend="mycel", env={}, timeout_s=90)``: results by rank.
+
+    Every rank calls ``function(rank, world_size, *args)`` of ``checks/<module>.py`` inside an initialised process
+    group (``backend=None``: without one; ``STORE_FILE`` then names a file for a store). A rank that raises, dies
+    or takes too long fails the test with the output of all ranks.
+    """
+
+    def run(
+        world_size: int,
+        module: str,
+        function: str,
+        *args: Any,
+        backend: str | None = "mycel",
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 90.0,
+    ) -> list[Any]:
+        directory = tmp_path_factory.mktemp(function)
+        request = {
+            "world_size": world_size,
+            "file": str(HERE / "checks" / f"{module}.py"),
+            "function": function,
+            "args": args,
+            "backend": backend,
+            "env": dict(env or {}),
+            "timeout_s": timeout_s,
+            "directory": str(directory),
+        }
+        answer = launcher.ask(request)
+        if answer["timed_out"] or any(answer["codes"]):
+            outputs = [
+                f"--- rank {rank}, exit code {code}\n{(directory / f'output{rank}').read_text(errors='replace')}"
+                for rank, code in enumerate(answer["codes"])
+            ]
+            late = " (out of time; the rest was killed)" if answer["timed_out"] else ""
+            pytest.fail(
+                f"{function} on {world_size} ranks over {backend}{late}\n" + "\n".join(outputs), pytrace=False
+            )
+        return [pickle.loads((directory / f"result{rank}").read_bytes()) for rank in range(world_size)]
+
+    return run

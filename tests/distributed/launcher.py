@@ -1,0 +1,115 @@
+"""Forks the ranks of distributed tests from one process that has imported torch already.
+
+Importing torch and loading compiled code takes each rank seconds; a fork of a process that has done both takes
+milliseconds. The launcher itself never makes a process group, an autograd graph or a thread, so that forking is safe.
+
+A request is one line of JSON on standard input, the answer one line on standard output; see ``conftest.py``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import mycel.runtime
+
+#: Seconds the other ranks get after the first has failed.
+GRACE_S = 15.0
+
+
+def load(file: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def be_rank(request: dict[str, Any], rank: int, directory: Path) -> None:
+    """The life of one rank; never returns."""
+    code = 1
+    try:
+        output = os.open(directory / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        for stream in (1, 2):
+            os.dup2(output, stream)
+        os.environ.update(request["env"])
+        size = request["world_size"]
+        if request["backend"] is not None:
+            store = dist.FileStore(str(directory / "store"), size)
+            dist.init_process_group(
+                request["backend"],
+                store=store,
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(seconds=request["timeout_s"] * 0.8),
+            )
+        else:
+            os.environ["STORE_FILE"] = str(directory / "store")
+        function = getattr(load(request["file"]), request["function"])
+        result = function(rank, size, *request["args"])
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        (directory / f"result{rank}").write_bytes(pickle.dumps(result))
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(request: dict[str, Any]) -> dict[str, Any]:
+    """Fork the ranks, wait for them, kill what is left at the deadline."""
+    directory = Path(request["directory"])
+    waiting: dict[int, tuple[int, int]] = {}  # pidfd: pid, rank
+    for rank in range(request["world_size"]):
+        pid = os.fork()
+        if pid == 0:
+            be_rank(request, rank, directory)
+        waiting[os.pidfd_open(pid)] = (pid, rank)
+    poller = select.poll()
+    for descriptor in waiting:
+        poller.register(descriptor, select.POLLIN)
+    deadline = time.monotonic() + request["timeout_s"]
+    codes: dict[int, int | None] = {}
+    timed_out = False
+    while waiting:
+        for descriptor, _ in poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            pid, rank = waiting.pop(descriptor)
+            poller.unregister(descriptor)
+            os.close(descriptor)
+            codes[rank] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if codes[rank] != 0:
+                deadline = min(deadline, time.monotonic() + GRACE_S)
+        if time.monotonic() >= deadline and waiting and not timed_out:
+            timed_out = True
+            for descriptor in waiting:
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            deadline = time.monotonic() + 60.0
+    return {"codes": [codes[rank] for rank in range(request["world_size"])], "timed_out": timed_out}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    mycel.runtime.warm()
+    for line in sys.stdin:
+        print(json.dumps(run(json.loads(line))), flush=True)
+
+
+if __name__ == "__main__":
+    main()
