@@ -14,10 +14,22 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["LOOPBACK_UNIT", "bench_cases", "bound_algbw", "make_cases", "run_bench", "run_ranks", "warm_up"]
+__all__ = [
+    "LOOPBACK_NAME",
+    "LOOPBACK_UNIT",
+    "bench_cases",
+    "bound_algbw",
+    "make_cases",
+    "run_bench",
+    "run_ranks",
+    "warm_up",
+]
 
 #: Unit of bandwidths where no topology gives one.
 LOOPBACK_UNIT = "GB/s"
+
+#: What stands in the place of a topology's name there.
+LOOPBACK_NAME = "loopback"
 
 
 def run_bench(
@@ -120,7 +132,7 @@ def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -
         bound_algbw=bound_algbw(topology, case.collective) if isinstance(topology, Topology) else None,
         correct=record["correct"],
         world_size=world_size,
-        topology=topology.name if isinstance(topology, Topology) else f"loopback of {world_size} ranks",
+        topology=topology.name if isinstance(topology, Topology) else LOOPBACK_NAME,
         fingerprint=topology.fingerprint if isinstance(topology, Topology) else None,
         emulated=emulated,
         mode=case.mode,

@@ -13,12 +13,13 @@ from mycel.errors import UsageError
 from mycel.units import format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from mycel.bench.measurement import Measurement
     from mycel.topology.model import Topology
 
-__all__ = ["bench_table", "register"]
+__all__ = ["bench_table", "register", "wide_console"]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +45,7 @@ def bench(
     from rich.console import Console
 
     from mycel.bench.measurement import describe_versions
-    from mycel.bench.run import LOOPBACK_UNIT, run_bench
+    from mycel.bench.run import LOOPBACK_NAME, LOOPBACK_UNIT, run_bench
     from mycel.emulate import acquire_privileges
 
     fabric = _fabric(cluster, loopback)
@@ -68,7 +69,7 @@ def bench(
         )
     if as_json:
         document = {
-            "topology": fabric if isinstance(fabric, int) else fabric.name,
+            "topology": LOOPBACK_NAME if isinstance(fabric, int) else fabric.name,
             "emulated": not isinstance(fabric, int),
             "unit": LOOPBACK_UNIT if isinstance(fabric, int) else fabric.unit,
             "world_size": fabric if isinstance(fabric, int) else fabric.num_ranks,
@@ -76,11 +77,9 @@ def bench(
             "versions": describe_versions(),
             "rows": [m.to_json() for m in rows],
         }
-        if isinstance(fabric, int):
-            document["topology"] = f"loopback of {fabric} ranks"
         print(json.dumps(document))
     else:
-        Console().print(bench_table(rows, baseline=baseline))
+        wide_console().print(bench_table(rows, baseline=baseline))
     wrong = [m for m in rows if not m.correct]
     if wrong:
         first = wrong[0]
@@ -91,12 +90,20 @@ def bench(
         raise typer.Exit(1)
 
 
+def wide_console() -> Console:
+    """Standard output; where it is no terminal, wide enough for a table instead of 80 columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=132)
+
+
 def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
     """Columns as nccl-tests prints them, with the fraction of the bound and the ratio to the baseline."""
     from rich.table import Table
 
     first = rows[0]
-    where = "emulated" if first.emulated else "not emulated: figures are of this machine's loopback"
+    where = "emulated" if first.emulated else "not emulated: figures are of this machine alone"
     table = Table(
         title=f"{first.topology}, {first.world_size} ranks ({where})",
         caption=f"{first.hardware}; bandwidths in {first.unit}; a time is that of the slowest rank",
@@ -104,9 +111,9 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         caption_justify="left",
         header_style="bold",
     )
-    table.add_column("collective")
+    table.add_column("collective", no_wrap=True)
     for heading in ("size", "backend", "median", "p10", "p90", "algbw", "busbw", "of bound", f"vs {baseline}"):
-        table.add_column(heading, justify="left" if heading == "backend" else "right")
+        table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
     table.add_column("right", justify="center")
     reference = {(m.collective, m.bytes, m.mode): m.median_s for m in rows if m.backend == baseline}
     previous = None

@@ -141,12 +141,11 @@ class _View:
 
 
 def _print_summary(report: Report, files: Mapping[str, Path]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    from mycel.cli.bench import bench_table
+    from mycel.cli.bench import bench_table, wide_console
 
-    console = Console()
+    console = wide_console()
     console.print(f"\n[bold]{report.headline}[/]")
     if not report.emulated:
         console.print(
