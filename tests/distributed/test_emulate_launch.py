@@ -110,12 +110,18 @@ def test_the_first_failure_decides_and_the_others_are_ended(cluster: EmulatedClu
         assert run.exit_codes == (128 + signal.SIGTERM, 3, 128 + signal.SIGTERM)
 
 
-def test_the_others_may_finish_within_the_grace(cluster: EmulatedCluster) -> None:
+def test_the_others_may_finish_within_the_grace(cluster: EmulatedCluster, tmp_path: Path) -> None:
+    gates = [tmp_path / f"gate{rank}" for rank in range(3)]
+    for gate in gates:
+        os.mkfifo(gate)
     lines = Lines()
-    code = (
-        "import os, sys\nif os.environ['RANK'] == '1': sys.exit(3)\nimport time; time.sleep(0.3); print('finished')\n"
-    )
-    assert launch(cluster, python(code), output=lines, grace_s=DEADLINE_S) == 3
+    code = f"import os; open({str(tmp_path / 'gate')!r} + os.environ['RANK']).read(); print('finished')"
+    with start(cluster, python(code), output=lines, grace_s=DEADLINE_S) as run:
+        run.kill(1)
+        assert has_ended(run.pids[1])
+        for rank in (0, 2):
+            gates[rank].write_text("go", encoding="ascii")
+        assert run.wait(DEADLINE_S) == 128 + signal.SIGKILL
     assert sorted(lines.heard) == [(0, "finished"), (2, "finished")]
 
 
