@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from math import ceil, lcm
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from mycel.errors import SynthesisError
 
 __all__ = ["Balanced", "balance", "unbalanced_switches"]
 
-_TOLERANCE = 1e-8
+_TOLERANCE = 1e-9
 _ROUNDS = 500
 
 
@@ -55,19 +55,23 @@ def unbalanced_switches(graph: FlowGraph, capacity: Sequence[int]) -> list[int]:
     return [v for v in range(graph.num_vertices) if v not in ranks and excess[v]]
 
 
-def balance(graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int]) -> Balanced:
+def balance(graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int], *, x_cut: Fraction) -> Balanced:
     """The best capacities that are balanced at switches.
 
     Args:
         graph: the fabric, oriented so that data spreads along its arcs.
         capacity: of each arc.
         weights: share of each rank as a root, integers, not all zero.
+        x_cut: an upper bound of the rate, from the cuts of ``capacity``.
 
     Raises:
         SynthesisError: no balanced part of the capacities connects the ranks, or the floating-point optimum could
             not be made exact.
     """
-    programme = _Programme(graph, capacity, weights)
+    # A forest of rate x crosses a link at most once for each edge of each tree. Clipping what can never be used keeps
+    # the numbers of the programme within a few orders of magnitude of each other.
+    useful = ceil((len(weights) - 1) * sum(weights) * x_cut)
+    programme = _Programme(graph, [min(c, useful) for c in capacity], weights)
     for _ in range(_ROUNDS):
         values, prices = programme.solve()
         if not programme.add_violated(values):
@@ -133,6 +137,7 @@ class _Programme:
             b_eq=np.zeros(len(self.switches)) if self.switches else None,
             bounds=[(0.0, c / self.scale) for c in self.capacity] + [(0.0, None)],
             method="highs-ds",
+            options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
         )
         if result.x is None:
             raise SynthesisError(f"the linear programme that balances switches failed: {result.message}")
@@ -151,25 +156,37 @@ class _Programme:
 
     def make_exact(self, values: npt.NDArray[np.float64]) -> tuple[Fraction, list[Fraction]]:
         """The vertex of the programme that the floating-point solution is near, verified by exact flows."""
+        problem: SynthesisError | None = None
+        for tolerance in (_TOLERANCE, 100 * _TOLERANCE, _TOLERANCE / 100, 1e4 * _TOLERANCE):
+            x, capacities = self.nearest_vertex(values, tolerance)
+            try:
+                self.verify(x, capacities)
+            except SynthesisError as error:
+                problem = error
+            else:
+                return x, capacities
+        assert problem is not None
+        raise problem
+
+    def nearest_vertex(self, values: npt.NDArray[np.float64], tolerance: float) -> tuple[Fraction, list[Fraction]]:
+        """The solution, in fractions, of the constraints that are tight within a tolerance."""
         fixed: dict[int, Fraction] = {}
         for arc, c in enumerate(self.capacity):
-            if values[arc] <= _TOLERANCE:
+            if values[arc] <= tolerance:
                 fixed[arc] = Fraction(0)
-            elif values[arc] >= c / self.scale - _TOLERANCE:
+            elif values[arc] >= c / self.scale - tolerance:
                 fixed[arc] = Fraction(c)
         equations = [
             {arc: Fraction(int(row[arc])) for arc in np.flatnonzero(row).tolist()} for row in self.balance_rows
         ]
         for side, row in zip(self.sides, self.rows, strict=True):
-            if abs(float(row @ values)) <= 10 * _TOLERANCE * max(1.0, self.missing(side)):
+            if abs(float(row @ values)) <= 10 * tolerance * max(1.0, self.missing(side)):
                 tight = {arc: Fraction(-1) for arc in np.flatnonzero(self.entering(side)).tolist()}
                 tight[self.num_arcs] = Fraction(self.missing(side))
                 equations.append(tight)
         guess = [Fraction(float(v) * self.scale).limit_denominator(10**6) for v in values]
         solution = _solve_exactly(equations, fixed, guess)
-        x, capacities = solution[-1], solution[:-1]
-        self.verify(x, capacities)
-        return x, capacities
+        return solution[-1], solution[:-1]
 
     def verify(self, x: Fraction, capacities: Sequence[Fraction]) -> None:
         unit = lcm(x.denominator, *(c.denominator for c in capacities))

@@ -189,7 +189,7 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
     capacities = tuple(Fraction(c) for c in capacity)
     achieved, by_dual = inverse_x, False
     if unbalanced_switches(graph, capacity):
-        best = balance(graph, capacity, weights)
+        best = balance(graph, capacity, weights, x_cut=1 / inverse_x)
         capacities, achieved = best.capacities, 1 / best.x
         if achieved != inverse_x:
             by_dual, inverse_x, arcs = True, max(inverse_x, 1 / best.x_limit), best.binding
