@@ -31,14 +31,14 @@ def read_schedule(file: Path) -> Schedule:
         if text.lstrip().startswith("{"):
             return Schedule.from_json(json.loads(text))
         return Schedule.from_text(text)
+    except MycelError as error:
+        raise ScheduleError(f"{file}: {error}") from None
     except UnicodeDecodeError:
         raise ScheduleError(f"{file}: not a schedule: neither JSON nor text in UTF-8") from None
     except json.JSONDecodeError as error:
         raise ScheduleError(f"{file}: line {error.lineno}, column {error.colno}: not JSON: {error.msg}") from None
-    except RecursionError:
-        raise ScheduleError(f"{file}: not a schedule: nested too deeply") from None
-    except MycelError as error:
-        raise ScheduleError(f"{file}: {error}") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, lists in lists without end
+        raise ScheduleError(f"{file}: not a schedule: {error}") from None
 
 
 def register(app: typer.Typer) -> None:

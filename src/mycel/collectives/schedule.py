@@ -207,26 +207,37 @@ class Schedule:
         try:
             spec, fabric = data["collective"], data["topology"]
             topology = Topology(
-                name=fabric["name"],
-                unit=fabric["unit"],
-                vertices=tuple(Vertex(kind=k, label=label, box=box) for k, label, box in fabric["vertices"]),
-                links=tuple(Link(src=s, dst=d, capacity=c, latency_s=float(lat)) for s, d, c, lat in fabric["links"]),
+                name=_string(fabric["name"]),
+                unit=_string(fabric["unit"]),
+                vertices=tuple(
+                    Vertex(kind=k, label=_string(label), box=None if box is None else _string(box))
+                    for k, label, box in fabric["vertices"]
+                ),
+                links=tuple(
+                    Link(src=_whole(s), dst=_whole(d), capacity=_whole(c), latency_s=float(lat))
+                    for s, d, c, lat in fabric["links"]
+                ),
             )
+            root = spec["root"]
             return cls(
-                version=data["version"],
-                method=data["method"],
-                collective=Collective(name=spec["name"], num_ranks=spec["num_ranks"], root=spec["root"]),
+                version=_whole(data["version"]),
+                method=_string(data["method"]),
+                collective=Collective(
+                    name=spec["name"],
+                    num_ranks=_whole(spec["num_ranks"]),
+                    root=None if root is None else _whole(root),
+                ),
                 topology=topology,
-                num_units=data["num_units"],
-                chunks=tuple(Chunk(start=a, stop=b) for a, b in data["chunks"]),
+                num_units=_whole(data["num_units"]),
+                chunks=tuple(Chunk(start=_whole(a), stop=_whole(b)) for a, b in data["chunks"]),
                 transfers=tuple(
                     Transfer(
-                        chunk=chunk,
-                        src=src,
-                        dst=dst,
+                        chunk=_whole(chunk),
+                        src=_whole(src),
+                        dst=_whole(dst),
                         reduce=_is_reduce(kind),
-                        path=tuple(path),
-                        after=tuple(after),
+                        path=tuple(map(_whole, path)),
+                        after=tuple(map(_whole, after)),
                     )
                     for chunk, src, dst, kind, path, after in data["transfers"]
                 ),
@@ -235,7 +246,7 @@ class Schedule:
             raise ScheduleError(f"schedule JSON lacks the key {error}") from None
         except MycelError:
             raise
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise ScheduleError(f"schedule JSON has a value of the wrong shape: {error}") from None
 
     def to_text(self) -> str:
@@ -276,3 +287,15 @@ def _is_reduce(kind: str) -> bool:
     if kind not in ("reduce", "copy"):
         raise ScheduleError(f"transfer kind {kind!r}; expected 'copy' or 'reduce'")
     return kind == "reduce"
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{value!r} where a whole number was expected")
+    return value
+
+
+def _string(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} where a string was expected")
+    return value

@@ -35,7 +35,12 @@ def parse_schedule(text: str) -> dict[str, Any]:
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if line and not line.startswith("#"):
-            _read_line(line, number, out, fabric)
+            try:
+                _read_line(line, number, out, fabric)
+            except ScheduleError:
+                raise
+            except ValueError as error:  # a string or a number that only looked like one
+                raise ScheduleError(f"line {number}: cannot read {line!r}: {error}") from None
     out["topology"] = fabric
     return out
 
