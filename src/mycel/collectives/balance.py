@@ -17,7 +17,6 @@ from math import ceil, lcm
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.errors import SynthesisError
@@ -127,6 +126,9 @@ class _Programme:
 
     def solve(self) -> tuple[npt.NDArray[np.float64], tuple[list[float], list[float]]]:
         """Optimum over the cuts known so far (capacities in units of the largest), and its prices."""
+        # Half of the import time of the plan side, and needed for unbalanced switches only.
+        from scipy.optimize import linprog
+
         objective = np.zeros(self.num_arcs + 1)
         objective[-1] = -1.0
         result = linprog(
