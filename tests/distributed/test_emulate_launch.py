@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mycel.emulate import EmulatedCluster, check_support, launch, start
+from mycel.emulate.support import can_make_user_namespace
 from mycel.errors import EmulationError, UsageError
 from mycel.topology import load_topology, to_json
 from mycel.topology.builders import star, two_boxes
@@ -209,14 +210,16 @@ def test_warming_comes_first(cluster: EmulatedCluster, tmp_path: Path) -> None:
 class Launcher:
     """``mycel emulate`` on a star of two ranks, in a process of its own."""
 
-    def __init__(self, tmp_path: Path, *command: str, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, tmp_path: Path, *command: str, options: tuple[str, ...] = (), through: tuple[str, ...] = ()
+    ) -> None:
         file = tmp_path / "star.json"
         file.write_text(json.dumps(to_json(star(num_ranks=2))), encoding="utf-8")
         main = "from mycel.cli import main; main()"
         self.temporary = tmp_path / "temporary"
         self.temporary.mkdir()
         self.process = subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", main, "emulate", *options, str(file), "--", *command],
+            [*through, sys.executable, "-W", "error", "-c", main, "emulate", *options, str(file), "--", *command],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -261,6 +264,22 @@ def test_misuse_is_one_line_and_exit_code_2(
         status, out, err = launcher.end()
     assert (status, out, len(err.splitlines())) == (2, "", 1)
     assert message in err
+
+
+#: Gives up NET_ADMIN and SYS_ADMIN for good (PR_CAPBSET_DROP), then becomes the given command.
+GIVE_UP_PRIVILEGES = """
+import ctypes, os, sys
+for capability in (12, 21):
+    if ctypes.CDLL(None).prctl(24, capability, 0, 0, 0) != 0:
+        sys.exit("cannot give up a capability")
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+@pytest.mark.skipif(not can_make_user_namespace(), reason="this machine lets nobody make user namespaces")
+def test_a_user_namespace_makes_up_for_missing_privileges(tmp_path: Path) -> None:
+    with Launcher(tmp_path, "sh", "-c", "exit 4", through=tuple(python(GIVE_UP_PRIVILEGES))) as launcher:
+        assert launcher.end() == (4, "", "")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
