@@ -58,7 +58,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--heads", type=int, default=sizes.num_heads)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--warm-up", type=int, default=8, help="steps until the full learning rate")
-    parser.add_argument("--eval-every", type=int, default=10, help="steps between looks at the held-out text")
+    parser.add_argument("--eval-every", type=int, default=5, help="steps between looks at the held-out text")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--corpus", type=Path, default=None, help="folder of Python files; default: the stdlib")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds one collective may take")

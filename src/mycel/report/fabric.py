@@ -70,6 +70,7 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = ()) -
         tree: transfers laid over it, in the accent colour; the source of the first is marked as the root.
     """
     layout = lay_out(topology)
+    scale = _scale(layout)
     places = {v: np.array(p) for v, p in layout.places.items()}
     for name, left, bottom, width, height in layout.boxes:
         axes.add_patch(
@@ -87,11 +88,11 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = ()) -
         above = bottom + height / 2 >= 0
         corner = bottom + height - 0.17 if above else bottom + 0.17
         axes.text(left + 0.2, corner, name, color=LIGHT.muted, fontsize=9, va="top" if above else "bottom", zorder=1)
-    _draw_links(axes, topology, places)
+    _draw_links(axes, topology, places, scale)
     for transfer in tree:
-        _draw_transfer(axes, [places[v] for v in transfer.path])
+        _draw_transfer(axes, scale, [places[v] for v in transfer.path])
     root = topology.ranks[tree[0].src] if tree else None
-    _draw_vertices(axes, topology, places, root)
+    _draw_vertices(axes, topology, places, root, scale)
     _fit(axes, layout)
 
 
@@ -122,32 +123,51 @@ def _columns(num_ranks: int) -> int:
 
 
 def _box_width(topology: Topology, members: list[int]) -> float:
-    ranks = sum(topology.vertices[i].kind == "rank" for i in members)
-    switches = len(members) - ranks
-    return max(_columns(ranks) - 1.0, 1.5 * (switches - 1), 1.0) + 2 * _BOX_MARGIN
+    ranks, gates, others = _parts(topology, members)
+    return max(_columns(len(ranks)) - 1.0, 1.5 * (max(len(gates), len(others)) - 1), 1.0) + 2 * _BOX_MARGIN
+
+
+def _parts(topology: Topology, members: list[int]) -> tuple[list[int], list[int], list[int]]:
+    """Ranks of a box, switches with a link out of it, and the other switches."""
+    inside = set(members)
+    leaving = {k.src for k in topology.links if k.dst not in inside} | {
+        k.dst for k in topology.links if k.src not in inside
+    }
+    ranks = [i for i in members if topology.vertices[i].kind == "rank"]
+    gates = [i for i in members if topology.vertices[i].kind == "switch" and i in leaving]
+    return ranks, gates, [i for i in members if i not in ranks and i not in gates]
 
 
 def _place_box(
     topology: Topology, members: list[int], centre: float, sign: float, places: dict[int, tuple[float, float]]
 ) -> tuple[float, float]:
-    """Ranks on the side of the core, switches on the far side; returns bottom and height of the box."""
-    ranks = [i for i in members if topology.vertices[i].kind == "rank"]
-    switches = [i for i in members if topology.vertices[i].kind == "switch"]
+    """From the core outwards: switches that lead out, ranks, other switches. Returns bottom and height of the box."""
+    ranks, gates, others = _parts(topology, members)
     columns = max(1, _columns(len(ranks)))
-    rows = [ranks[k : k + columns] for k in range(0, len(ranks), columns)]
-    y = 1.75
-    inner = y - 0.55
-    for number, row in enumerate(rows):
-        for vertex, x in zip(row, _spread(len(row), 1.0), strict=True):
-            places[vertex] = (centre + x + (0.18 * number if len(rows) > 1 else 0.0), sign * y)
+    inner = 1.2
+    y = inner + 0.55
+    if gates:
+        _place_row(gates, 1.5, centre, sign * y, places)
+        y += 1.3
+    for number, start in enumerate(range(0, len(ranks), columns)):
+        # Rows are shifted so that links of the outer one do not run through the inner one.
+        shift = 0.18 * number if len(ranks) > columns else 0.0
+        _place_row(ranks[start : start + columns], 1.0, centre + shift, sign * y, places)
         y += 0.95
-    if switches:
+    if others:
         y += 0.35
-        for vertex, x in zip(switches, _spread(len(switches), 1.5), strict=True):
-            places[vertex] = (centre + x, sign * y)
+        _place_row(others, 1.5, centre, sign * y, places)
         y += 0.95
-    outer = y - 0.95 + 0.55
-    return (inner, outer - inner) if sign > 0 else (-outer, outer - inner)
+    # The name of the box stands in its outer corner: beside a switch there is room, beside a row of ranks there is not.
+    height = y - 0.95 + (0.55 if others else 0.8) - inner
+    return (inner, height) if sign > 0 else (-inner - height, height)
+
+
+def _place_row(
+    row: Sequence[int], step: float, centre: float, y: float, places: dict[int, tuple[float, float]]
+) -> None:
+    for vertex, x in zip(row, _spread(len(row), step), strict=True):
+        places[vertex] = (centre + x, y)
 
 
 def _unboxed(topology: Topology) -> Layout:
@@ -187,7 +207,7 @@ def _spread(count: int, step: float) -> list[float]:
 # -- drawing --------------------------------------------------------------------------------------------------
 
 
-def _draw_links(axes: Axes, topology: Topology, places: dict[int, _Point]) -> None:
+def _draw_links(axes: Axes, topology: Topology, places: dict[int, _Point], scale: float) -> None:
     widest = max(topology.capacity.values())
     labelled: dict[tuple[str, bool], tuple[float, tuple[int, int]]] = {}
     for (src, dst), capacity in topology.capacity.items():
@@ -195,7 +215,7 @@ def _draw_links(axes: Axes, topology: Topology, places: dict[int, _Point]) -> No
         if back is not None and src > dst:
             continue
         (x0, y0), (x1, y1) = places[src], places[dst]
-        width = 1.0 + 4.5 * math.sqrt(max(capacity, back or 0) / widest)
+        width = scale * (1.0 + 4.5 * math.sqrt(max(capacity, back or 0) / widest))
         axes.plot([x0, x1], [y0, y1], color=LIGHT.link, linewidth=width, solid_capstyle="round", zorder=2)
         text = f"{capacity:,}" if back in (None, capacity) else f"{capacity:,} / {back:,}"
         inside = topology.vertices[src].box is not None and topology.vertices[src].box == topology.vertices[dst].box
@@ -204,10 +224,12 @@ def _draw_links(axes: Axes, topology: Topology, places: dict[int, _Point]) -> No
         if place > labelled.get((text, inside), (-math.inf, (0, 0)))[0]:
             labelled[text, inside] = (place, (src, dst))
     for (text, _), (_, (src, dst)) in labelled.items():
-        _label_link(axes, f"{text} {topology.unit}" if topology.unit != "link" else text, places[src], places[dst])
+        _label_link(
+            axes, scale, f"{text} {topology.unit}" if topology.unit != "link" else text, places[src], places[dst]
+        )
 
 
-def _label_link(axes: Axes, text: str, start: _Point, end: _Point) -> None:
+def _label_link(axes: Axes, scale: float, text: str, start: _Point, end: _Point) -> None:
     middle = (start + end) / 2
     steep = abs(end[1] - start[1]) >= 0.35 * abs(end[0] - start[0])
     axes.text(
@@ -215,7 +237,7 @@ def _label_link(axes: Axes, text: str, start: _Point, end: _Point) -> None:
         middle[1] + (0.0 if steep else 0.2),
         text,
         color=LIGHT.muted,
-        fontsize=8.5,
+        fontsize=max(6.5, 8.5 * scale),
         ha="left" if steep else "center",
         va="center" if steep else "bottom",
         zorder=8,
@@ -223,7 +245,7 @@ def _label_link(axes: Axes, text: str, start: _Point, end: _Point) -> None:
     )
 
 
-def _draw_transfer(axes: Axes, stops: list[_Point]) -> None:
+def _draw_transfer(axes: Axes, scale: float, stops: list[_Point]) -> None:
     """A smooth line from rank to rank that keeps to the right of every link and bends inside the switches."""
     lanes = []
     for start, end in pairwise(stops):
@@ -246,7 +268,7 @@ def _draw_transfer(axes: Axes, stops: list[_Point]) -> None:
             Path(np.array(points), codes),
             facecolor="none",
             edgecolor=LIGHT.ours,
-            linewidth=2.0,
+            linewidth=2.0 * scale,
             capstyle="round",
             joinstyle="round",
             zorder=4,
@@ -257,7 +279,7 @@ def _draw_transfer(axes: Axes, stops: list[_Point]) -> None:
     axes.add_patch(Polygon([tip, base + aside, base - aside], closed=True, color=LIGHT.ours, linewidth=0, zorder=5))
 
 
-def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], root: int | None) -> None:
+def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], root: int | None, scale: float) -> None:
     for index, vertex in enumerate(topology.vertices):
         x, y = places[index]
         if vertex.kind == "switch":
@@ -280,7 +302,7 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
                 y,
                 text,
                 color=LIGHT.muted,
-                fontsize=8,
+                fontsize=8 * scale,
                 ha="center",
                 va="center",
                 zorder=7,
@@ -303,7 +325,7 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
             y - 0.01,
             str(topology.rank_of[index]),
             color=LIGHT.paper if is_root else LIGHT.ink,
-            fontsize=10.5,
+            fontsize=10.5 * scale,
             fontweight="bold",
             ha="center",
             va="center_baseline",
@@ -311,9 +333,20 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
         )
 
 
-def _fit(axes: Axes, layout: Layout) -> None:
+def _scale(layout: Layout) -> float:
+    """Type and lines shrink with a large fabric, so that they keep their size beside the vertices."""
+    xs, ys = _extent(layout)
+    return min(1.0, 7.5 / max(max(xs) - min(xs), max(ys) - min(ys), 1.0))
+
+
+def _extent(layout: Layout) -> tuple[list[float], list[float]]:
     xs = [x for x, _ in layout.places.values()] + [b[1] for b in layout.boxes] + [b[1] + b[3] for b in layout.boxes]
     ys = [y for _, y in layout.places.values()] + [b[2] for b in layout.boxes] + [b[2] + b[4] for b in layout.boxes]
+    return xs, ys
+
+
+def _fit(axes: Axes, layout: Layout) -> None:
+    xs, ys = _extent(layout)
     margin = 0.15 if layout.boxes else 0.5
     axes.set_xlim(min(xs) - margin, max(xs) + margin)
     axes.set_ylim(min(ys) - margin, max(ys) + margin)
