@@ -129,3 +129,10 @@ def test_explanation_names_the_links():
     text = bound(topology, on(topology, "all_gather")).explain()
     assert "at most 400 Mbit/s" in text
     assert "4 links of 200 Mbit/s in all bind: core -> left/0 (50)" in text
+
+
+def test_explanation_of_all_reduce_does_not_claim_a_limit():
+    topology = load_topology("star:ranks=4")
+    text = bound(topology, on(topology, "all_reduce")).explain()
+    assert "at most" not in text
+    assert "1 link of 400 Mbit/s in all binds: switch -> 0 (400)" in text

@@ -64,18 +64,19 @@ class Bound:
         shown = ", ".join(links[:8]) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
         total = sum(fabric.capacity[hop] for hop in self.cut)
         c = self.collective
-        head = f"{c.name} over {c.num_ranks} ranks of {fabric.name}: at most {float(self.algbw):.6g} {unit}"
+        where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
+        rate = f"{float(self.algbw):.6g} {unit}"
         if self.by_dual:
             why = f"the switches cannot use all of their links; the links that bind: {shown}"
         else:
-            noun = "link" if len(links) == 1 else "links"
-            why = f"{len(links)} {noun} of {total} {unit} in all bind: {shown}"
-        tail = (
-            ". This is the optimum among schedules that reduce-scatter and then all-gather"
-            if self.is_composition
-            else ""
+            noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
+            why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
+        if not self.is_composition:
+            return f"{where}: at most {rate}, because {why}."
+        return (
+            f"{where}: {rate} is the best that reduce-scatter and then all-gather guarantee; in the slower of the "
+            f"two, {why}. A schedule can do better where its two phases load different links."
         )
-        return f"{head}, because {why}{tail}."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -24,6 +24,7 @@ from mycel.collectives.bound import Optimum, find_optimum, root_weights
 from mycel.collectives.maxflow import IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
 from mycel.errors import UsageError
@@ -232,7 +233,7 @@ def _emit(
         method="forest",
         num_units=pieces[-1].stop // divisor,
         chunks=tuple(Chunk(start=p.start // divisor, stop=p.stop // divisor) for p in pieces),
-        transfers=_by_level(transfers),
+        transfers=in_level_order(transfers, lambda t: (t.chunk,)),
     )
 
 
@@ -267,23 +268,3 @@ def _pieces(
                 pieces.append(_Piece(start=start + low, stop=start + high, up=up_edges, down=down_edges))
         start += cuts[-1]
     return pieces
-
-
-def _by_level(transfers: list[Transfer]) -> tuple[Transfer, ...]:
-    """The same transfers, those that can go first before those that wait, ``after`` renumbered."""
-    levels: list[int] = []
-    for transfer in transfers:
-        levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
-    order = sorted(range(len(transfers)), key=lambda i: (levels[i], transfers[i].chunk, i))
-    place = {old: new for new, old in enumerate(order)}
-    return tuple(
-        Transfer(
-            chunk=t.chunk,
-            src=t.src,
-            dst=t.dst,
-            reduce=t.reduce,
-            path=t.path,
-            after=tuple(sorted(place[i] for i in t.after)),
-        )
-        for t in (transfers[i] for i in order)
-    )

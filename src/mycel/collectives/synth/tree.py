@@ -18,6 +18,7 @@ from itertools import pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.ordering import in_level_order
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -105,7 +106,8 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         method="tree",
         num_units=collective.num_blocks,
         chunks=chunks,
-        transfers=_in_order(transfers),
+        # In one step each rank goes round the others from its own place, so that nobody is everyone's first.
+        transfers=in_level_order(transfers, lambda t: ((t.dst - t.src) % n, t.src)),
     )
 
 
@@ -192,26 +194,3 @@ def _exchange(topology: Topology, collective: Collective, routes: list[dict[int,
                 into.setdefault(src, []).append(len(transfers))
                 transfers.append(Transfer(chunk=owner, src=dst, dst=src, reduce=True, path=path[::-1], after=after))
     return transfers
-
-
-def _in_order(transfers: list[Transfer]) -> tuple[Transfer, ...]:
-    """Transfers by level; within one, each rank's by how far round the ranks the destination is."""
-    levels: list[int] = []
-    for transfer in transfers:
-        levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
-    n = 1 + max(max(t.src, t.dst) for t in transfers)
-    order = sorted(
-        range(len(transfers)), key=lambda i: (levels[i], (transfers[i].dst - transfers[i].src) % n, transfers[i].src)
-    )
-    place = {old: new for new, old in enumerate(order)}
-    return tuple(
-        Transfer(
-            chunk=t.chunk,
-            src=t.src,
-            dst=t.dst,
-            reduce=t.reduce,
-            path=t.path,
-            after=tuple(sorted(place[i] for i in t.after)),
-        )
-        for t in (transfers[i] for i in order)
-    )
