@@ -1,8 +1,8 @@
 """What a schedule will take at a size: the alpha-beta model that chooses a schedule and its pieces.
 
-Three things bound the time from below, and the estimate is their combination: the bytes the busiest link carries,
-the messages the busiest rank handles, and the time the first piece needs to get through the deepest chain of
-transfers (the pipeline's fill). The estimate is a model; it is never shown as a measurement.
+The estimate adds three things: the time of the bytes on the busiest link, of the messages at the busiest rank, and
+of the first piece on its way through the deepest chain of transfers (the pipeline's fill). They overlap in part, so
+the sum is pessimistic; it is a model that ranks alternatives, never shown as a measurement.
 
 References:
     R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20(3),
@@ -25,7 +25,7 @@ WAKE_S = 25e-6
 #: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
 _ASSUMED_RATE = 1e9
 #: Piece sizes worth trying.
-PIECE_BYTES = tuple(1 << power for power in range(13, 21))
+PIECE_BYTES = tuple(1 << power for power in range(14, 21))
 
 
 def estimate_seconds(schedule: Schedule, num_bytes: int, piece_bytes: int) -> float:
@@ -51,7 +51,7 @@ def estimate_seconds(schedule: Schedule, num_bytes: int, piece_bytes: int) -> fl
         messages[t.src] += pieces
         messages[t.dst] += pieces
     links = num_bytes / (float(schedule.algbw) * rate)
-    return max(links, max(messages) * MESSAGE_S) + max(arrival, default=0.0)
+    return links + max(messages) * MESSAGE_S + max(arrival, default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,8 +78,6 @@ def choose(candidates: dict[str, Schedule], num_bytes: int, *, piece_bytes: int 
             seconds = estimate_seconds(schedule, num_bytes, size)
             if best is None or seconds < best.seconds:
                 best = Choice(method=method, piece_bytes=size, seconds=seconds)
-            if size >= num_bytes:
-                continue
     if best is None:
         raise ValueError("no candidate schedules")
     return best
