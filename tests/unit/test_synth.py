@@ -319,6 +319,12 @@ def test_synth_reports_what_a_given_k_costs(app):
     assert "87.5% of the bound" in run(app, *arguments[:-1]).stdout
 
 
+def test_synth_does_not_call_a_composition_optimal(app):
+    file = str(SUITE / "eth4_mixed.json")
+    assert ", optimal" not in run(app, "synth", file, "-c", "all_reduce").stdout
+    assert ", optimal" in run(app, "synth", file, "-c", "all_gather").stdout
+
+
 def test_synth_refuses_a_file_it_cannot_write(app, tmp_path):
     result = run(app, "synth", "star:ranks=3", "-c", "reduce", "-o", str(tmp_path / "none" / "x.json"))
     assert isinstance(result.exception, UsageError)

@@ -117,7 +117,10 @@ def _write(schedule: Schedule, output: Path) -> None:
 def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path | None) -> None:
     console = Console(highlight=False)
     share = float(schedule.algbw / best.algbw)
-    verdict = "optimal" if record["optimal"] else f"{share:.1%} of the bound"
+    if best.is_composition:
+        verdict = f"{share:.1%} of what reduce-scatter and then all-gather guarantee"
+    else:
+        verdict = "optimal" if record["optimal"] else f"{share:.1%} of the bound"
     console.print(
         f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
         f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"
