@@ -15,6 +15,9 @@ from mycel.topology.model import Topology
 
 __all__ = ["Evaluation", "Report", "Step", "TrainingRun"]
 
+#: Relative difference of the final losses up to which two runs count as having trained the same model.
+SAME_LOSS = 1e-4
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -171,7 +174,8 @@ class Report:
         if not self.emulated:
             return f"Same training, {names}, on loopback: no fabric was emulated"
         if self.speedup >= 1.05:
-            return f"Same training, same loss, steps {self.speedup:.1f}x faster: {names}"
+            same = "same loss, " if self.loss_difference <= SAME_LOSS else ""
+            return f"Same training, {same}steps {self.speedup:.1f}x faster: {names}"
         return f"Same training, {names}: steps take {1 / self.speedup:.2f}x the time"
 
     @property
@@ -180,7 +184,7 @@ class Report:
         difference = self.loss_difference
         if difference == 0:
             return "final held-out losses are identical"
-        agree = "agree" if difference <= 1e-4 else "do not agree"
+        agree = "agree" if difference <= SAME_LOSS else "do not agree"
         return f"final held-out losses {agree} to {difference:.1e}"
 
     def to_json(self) -> dict[str, Any]:

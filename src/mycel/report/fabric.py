@@ -158,7 +158,7 @@ def _place_box(
         y += 0.35
         _place_row(others, 1.5, centre, sign * y, places)
         y += 0.95
-    # The name of the box stands in its outer corner: beside a switch there is room, beside a row of ranks there is not.
+    # The name of the box stands in its outer corner: there is room beside a switch, but not beside a row of ranks.
     height = y - 0.95 + (0.55 if others else 0.8) - inner
     return (inner, height) if sign > 0 else (-inner - height, height)
 

@@ -145,7 +145,7 @@ def captions(report: Report) -> dict[str, tuple[str, str]]:
     sizes = sorted({m.bytes for m in report.measurements})
     size = " and ".join(format_size(s) for s in sizes)
     where = "measured on the emulated cluster" if report.emulated else "measured on loopback, no fabric, no bound"
-    mark = "; the mark is what no schedule exceeds" if report.bounds else ""
+    mark = "; the mark is the bound" if report.bounds else ""
     return {
         "cluster": ("The cluster", f"{shown}; {tree}"),
         "loss": ("Loss against wall-clock", "bits per byte; thick: held-out text, thin: training batches"),
