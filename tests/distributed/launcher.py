@@ -8,6 +8,7 @@ A request is one line of JSON on standard input, the answer one line on standard
 
 from __future__ import annotations
 
+import faulthandler
 import importlib.util
 import json
 import os
@@ -46,6 +47,7 @@ def be_rank(request: dict[str, Any], rank: int, directory: Path) -> None:
         output = os.open(directory / f"output{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         for stream in (1, 2):
             os.dup2(output, stream)
+        faulthandler.dump_traceback_later(request["timeout_s"] * 0.95)
         os.environ.update(request["env"])
         size = request["world_size"]
         if request["backend"] is not None:

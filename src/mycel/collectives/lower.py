@@ -174,7 +174,7 @@ class Plan:
 
     def _bases(self, bounds: Ints, scratch_base: Ints, which: npt.NDArray[Any], block: int) -> Ints:
         """First element of each role's chunk inside the buffer ``which`` of each role."""
-        start = bounds[self._chunk, 0]
+        start: Ints = bounds[self._chunk, 0]
         if self._in_place:
             return start
         own = np.full(len(start), self.rank * block, dtype=np.int64)

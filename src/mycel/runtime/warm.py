@@ -1,10 +1,13 @@
-"""Compiles the engine ahead of time, so that many ranks starting at once find it in numba's cache."""
+"""Compiles engine and planner ahead of time, so that many ranks starting at once find them in numba's cache."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
+from mycel.topology.builders import loopback
 
 __all__ = ["warm"]
 
@@ -31,3 +34,5 @@ def warm() -> None:
     ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
     ring[e.RING_STOP] = 1
     e.serve(ring.ctypes.data, 0, 0)
+    for name in ("all_gather", "reduce_scatter"):
+        synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))  # type: ignore[arg-type]
