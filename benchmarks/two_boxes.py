@@ -78,7 +78,7 @@ def slowdown_ratio(world_size: int, collective: str) -> Callable[[Points], float
     def value(points: Points) -> float:
         slower = {
             backend: points[world_size, collective, "busy", backend].median_s
-            / points[world_size, collective, "blocking", backend].median_s
+            / points[world_size, collective, "waiting", backend].median_s
             for backend in BACKENDS
         }
         return slower["gloo"] / slower["mycel"]
@@ -92,8 +92,9 @@ def questions(repeats: int) -> dict[str, Question]:
         Case(collective=c, num_bytes=LARGE, repeats=repeats) for c in ("all_reduce", "all_gather", "reduce_scatter")
     )
     small = Case(collective="all_reduce", num_bytes=1024, repeats=max(10, repeats), calls=100)
-    reduce_large = Case(collective="all_reduce", num_bytes=LARGE, repeats=3 * repeats)
-    busy = Case(collective="all_reduce", num_bytes=LARGE, repeats=3 * repeats, mode="busy")
+    idle, busy = (
+        Case(collective="all_reduce", num_bytes=LARGE, repeats=3 * repeats, mode=mode) for mode in ("waiting", "busy")
+    )
     return {
         "boxes": Question(
             title="Two boxes of 4, 400 Mbit/s inside, 50 per rank between, 16 MB",
@@ -127,7 +128,7 @@ def questions(repeats: int) -> dict[str, Question]:
         "busy": Question(
             title="16 MB all_reduce on loopback, idle main thread and one that runs Python",
             places=(2, 4),
-            cases=(reduce_large, busy),
+            cases=(idle, busy),
             targets=tuple(
                 Target(claim=f"busy main thread, {n} ranks: {claim}", value=value, least=1.0)
                 for n in (2, 4)

@@ -13,8 +13,9 @@ __all__ = ["BENCH_COLLECTIVES", "MODES", "Case", "cases_from_text", "cases_to_te
 #: Collectives a worker knows how to call and to check.
 BENCH_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
-#: ``blocking``: plain calls. ``busy``: asynchronous calls while the main thread runs Python until they are done.
-MODES = ("blocking", "busy")
+#: ``blocking``: plain calls. ``waiting``: asynchronous calls, waited for at once. ``busy``: asynchronous calls while
+#: the main thread runs Python until they are done; beside ``waiting`` it shows what the interpreter lock costs.
+MODES = ("blocking", "waiting", "busy")
 
 #: Arrays are float32.
 ELEMENT_BYTES = 4

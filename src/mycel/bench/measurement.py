@@ -39,7 +39,7 @@ class Measurement:
         fraction_of_bound: ``algbw`` over the best any schedule can reach; ``None`` where the fabric is unknown.
         correct: whether every element on every rank was exactly right in every repeat.
         repeats: timings behind the quantiles.
-        mode: ``blocking`` calls, or ``busy``: asynchronous calls while the main thread runs Python.
+        mode: how it was called, one of ``mycel.bench.case.MODES``.
         world_size: number of ranks.
         topology: name of the fabric.
         fingerprint: of the topology; ``None`` on loopback.

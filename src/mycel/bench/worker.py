@@ -210,10 +210,11 @@ def _round(
         if call:
             operands.reset()
         begin = time.perf_counter()
+        work = operands.call(group, case.mode == "blocking")
         if case.mode == "busy":
-            _spin_until_done(operands.call(group, False))
-        else:
-            operands.call(group, True)
+            _spin_until_done(work)
+        elif work is not None:
+            work.wait()
         seconds.append(time.perf_counter() - begin)
         right &= operands.is_right()
     return seconds, right
