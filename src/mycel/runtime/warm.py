@@ -35,4 +35,4 @@ def warm() -> None:
     ring[e.RING_STOP] = 1
     e.serve(ring.ctypes.data, 0, 0)
     for name in ("all_gather", "reduce_scatter"):
-        synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))  # type: ignore[arg-type]
+        synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))
