@@ -254,14 +254,11 @@ def test_unordered_accesses_are_named_with_the_way_out():
 
 
 def test_a_receive_is_ordered_behind_what_its_sender_waited_for():
-    """Rank 0 need not wait with overwriting: what overwrites was made from what it sent."""
+    """Rank 0 need not wait with overwriting: what overwrites was made from what it sent.
+
+    This is the one order that comes from elsewhere; rank 1's send still has to wait for what it sends.
+    """
     verify_programs(pair("all_reduce", edited(HALVES, 0, 3, needs=())))
-    # A recv_reduce may look at its operand early, so it must wait itself.
-    echo = (
-        [copy(0, 4, source=SCRATCH), send(0, 4)],
-        [recv(0, 4)],
-    )
-    assert "which is empty" in refusal(pair("broadcast", echo, scratch=4))
     swap = (
         [send(0, 4), recv(0, 4)],
         [recv(0, 4, buffer=SCRATCH), send(0, 4, 0, buffer=SCRATCH), copy(0, 4, 0, source=SCRATCH)],
@@ -269,6 +266,46 @@ def test_a_receive_is_ordered_behind_what_its_sender_waited_for():
     verify_programs(pair("broadcast", swap, scratch=4))
     eager = (swap[0], [swap[1][0], replace(swap[1][1], needs=()), swap[1][2]])
     assert "touch it in no fixed order" in refusal(pair("broadcast", eager, scratch=4))
+
+
+def test_a_reduction_may_prepare_its_destination_early_so_it_must_wait_itself():
+    """Rank 1 answers what rank 0 sent with its own contribution; rank 0 adds it where it sent from."""
+    answer = [recv(0, 4, buffer=SCRATCH), send(0, 4, 0)]
+    verify_programs(pair("reduce", ([send(0, 4), add(0, 4, 0)], answer), scratch=4))
+    message = refusal(pair("reduce", ([send(0, 4), add(0, 4)], answer), scratch=4))
+    assert "in no fixed order; let instruction 1 need 0" in message
+
+
+def test_all_who_read_must_be_waited_for():
+    """Rank 0 stages two elements, one after the other, in one element of SCRATCH, for two receivers."""
+    out = [Channel(src=0, dst=r, path=(0, r)) for r in (1, 2)]
+
+    def stage(element: int, *needs: int) -> Instruction:
+        return replace(copy(0, 1, *needs, source=OUT, from_=element), buffer=SCRATCH)
+
+    def post(channel: int, *needs: int) -> Instruction:
+        return replace(send(0, 1, *needs, buffer=SCRATCH), channel=channel)
+
+    def broadcast(waits: tuple[int, ...]) -> list[Program]:
+        root = [stage(0), post(0, 0), post(1, 0), stage(1, *waits), post(0, 3), post(1, 3)]
+        leaf = [replace(recv(0, 1), channel=0), replace(recv(1, 1), channel=0)]
+        return [
+            Program.from_instructions(
+                code,
+                collective=Collective(name="broadcast", num_ranks=3, root=0),
+                rank=rank,
+                num_elements=2,
+                scratch_elements=1,
+                channels=tuple(c for c in out if rank in (c.src, c.dst)),
+            )
+            for rank, code in enumerate((root, leaf, leaf))
+        ]
+
+    verify_programs(broadcast((1, 2)))
+    for waits, forgotten in (((1,), 2), ((2,), 1)):
+        message = refusal(broadcast(waits))
+        assert f"wrong at rank 0, scratch[0:1]: rank 0 instruction {forgotten} (send" in message
+        assert f"let instruction 3 need {forgotten}" in message
 
 
 def test_own_block_may_be_the_input():

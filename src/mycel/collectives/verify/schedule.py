@@ -112,6 +112,8 @@ def describe_counts(counts: Sequence[int], required: frozenset[int]) -> str:
     Examples:
         >>> describe_counts([1, 0, 2], frozenset({0, 1, 2}))
         'contribution of rank 1 is missing, contribution of rank 2 is counted twice'
+        >>> describe_counts([1, 1], frozenset({0}))
+        'contribution of rank 1 is there and should not be'
     """
     missing = [r for r, count in enumerate(counts) if r in required and not count]
     foreign = [r for r, count in enumerate(counts) if r not in required and count]
