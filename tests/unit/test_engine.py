@@ -1,0 +1,281 @@
+"""The compiled engine over socket pairs inside one process: right results, and what it says when a run cannot go on.
+
+Ranks are threads; the engine holds no interpreter lock while it runs. The plain-Python engine is the oracle of the
+compiled one and speaks to it on the same wire.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from mycel.collectives.lower import lower
+from mycel.collectives.program import Channel, Program
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import synthesize
+from mycel.runtime import engine as e
+from mycel.runtime.prepared import Job, prepare
+from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.reference import execute_in_python
+from mycel.topology.builders import ring, star
+from mycel.topology.model import Topology
+
+Execute = Callable[[Job], int]
+LONG_S = 60.0
+
+
+def compiled(job: Job) -> int:
+    """``execute`` until it neither waits for Python nor was interrupted."""
+    status = e.execute(job.address)
+    while status == e.INTERRUPTED:
+        status = e.execute(job.address)
+    return int(status)
+
+
+@dataclass
+class Cluster:
+    """Sockets of every channel of some programs: one pair a channel, as small as the kernel allows if asked."""
+
+    programs: tuple[Program, ...]
+    sockets: dict[tuple[Channel, int], socket.socket] = field(default_factory=dict)
+
+    def descriptors(self, rank: int) -> list[int]:
+        return [self.sockets[channel, rank].fileno() for channel in self.programs[rank].channels]
+
+    def job(
+        self,
+        rank: int,
+        given: np.ndarray,
+        result: np.ndarray,
+        *,
+        sequence: int = 1,
+        seconds: float = LONG_S,
+        op: ReduceOp = ReduceOp.SUM,
+        divisor: int = 0,
+        extras: tuple[int, ...] = (-1,),
+    ) -> Job:
+        dtype = {"float32": DType.FLOAT32, "float64": DType.FLOAT64, "int64": DType.INT64, "int32": DType.INT32}
+        prepared = prepare(
+            self.programs[rank], given.itemsize, self.descriptors(rank), np.array(extras, dtype=np.int64)
+        )
+        return Job(
+            prepared,
+            bases=(given.ctypes.data, result.ctypes.data),
+            dtype=int(dtype[str(given.dtype)]),
+            reduce_op=int(op),
+            divisor=divisor,
+            header=(sequence, 77),
+            deadline_ns=time.monotonic_ns() + int(seconds * 1e9),
+            keep=(given, result),
+        )
+
+
+@contextmanager
+def cluster(programs: tuple[Program, ...], *, buffer_bytes: int | None = None) -> Iterator[Cluster]:
+    made = Cluster(programs=programs)
+    try:
+        for channel in {channel for program in programs for channel in program.channels}:
+            pair = socket.socketpair()
+            for sock, rank in zip(pair, (channel.src, channel.dst), strict=True):
+                sock.setblocking(False)
+                if buffer_bytes is not None:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
+                made.sockets[channel, rank] = sock
+        yield made
+    finally:
+        for sock in made.sockets.values():
+            sock.close()
+
+
+def programs_of(
+    topology: Topology, name: CollectiveName, elements: int, piece: int, method: str = "forest"
+) -> tuple[Program, ...]:
+    root = 0 if name == "broadcast" else None
+    collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
+    schedule = synthesize(topology, collective, method=method)
+    return tuple(lower(schedule, elements, piece_elements=piece))
+
+
+def run_together(jobs: list[Job], engines: list[Execute]) -> list[int]:
+    """Status of every rank; each runs in a thread of its own."""
+    statuses = [-1] * len(jobs)
+
+    def be(rank: int) -> None:
+        statuses[rank] = engines[rank](jobs[rank])
+
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(len(jobs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(2 * LONG_S)
+    assert not any(thread.is_alive() for thread in threads)
+    return statuses
+
+
+def all_reduced(
+    topology: Topology, elements: int, piece: int, engines: list[Execute], *, buffer_bytes: int | None = None
+) -> None:
+    n = topology.num_ranks
+    given = [np.random.default_rng(rank).integers(-99, 99, elements).astype(np.int64) for rank in range(n)]
+    results = [part.copy() for part in given]
+    with cluster(programs_of(topology, "all_reduce", elements, piece), buffer_bytes=buffer_bytes) as wired:
+        jobs = [wired.job(rank, given[rank], results[rank]) for rank in range(n)]
+        assert run_together(jobs, engines) == [e.DONE] * n
+        assert all(job.done for job in jobs)
+    for result in results:
+        np.testing.assert_array_equal(result, np.sum(given, axis=0))
+
+
+@pytest.mark.parametrize("elements", [1, 2, 3, 64, 1000, 40001])
+@pytest.mark.parametrize("buffer_bytes", [1, None])
+def test_all_reduce_through_buffers_of_any_size(elements: int, buffer_bytes: int | None) -> None:
+    piece = 7 if elements <= 1000 else 4096
+    all_reduced(ring(num_ranks=3), elements, piece, [compiled] * 3, buffer_bytes=buffer_bytes)
+
+
+@pytest.mark.parametrize("engines", [[execute_in_python] * 2, [compiled, execute_in_python]])
+@pytest.mark.parametrize("elements", [1, 50, 30001])
+def test_both_engines_speak_the_same_language(engines: list[Execute], elements: int) -> None:
+    all_reduced(star(num_ranks=2), elements, 1 if elements < 100 else 999, engines, buffer_bytes=1)
+
+
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+@pytest.mark.parametrize("method", ["forest", "tree"])
+@pytest.mark.parametrize(("op", "divisor"), [(ReduceOp.SUM, 0), (ReduceOp.SUM, 3), (ReduceOp.MAX, 0)])
+def test_the_compiled_engine_gives_the_bits_of_the_plain_one(
+    name: CollectiveName, method: str, op: ReduceOp, divisor: int
+) -> None:
+    elements, n = 3 * 333, 3
+    programs = programs_of(star(num_ranks=n), name, elements, 50, method)
+    seen = []
+    for engine in (compiled, execute_in_python):
+        given = [np.random.default_rng(rank).normal(size=elements).astype(np.float32) for rank in range(n)]
+        inputs = [part[:333] if name == "all_gather" else part for part in given]
+        before = [part.copy() for part in inputs]
+        results = [np.zeros(333 if name == "reduce_scatter" else elements, dtype=np.float32) for _ in range(n)]
+        if name in ("all_reduce", "broadcast"):
+            results = [part.copy() for part in given]
+        with cluster(programs) as wired:
+            jobs = [wired.job(r, inputs[r], results[r], op=op, divisor=divisor) for r in range(n)]
+            assert run_together(jobs, [engine] * n) == [e.DONE] * n
+        seen.append([result.tobytes() for result in results])
+        assert all(np.array_equal(a, b) for a, b in zip(before, inputs, strict=True)), "INPUT is never written"
+    assert seen[0] == seen[1]
+
+
+def test_a_prepared_program_runs_again_and_again() -> None:
+    programs = programs_of(star(num_ranks=2), "all_reduce", 100, 9)
+    with cluster(programs) as wired:
+        values = [np.ones(100, dtype=np.int64), np.full(100, 2, dtype=np.int64)]
+        for sequence in range(1, 6):
+            jobs = [wired.job(rank, values[rank], values[rank], sequence=sequence) for rank in range(2)]
+            assert run_together(jobs, [compiled] * 2) == [e.DONE] * 2
+        assert (values[0] == 3 * 2**4).all()
+        assert (values[1] == 3 * 2**4).all()
+
+
+# -- trouble --------------------------------------------------------------------------------------------------
+
+
+def pair_of_jobs(wired: Cluster, **different: object) -> tuple[list[Job], list[np.ndarray]]:
+    """Two ranks' jobs; rank 1's differs as asked."""
+    elements = wired.programs[0].num_elements
+    values = [np.full(elements, rank + 1, dtype=np.int64) for rank in range(2)]
+    first = wired.job(0, values[0], values[0])
+    return [first, wired.job(1, values[1], values[1], **different)], values  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("engine", [compiled, execute_in_python])
+def test_a_different_header_is_noticed_before_a_byte_is_written(engine: Execute) -> None:
+    with cluster(programs_of(star(num_ranks=2), "broadcast", 500, 50)) as wired:
+        jobs, values = pair_of_jobs(wired, sequence=2)
+        statuses = run_together(jobs, [engine] * 2)
+        assert statuses[1] == e.MISMATCHED
+        assert (values[1] == 2).all()
+    if engine is compiled:
+        failed = int(jobs[1].fields[e.J_FAILED_CHANNEL])
+        header = jobs[1].prepared.channel_rows[failed, e.C_HEADER : e.C_HEADER + 4]
+        assert header.tolist() == [e.HEADER_MAGIC, 1, 77, 4000]
+
+
+@pytest.mark.parametrize("engine", [compiled, execute_in_python])
+def test_a_closed_connection_is_noticed(engine: Execute) -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 500, 50)) as wired:
+        jobs, _ = pair_of_jobs(wired)
+        for channel in wired.programs[1].channels:
+            wired.sockets[channel, 1].close()
+        assert engine(jobs[0]) == e.CLOSED
+        assert not jobs[0].done
+
+
+def test_a_connection_that_closes_in_the_middle_of_a_message_is_noticed() -> None:
+    with cluster(programs_of(star(num_ranks=2), "broadcast", 500, 500)) as wired:
+        jobs, _ = pair_of_jobs(wired)
+        (channel,) = wired.programs[1].channels
+        header = jobs[1].fields[e.J_HEADER : e.J_HEADER + 4].tobytes()
+        wired.sockets[channel, 0].sendall(header + bytes(123))
+        wired.sockets[channel, 0].close()
+        assert compiled(jobs[1]) == e.CLOSED
+        assert int(jobs[1].fields[e.J_FAILED_CHANNEL]) == 0
+
+
+def test_a_deadline_ends_the_wait_and_the_run_can_go_on() -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 5000, 50), buffer_bytes=1) as wired:
+        jobs, values = pair_of_jobs(wired)
+        jobs[0].fields[e.J_DEADLINE_NS] = time.monotonic_ns() + 20_000_000
+        assert compiled(jobs[0]) == e.TIMED_OUT
+        assert jobs[0].waiting_for() == (1,)
+        assert not jobs[0].done
+        jobs[0].fields[e.J_DEADLINE_NS] = time.monotonic_ns() + int(LONG_S * 1e9)
+        assert run_together(jobs, [compiled] * 2) == [e.DONE] * 2
+        assert all((value == 3).all() for value in values)
+
+
+def test_a_word_on_a_control_connection_ends_the_wait() -> None:
+    here, there = socket.socketpair()
+    with here, there, cluster(programs_of(star(num_ranks=2), "all_reduce", 50, 50)) as wired:
+        values = [np.full(50, rank + 1, dtype=np.int64) for rank in range(2)]
+        waiting = wired.job(0, values[0], values[0], extras=(-1, here.fileno()))
+        there.send(b"!")
+        assert compiled(waiting) == e.CONTROL
+        assert here.recv(1) == b"!"
+        other = wired.job(1, values[1], values[1])
+        assert run_together([waiting, other], [compiled] * 2) == [e.DONE] * 2
+        assert (values[0] == 3).all()
+
+
+def test_before_it_begins_a_job_waits_for_nobody() -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 50, 50)) as wired:
+        jobs, _ = pair_of_jobs(wired)
+        assert jobs[0].waiting_for() == ()
+        assert not jobs[0].done
+
+
+def test_the_plain_engine_gives_up_at_its_deadline() -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 50, 50)) as wired:
+        jobs, _ = pair_of_jobs(wired)
+        jobs[0].fields[e.J_DEADLINE_NS] = time.monotonic_ns() + 20_000_000
+        assert execute_in_python(jobs[0]) == e.TIMED_OUT
+
+
+def test_the_engine_runs_while_python_is_busy() -> None:
+    """A main thread that never gives the lock away voluntarily does not keep two engine threads from finishing."""
+    programs = programs_of(star(num_ranks=2), "all_reduce", 50000, 500)
+    with cluster(programs, buffer_bytes=1) as wired:
+        jobs, values = pair_of_jobs(wired)
+        threads = [threading.Thread(target=compiled, args=(job,)) for job in jobs]
+        for thread in threads:
+            thread.start()
+        spins = 0
+        while any(thread.is_alive() for thread in threads):
+            spins += 1
+        assert all(job.done for job in jobs)
+        assert all((value == 3).all() for value in values)
