@@ -23,8 +23,17 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+# Some are not used here: imported once, they need not be imported by every rank.
+import pytest  # noqa: F401
 import torch
+import torch._dynamo
+import torch._functorch._aot_autograd
+import torch._numpy
 import torch.distributed as dist
+import torch.distributed.fsdp
+import torch.distributed.tensor
+import torch.testing
+import torch.utils._device
 
 import mycel.runtime
 

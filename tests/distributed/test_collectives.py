@@ -23,3 +23,7 @@ def test_everything(run_ranks: RunRanks, world_size: int) -> None:
     assert set(results[0]) >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "not_scheduled"}
     assert len(results[0]["all_reduce"]) == 127
     assert_same_bits(results)
+
+
+def test_operations_that_gloo_carries_out_do_not_hang(run_ranks: RunRanks) -> None:
+    run_ranks(4, "collectives", "many_not_scheduled")

@@ -1,7 +1,10 @@
 """The ``torch.distributed`` backend ``mycel``: a process group whose collectives run over verified schedules.
 
 What mycel does not schedule (other collectives, reductions or element types) goes to a Gloo group that the process
-group holds inside, so that every program that runs on Gloo runs here.
+group holds inside, so that every program that runs on Gloo runs here. It goes there directly and never through
+``super()``: torch's C++ side calls the base class of a Python process group with the interpreter lock held (torch
+2.13, ``WORK_OVERRIDE`` in ``PyProcessGroup.hpp``). Gloo's ``enqueue`` then waits for a mutex whose owner, the thread
+that drops a finished operation with its tensors, waits for the interpreter lock: a deadlock, now and then.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
     AllreduceCoalescedOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
     PrefixStore,
@@ -99,9 +103,11 @@ class MycelProcessGroup(ProcessGroup):
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
         self._timeout = timeout
-        self._gloo = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        gloo: Any = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
-        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, self._gloo)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
+        # A backend has a process group's methods, but torch's type information knows them for the latter only.
+        self._gloo: ProcessGroup = gloo
         self._communicator: Communicator | None = None
         if size > 1:
             self._communicator = _communicate(store, rank, size, timeout, global_ranks, world_size)
@@ -143,7 +149,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllreduceOptions()
         known = self._reduction(tensors, opts)
         if known is None or len(tensors) != 1:
-            return super().allreduce(tensors, opts)
+            return self._gloo.allreduce(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
@@ -151,7 +157,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllreduceCoalescedOptions()
         known = self._reduction(tensors, opts)
         if known is None:
-            return super().allreduce_coalesced(tensors, opts)
+            return self._gloo.allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
     def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
@@ -175,7 +181,7 @@ class MycelProcessGroup(ProcessGroup):
         """Send the root's tensor to everyone; see ``torch.distributed.broadcast``."""
         opts = opts or BroadcastOptions()
         if self._communicator is None or len(tensors) != 1 or not _movable(tensors):
-            return super().broadcast(tensors, opts)
+            return self._gloo.broadcast(tensors, opts)
         flat = _flat(tensors)
         settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
         call = Call(
@@ -193,7 +199,7 @@ class MycelProcessGroup(ProcessGroup):
         """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
         opts = opts or AllgatherOptions()
         if self._communicator is None or not _movable([output, input]):
-            return super()._allgather_base(output, input, opts)
+            return self._gloo._allgather_base(output, input, opts)
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
@@ -212,7 +218,7 @@ class MycelProcessGroup(ProcessGroup):
         even = len(inputs) == 1 and len(outputs) == self.size()
         even = even and all(t.numel() == inputs[0].numel() and t.dtype == inputs[0].dtype for t in outputs)
         if self._communicator is None or not even or not _movable([*outputs, *inputs]):
-            return super().allgather(output_lists, inputs, opts)
+            return self._gloo.allgather(output_lists, inputs, opts)
         source = _flat(inputs)
         target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
         call = _gather_call(target, source)
@@ -227,7 +233,7 @@ class MycelProcessGroup(ProcessGroup):
         alike = len({t.dtype for t in (*outputs, *inputs)}) == 1
         even = all(o.numel() == i.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
         if self._communicator is None or not alike or not even or not _movable([*outputs, *inputs]):
-            return super().allgather_into_tensor_coalesced(outputs, inputs)
+            return _one_by_one(self._gloo._allgather_base, outputs, inputs, opts)
         source = _flat(inputs)
         target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
 
@@ -245,7 +251,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or ReduceScatterOptions()
         known = self._reduction([output, input], opts)
         if known is None:
-            return super()._reduce_scatter_base(output, input, opts)
+            return self._gloo._reduce_scatter_base(output, input, opts)
         if input.numel() != output.numel() * self.size():
             raise ValueError(
                 f"reduce_scatter over {self.size()} ranks: input has {input.numel()} elements, "
@@ -265,7 +271,7 @@ class MycelProcessGroup(ProcessGroup):
         even = even and all(t.numel() == outputs[0].numel() for t in inputs)
         known = self._reduction([*outputs, *inputs], opts) if even else None
         if known is None:
-            return super().reduce_scatter(outputs, input_lists, opts)
+            return self._gloo.reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])
         target = _flat(outputs)
         settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
@@ -279,7 +285,7 @@ class MycelProcessGroup(ProcessGroup):
         known = self._reduction([*outputs, *inputs], opts)
         even = all(i.numel() == o.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
         if known is None or not even:
-            return super().reduce_scatter_tensor_coalesced(outputs, inputs, opts)
+            return _one_by_one(self._gloo._reduce_scatter_base, outputs, inputs, opts)
         source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
         target = torch.empty(source.numel() // self.size(), dtype=source.dtype)
         call = _scatter_call(target, source, *known)
@@ -291,7 +297,7 @@ class MycelProcessGroup(ProcessGroup):
         """Wait until every rank has come here."""
         opts = opts or BarrierOptions()
         if self._communicator is None:
-            return super().barrier(opts)
+            return self._gloo.barrier(opts)
         token = self._no_tensor
         call = Call(
             name="all_reduce",
@@ -304,7 +310,30 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, [token], None)
 
+    # -- what Gloo does -------------------------------------------------------------------------------------
+
+    def all_to_all_single(  # type: ignore[override]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: AllToAllOptions | None = None,
+    ) -> dist.Work:
+        """Exchange parts with every rank; see ``torch.distributed.all_to_all_single``."""
+        opts = opts or AllToAllOptions()
+        return self._gloo.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
+        """Send to one rank; see ``torch.distributed.send``."""
+        return self._gloo.send(tensors, dst, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
+        """Receive from one rank; see ``torch.distributed.recv``."""
+        return self._gloo.recv(tensors, src, tag)
+
     # Names that older torch versions, or its C++ side, use for the same operations.
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
     _allgather_base = all_gather_single
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
     allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
@@ -333,6 +362,18 @@ class MycelProcessGroup(ProcessGroup):
         if settle is not None:
             settle()
         return MycelWork(None, None, result)
+
+
+def _one_by_one(
+    operation: Callable[[Tensor, Tensor, Any], dist.Work], outputs: list[Tensor], inputs: list[Tensor], opts: Any
+) -> dist.Work:
+    """Gloo's coalesced forms, which it does not offer to Python: all but the last are waited for here."""
+    works: list[dist.Work] = []
+    for output, input in zip(outputs, inputs, strict=True):
+        for work in works[-1:]:
+            work.wait()
+        works.append(operation(output, input, opts))
+    return works[-1]
 
 
 def _movable(tensors: Sequence[Tensor]) -> bool:

@@ -305,6 +305,19 @@ def not_scheduled(rank: int, size: int) -> None:
         dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(5))
 
 
+def many_not_scheduled(rank: int, size: int) -> None:
+    """Operations that Gloo's own threads carry out, one after the other: none of them may hang."""
+    for number in range(200):
+        bits = torch.tensor([0b11 if number % 2 else 0b01], dtype=torch.int32)
+        dist.all_reduce(bits, op=dist.ReduceOp.BAND)
+        truth = torch.tensor([rank == number % size, False])
+        dist.all_reduce(truth, op=dist.ReduceOp.MAX)
+        assert truth.tolist() == [True, False]
+        each_other = torch.zeros(size)
+        dist.all_to_all_single(each_other, torch.full((size,), float(rank)))
+        assert each_other.tolist() == list(range(size))
+
+
 CHECKS: tuple[Callable[[int, int], Any], ...] = (
     all_reduce,
     shapes,
