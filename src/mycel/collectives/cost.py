@@ -25,8 +25,8 @@ WAKE_S = 25e-6
 #: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
 _ASSUMED_RATE = 1e9
 #: Piece sizes worth trying. Larger ones lose on sockets even where links are fast: a piece should still be in the
-#: cache when it is reduced (16 MB all_reduce, 2 ranks on loopback, medians: 32 KB 6.6 ms, 64 KB 6.6, 256 KB 14.6, 1 MB
-#: 12.4; 4 ranks: 34, 53, 54, 54).
+#: cache when it is reduced (16 MB all_reduce on loopback, medians in ms, pieces of 32 KB, 64 KB, 256 KB and 1 MB:
+#: 2 ranks 6.6, 6.6, 14.6, 12.4; 4 ranks 34, 53, 54, 54).
 PIECE_BYTES = (1 << 14, 1 << 15)
 
 
