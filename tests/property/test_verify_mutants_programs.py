@@ -185,18 +185,8 @@ def staged_broadcast() -> Case:
     for element in range(2):
         sent = tuple(range(1, len(root)))
         first = len(root)
-        root.append(
-            Instruction(
-                op=Op.COPY,
-                channel=-1,
-                buffer=SCRATCH,
-                offset=0,
-                count=1,
-                operand_buffer=OUT,
-                operand_offset=element,
-                needs=sent,
-            )
-        )
+        source = {"operand_buffer": OUT, "operand_offset": element}
+        root.append(Instruction(op=Op.COPY, channel=-1, buffer=SCRATCH, offset=0, count=1, needs=sent, **source))
         root += [
             Instruction(op=Op.SEND, channel=channel, buffer=SCRATCH, offset=0, count=1, needs=(first,))
             for channel in range(2)

@@ -146,7 +146,8 @@ class Program:
             if self.rank not in (channel.src, channel.dst) or channel.src == channel.dst:
                 raise ScheduleError(f"rank {self.rank}: channel {channel} is not one of its own")
         rows = len(self.columns)
-        if len(self.need_start) != rows + 1 or (rows and self.need_start[-1] != len(self.need_index)):
+        starts = self.need_start
+        if len(starts) != rows + 1 or starts[0] or starts[-1] != len(self.need_index) or (np.diff(starts) < 0).any():
             raise ScheduleError(f"rank {self.rank}: 'needs' do not match {rows} instructions")
         self._check_rows()
 
