@@ -73,7 +73,7 @@ def launcher() -> Iterator[Launcher]:
 
 @pytest.fixture
 def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
-    """``run_ranks(world_size, module, function, *args, backend="mycel", env={}, timeout_s=90)``: results by rank.
+    """``run_ranks(world_size, module, function, *args, backend="mycel", env={}, timeout_s=240)``: results by rank.
 
     Every rank calls ``function(rank, world_size, *args)`` of ``checks/<module>.py`` inside an initialised process
     group (``backend=None``: without one; ``STORE_FILE`` then names a file for a store). A rank that raises, dies
@@ -87,7 +87,7 @@ def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> C
         *args: Any,
         backend: str | None = "mycel",
         env: Mapping[str, str] | None = None,
-        timeout_s: float = 90.0,
+        timeout_s: float = 240.0,
     ) -> list[Any]:
         directory = tmp_path_factory.mktemp(function)
         request = {
