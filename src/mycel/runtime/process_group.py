@@ -103,14 +103,21 @@ class MycelProcessGroup(ProcessGroup):
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
         self._timeout = timeout
+        # What can be wrong with files and variables is found before anything connects: a rank that went away with
+        # that error would otherwise show itself to the others as a broken connection only.
+        settings = read_settings()
+        fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
+        own, bind = own_address(settings, global_ranks[rank])
         gloo: Any = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
         # A backend has a process group's methods, but torch's type information knows them for the latter only.
         self._gloo: ProcessGroup = gloo
         self._communicator: Communicator | None = None
-        if size > 1:
-            self._communicator = _communicate(store, rank, size, timeout, global_ranks, world_size)
+        if fabric is not None:
+            timeout_s = settings.timeout_s or timeout.total_seconds()
+            rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
+            self._communicator = _communicate(rendezvous, fabric, timeout_s, settings.piece_bytes)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
 
     # -- what torch asks of a backend ---------------------------------------------------------------------
@@ -407,24 +414,17 @@ def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, d
     )
 
 
-def _communicate(
-    store: Store, rank: int, size: int, timeout: timedelta, global_ranks: Sequence[int], world_size: int
-) -> Communicator:
-    settings = read_settings()
-    fabric = Fabric(settings, global_ranks, world_size)
-    own, bind = own_address(settings, global_ranks[rank])
-    timeout_s = settings.timeout_s or timeout.total_seconds()
-    rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
+def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, piece_bytes: int | None) -> Communicator:
     topology = fabric.topology(rendezvous.addresses)
     communicator = Communicator(
-        rank=rank,
-        size=size,
+        rank=rendezvous.rank,
+        size=rendezvous.size,
         topology=topology,
         rendezvous=rendezvous,
         address_of=fabric.address_of(topology, rendezvous.addresses),
         timeout_s=timeout_s,
         dtype_names=_dtype_name,
-        piece_bytes=settings.piece_bytes,
+        piece_bytes=piece_bytes,
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)
