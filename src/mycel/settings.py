@@ -8,8 +8,9 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
                           reached; ``mycel emulate`` writes it
 ``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
-``MYCEL_TIMEOUT``         seconds a collective may take, where the process group gives no time-out
+``MYCEL_TIMEOUT``         seconds a collective may take, instead of the process group's time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
+``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 """
@@ -35,6 +36,7 @@ class Settings:
     timeout_s: float | None = None
     master_address: str | None = None
     piece_bytes: int | None = None
+    paced: float | None = None
 
 
 def read_settings(environ: dict[str, str] | None = None) -> Settings:
@@ -58,6 +60,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         master_address=env.get("MASTER_ADDR") or None,
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
+        paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
     )
 
 

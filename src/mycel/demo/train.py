@@ -51,7 +51,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser = argparse.ArgumentParser(description="Train a byte-level language model with DDP.")
     parser.add_argument("--backend", default="gloo", help="torch.distributed backend")
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--batch-size", type=int, default=4, help="windows a rank and step")
+    parser.add_argument("--batch-size", type=int, default=2, help="windows a rank and step")
     parser.add_argument("--length", type=int, default=64, help="bytes a window")
     parser.add_argument("--width", type=int, default=sizes.width)
     parser.add_argument("--layers", type=int, default=sizes.num_layers)

@@ -17,6 +17,8 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +39,16 @@ from mycel.runtime.reduce_kernels import DType
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
 
-__all__ = ["Call", "Communicator", "Ticket"]
+__all__ = ["PACE", "Call", "Communicator", "Ticket"]
 
 _log = logging.getLogger(__name__)
 
 #: Prepared programs are kept up to this many bytes; the least recently used go first.
 _CACHE_BYTES = 256 << 20
+#: Channels are paced at this part of their path's bandwidth (what TCP/IP headers leave of it is 0.956 with 1,500-byte
+#: packets), unless that is faster than the kernel's timers pace well.
+PACE = 0.97
+_FASTEST_PACE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,7 @@ class Communicator:
         timeout_s: for connecting, and for calls that name no time-out.
         dtype_names: from a dtype's code to its name, for messages.
         piece_bytes: a piece size to use instead of the cost model's.
+        paced: part of a path's bandwidth at which its channel sends at most; 0 for no pacing.
     """
 
     def __init__(
@@ -112,6 +119,7 @@ class Communicator:
         timeout_s: float,
         dtype_names: Callable[[int], str],
         piece_bytes: int | None = None,
+        paced: float = PACE,
     ) -> None:
         self.rank, self.size = rank, size
         self.topology = topology
@@ -119,6 +127,7 @@ class Communicator:
         self._rendezvous = rendezvous
         self._address_of = address_of
         self._piece_bytes = piece_bytes
+        self._paced = paced
         self._control = Control(rendezvous.connect_control(timeout_s))
         self._faults = Faults(rank=rank, size=size, control=self._control, dtype_names=dtype_names)
         self._schedules: dict[tuple[str, int | None], dict[str, Schedule]] = {}
@@ -177,11 +186,25 @@ class Communicator:
     def _descriptors(self, channels: tuple[Channel, ...]) -> list[int]:
         missing = [channel for channel in channels if channel not in self._sockets]
         if missing:
-            sockets = self._rendezvous.connect(missing, self._address_of, self.timeout_s)
+            sockets = self._rendezvous.connect(missing, self._address_of, self._pace, self.timeout_s)
             for channel, sock in zip(missing, sockets, strict=True):
                 self._open.append(sock)
                 self._sockets[channel] = sock.fileno()
         return [self._sockets[channel] for channel in channels]
+
+    def _pace(self, channel: Channel) -> int | None:
+        """Bytes a second at which a channel may send: as much as its path carries, headers aside.
+
+        Sending faster only fills queues on the way. Acknowledgements of the other direction then wait behind them,
+        and a connection that has been idle (every training step has such a pause) needs tenths of a second, not
+        milliseconds, to get up to speed again.
+        """
+        unit = self.topology.bytes_per_second_per_unit
+        if unit is None or self._paced == 0:
+            return None
+        capacity = min(self.topology.capacity[hop] for hop in pairwise(channel.path))
+        pace = int(capacity * unit * Fraction(self._paced))
+        return pace if pace < _FASTEST_PACE else None
 
     def _prepare(self, call: Call, choice: Choice) -> Prepared:
         key = (call.name, call.root, choice.method, choice.piece_bytes, call.num_elements, call.item_bytes)

@@ -29,12 +29,12 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     Store,
 )
 
-from mycel.runtime.communicator import Call, Communicator
+from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
-from mycel.settings import read_settings
+from mycel.settings import Settings, read_settings
 
 __all__ = ["MycelProcessGroup", "create_process_group"]
 
@@ -117,7 +117,7 @@ class MycelProcessGroup(ProcessGroup):
         if fabric is not None:
             timeout_s = settings.timeout_s or timeout.total_seconds()
             rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
-            self._communicator = _communicate(rendezvous, fabric, timeout_s, settings.piece_bytes)
+            self._communicator = _communicate(rendezvous, fabric, timeout_s, settings)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
 
     # -- what torch asks of a backend ---------------------------------------------------------------------
@@ -414,7 +414,7 @@ def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, d
     )
 
 
-def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, piece_bytes: int | None) -> Communicator:
+def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, settings: Settings) -> Communicator:
     topology = fabric.topology(rendezvous.addresses)
     communicator = Communicator(
         rank=rendezvous.rank,
@@ -424,7 +424,8 @@ def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, piece
         address_of=fabric.address_of(topology, rendezvous.addresses),
         timeout_s=timeout_s,
         dtype_names=_dtype_name,
-        piece_bytes=piece_bytes,
+        piece_bytes=settings.piece_bytes,
+        paced=PACE if settings.paced is None else settings.paced,
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)

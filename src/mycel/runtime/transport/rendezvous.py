@@ -23,6 +23,7 @@ from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_
 __all__ = ["Address", "Rendezvous", "Store"]
 
 _BACKLOG = 1024
+_SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
 
 
 class Store(Protocol):
@@ -116,13 +117,18 @@ class Rendezvous:
         return out
 
     def connect(
-        self, channels: Sequence[Channel], address_of: Callable[[Channel], str], timeout_s: float
+        self,
+        channels: Sequence[Channel],
+        address_of: Callable[[Channel], str],
+        pace_of: Callable[[Channel], int | None],
+        timeout_s: float,
     ) -> list[socket.socket]:
         """Sockets of this rank's channels, in their order: outgoing ones opened, incoming ones awaited.
 
         Args:
             channels: all with this rank as source or destination.
             address_of: at which address the channel's destination is reached over the channel's path.
+            pace_of: bytes a second beyond which an outgoing channel holds back; ``None`` for no limit.
             timeout_s: how long to wait for each peer's side.
 
         Raises:
@@ -135,6 +141,9 @@ class Rendezvous:
             if channel.src == self.rank:
                 hello = Hello(token=self._token, src=self.rank, control=False, path=path_digest(channel.path))
                 out[number] = self._open(channel.dst, address_of(channel), hello, deadline)
+                pace = pace_of(channel)
+                if pace is not None:
+                    out[number].setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
             if channel.dst == self.rank:
                 key = (channel.src, path_digest(channel.path), False)
