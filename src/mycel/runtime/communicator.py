@@ -77,7 +77,7 @@ class Call:
     keep: tuple[object, ...] = ()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
     """A collective under way."""
 
@@ -315,8 +315,14 @@ class Communicator:
         job = ticket.job
         if job is None:
             return
-        while (status := e.execute(job.address)) != e.DONE:
-            self._judge(status, ticket, job)
+        try:
+            while (status := e.execute(job.address)) != e.DONE:
+                self._judge(status, ticket, job)
+        except CommunicationError:
+            raise
+        except BaseException:  # Ctrl-C, most likely: half a collective is on the wires, and the others wait
+            self.abort(f"interrupted in {ticket.what}")
+            raise
 
     def _judge(self, status: int, ticket: Ticket, job: Job) -> None:
         try:
