@@ -4,6 +4,9 @@
 ``forest``   pipelined spanning trees that meet the throughput bound exactly (large messages)
 ``tree``     one shallow tree, or direct exchange: fewest steps one after the other (small ones)
 ===========  ==================================================================================
+
+The algorithms that libraries run (ring, recursive doubling and so on) are in ``classics``, with a registry of their
+own: they are there to be compared with, and the runtime does not try them by itself.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from typing import Any
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import forest, tree
+from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -37,18 +41,19 @@ def synthesize(topology: Topology, collective: Collective, method: str = "forest
     Args:
         topology: the fabric.
         collective: what to move, over all of the fabric's ranks.
-        method: a key of ``SYNTHESIZERS``.
+        method: a key of ``SYNTHESIZERS`` or of ``CLASSICS``.
         options: passed on to the method, such as ``k`` for ``forest``.
 
     Raises:
         UsageError: unknown method, an option the method does not have, or a collective over another number of
             ranks than the fabric has.
-        SynthesisError: no such schedule exists for this fabric.
+        SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
     """
-    if method not in SYNTHESIZERS:
-        raise UsageError(f"unknown method {method!r}; known: {', '.join(SYNTHESIZERS)}")
-    known = set(signature(SYNTHESIZERS[method]).parameters) - {"topology", "collective"}
+    methods = SYNTHESIZERS | CLASSICS
+    if method not in methods:
+        raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
+    known = set(signature(methods[method]).parameters) - {"topology", "collective"}
     if unknown := sorted(set(options) - known):
         has = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise UsageError(f"method {method!r} has no option {unknown[0]!r}; {has}")
-    return SYNTHESIZERS[method](topology, collective, **options)
+    return methods[method](topology, collective, **options)

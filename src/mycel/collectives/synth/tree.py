@@ -47,10 +47,11 @@ class Route:
     vertices: tuple[int, ...]
 
 
-def shortest_routes(topology: Topology, src: int) -> dict[int, Route]:
+def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dict[int, Route]:
     """Best route from rank ``src`` to every other rank: by latency, then fewest relays, then widest.
 
-    Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first.
+    Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first. Without
+    ``relays`` they never do, and ranks that can be reached in no other way are missing from the result.
     """
     outgoing: dict[int, list[tuple[int, float, int]]] = {}
     for link in topology.links:
@@ -65,12 +66,14 @@ def shortest_routes(topology: Topology, src: int) -> dict[int, Route]:
         if here in best:
             continue
         best[here] = route
-        relays = route.num_relays + (here in topology.rank_of and here != start)
+        at_relay = here in topology.rank_of and here != start
+        if at_relay and not relays:
+            continue
         for far, latency_s, capacity in outgoing.get(here, ()):
             if far not in best:
                 longer = Route(
                     latency_s=route.latency_s + latency_s,
-                    num_relays=relays,
+                    num_relays=route.num_relays + at_relay,
                     narrowness=max(route.narrowness, -capacity),
                     num_links=route.num_links + 1,
                     vertices=(*route.vertices, far),

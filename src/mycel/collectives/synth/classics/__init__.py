@@ -1,0 +1,66 @@
+"""Classics: the algorithms that libraries run, with the signature of our own; one a file, one line each here.
+
+They know ranks, not links: who sends to whom is fixed by rank numbers, and each message takes the best path that
+passes no other rank. Where two partners have none, and where a rank count does not fit, ``SynthesisError`` says so.
+
+======================  =======================================  ================================================
+method                  serves                                   needs
+======================  =======================================  ================================================
+``ring``                all but the pointed collectives          a cycle through all ranks
+``bidirectional_ring``  all but the pointed collectives          a cycle whose neighbours reach each other
+``recursive_doubling``  all_gather, reduce_scatter, all_reduce   a power of two of ranks
+``binomial_tree``       all_reduce, broadcast, reduce
+``double_binary_tree``  all_reduce, broadcast, reduce
+``hierarchical``        all_gather, reduce_scatter, all_reduce   boxes with equally many ranks
+``bruck``               all_gather
+======================  =======================================  ================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import CollectiveName
+from mycel.collectives.synth.classics import (
+    binomial_tree,
+    bruck,
+    double_binary_tree,
+    hierarchical,
+    recursive_doubling,
+    ring,
+)
+
+__all__ = ["CLASSICS", "SERVES", "classics_for"]
+
+#: Classic algorithms by name.
+CLASSICS: dict[str, Callable[..., Schedule]] = {
+    "ring": ring.synthesize,
+    "bidirectional_ring": ring.synthesize_bidirectional,
+    "recursive_doubling": recursive_doubling.synthesize,
+    "binomial_tree": binomial_tree.synthesize,
+    "double_binary_tree": double_binary_tree.synthesize,
+    "hierarchical": hierarchical.synthesize,
+    "bruck": bruck.synthesize,
+}
+
+#: Collectives that each of them serves.
+SERVES: dict[str, tuple[CollectiveName, ...]] = {
+    "ring": ring.SERVES,
+    "bidirectional_ring": ring.SERVES,
+    "recursive_doubling": recursive_doubling.SERVES,
+    "binomial_tree": binomial_tree.SERVES,
+    "double_binary_tree": double_binary_tree.SERVES,
+    "hierarchical": hierarchical.SERVES,
+    "bruck": bruck.SERVES,
+}
+
+
+def classics_for(name: str) -> tuple[str, ...]:
+    """Classic methods that serve a collective.
+
+    Examples:
+        >>> classics_for("broadcast")
+        ('ring', 'bidirectional_ring', 'binomial_tree', 'double_binary_tree')
+    """
+    return tuple(method for method, served in SERVES.items() if name in served)

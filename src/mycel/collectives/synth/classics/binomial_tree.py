@@ -1,0 +1,51 @@
+"""Binomial tree: log2 N steps from one rank to all, or from all to one; all_reduce is one after the other.
+
+References:
+    R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int. J.
+    High Performance Computing Applications 19(1), 2005, sections 4.2 and 4.4.
+"""
+
+from __future__ import annotations
+
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth.classics.strands import Edge, Strand, check_served, from_strands, mirrored
+from mycel.topology.model import Topology
+
+__all__ = ["SERVES", "binomial", "synthesize"]
+
+SERVES: tuple[CollectiveName, ...] = ("all_reduce", "broadcast", "reduce")
+
+
+def binomial(num_ranks: int, root: int) -> tuple[Edge, ...]:
+    """Edges of a binomial tree, nearest to the root first; a rank's number relative to the root loses its lowest bit.
+
+    Examples:
+        >>> binomial(4, 1)
+        ((1, 3), (1, 2), (3, 0))
+    """
+    step = 1 << (num_ranks - 1).bit_length() >> 1
+    edges = []
+    while step:
+        edges += [
+            ((root + rank) % num_ranks, (root + rank + step) % num_ranks)
+            for rank in range(0, num_ranks - step, 2 * step)
+        ]
+        step >>= 1
+    return tuple(edges)
+
+
+def synthesize(topology: Topology, collective: Collective) -> Schedule:
+    """The array up a binomial tree, down it, or both.
+
+    Raises:
+        SynthesisError: another collective, or partners without a path that passes no other rank.
+    """
+    check_served(topology, collective, "binomial_tree", SERVES)
+    edges = binomial(collective.num_ranks, collective.root or 0)
+    strand = Strand(
+        block=0,
+        up=mirrored(edges) if collective.reduces else (),
+        down=() if collective.name == "reduce" else edges,
+    )
+    return from_strands(topology, collective, "binomial_tree", [strand])

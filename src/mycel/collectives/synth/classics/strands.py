@@ -1,0 +1,107 @@
+"""Strands: the common form of the classics. A share of the data goes up one tree of ranks, and down another.
+
+Ring, halving and doubling, trees, Bruck's algorithm: each sends every block along a tree of its own, and differs
+from the others in the trees. So a method only says which trees; this module puts paths under their edges and
+dependencies between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth.ordering import in_level_order
+from mycel.collectives.synth.tree import shortest_routes
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["Edge", "Strand", "check_served", "from_strands", "mirrored"]
+
+#: A message between ranks, ``(src, dst)``.
+Edge = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Strand:
+    """One share of a block.
+
+    Attributes:
+        block: block of the collective's array; every block has equally many strands, of equal size.
+        up: edges (child, parent) by which it is reduced to one rank, each after those into its source.
+        down: edges (parent, child) by which it is copied from there, each after that into its source.
+    """
+
+    block: int
+    up: tuple[Edge, ...] = ()
+    down: tuple[Edge, ...] = ()
+
+
+def mirrored(edges: Sequence[Edge]) -> tuple[Edge, ...]:
+    """A tree turned round: last edge first, each in the other direction."""
+    return tuple((dst, src) for src, dst in reversed(edges))
+
+
+def check_served(topology: Topology, collective: Collective, method: str, serves: Sequence[str]) -> None:
+    """Refuse what a method is not for.
+
+    Raises:
+        UsageError: the collective is over another number of ranks than the fabric has.
+        SynthesisError: the method does not serve the collective.
+    """
+    n = collective.num_ranks
+    if n != topology.num_ranks:
+        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    if collective.name not in serves:
+        raise SynthesisError(f"{method} does not serve {collective.name}; it serves {', '.join(serves)}")
+
+
+def from_strands(topology: Topology, collective: Collective, method: str, strands: Sequence[Strand]) -> Schedule:
+    """The schedule in which every strand goes its way.
+
+    Args:
+        topology: the fabric.
+        collective: what to move.
+        method: name to put on it.
+        strands: sorted by block.
+
+    Raises:
+        SynthesisError: two ranks that should exchange messages have no path between them that passes no other rank.
+    """
+    n = collective.num_ranks
+    routes = [shortest_routes(topology, rank, relays=False) for rank in range(n)]
+
+    def path(src: int, dst: int) -> tuple[int, ...]:
+        if dst not in routes[src]:
+            raise SynthesisError(
+                f"{method} on {topology.name}: rank {src} has no path to rank {dst} that passes no other rank; "
+                "forest and tree need none"
+            )
+        return routes[src][dst].vertices
+
+    transfers: list[Transfer] = []
+    for chunk, strand in enumerate(strands):
+        into: dict[int, list[int]] = {}
+        for reduce, edges in ((True, strand.up), (False, strand.down)):
+            for src, dst in edges:
+                number = len(transfers)
+                transfers.append(
+                    Transfer(
+                        chunk=chunk,
+                        src=src,
+                        dst=dst,
+                        reduce=reduce,
+                        path=path(src, dst),
+                        after=tuple(into.get(src, ())),
+                    )
+                )
+                into[dst] = [*into.get(dst, ()), number] if reduce else [number]
+    return Schedule(
+        collective=collective,
+        topology=topology,
+        method=method,
+        num_units=len(strands),
+        chunks=tuple(Chunk(start=i, stop=i + 1) for i in range(len(strands))),
+        transfers=in_level_order(transfers, lambda t: ((t.dst - t.src) % n, t.src)),
+    )
