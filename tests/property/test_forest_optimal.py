@@ -128,6 +128,50 @@ def flow_rate(fabric, weights):
     return -result.fun
 
 
+def all_reduce_rate(fabric):
+    """The optimum of all_reduce from flows: each link divided in two; within one part everything flows from the
+    roots to each rank, within the other from each rank to the roots."""
+    links, n = fabric.links, fabric.num_ranks
+    num_links, shares = len(links), 2 * len(links)
+    size = shares + n + 2 * n * num_links
+    at_most = [({e: 1, num_links + e: 1}, k.capacity) for e, k in enumerate(links)]
+    balanced = []
+    for phase in (0, 1):
+        ends = [(k.dst, k.src) if phase else (k.src, k.dst) for k in links]
+
+        def net(base, vertex, ends=ends):
+            return {
+                base + e: 1 if tail == vertex else -1 for e, (tail, head) in enumerate(ends) if vertex in (tail, head)
+            }
+
+        balanced += [net(phase * num_links, switch) for switch in fabric.switches]
+        for rank in range(n):
+            base = shares + n + (phase * n + rank) * num_links
+            at_most += [({base + e: 1, phase * num_links + e: -1}, 0) for e in range(num_links)]
+            for vertex in range(len(fabric.vertices)):
+                if vertex != fabric.ranks[rank]:
+                    made = {shares + fabric.rank_of[vertex]: -1} if vertex in fabric.rank_of else {}
+                    balanced.append(net(base, vertex) | made)
+
+    def matrix(rows):
+        out = lil_matrix((len(rows), size))
+        for i, row in enumerate(rows):
+            for j, a in row.items():
+                out[i, j] = a
+        return out.tocsr()
+
+    cost = np.zeros(size)
+    cost[shares : shares + n] = -1
+    result = linprog(
+        cost,
+        A_ub=matrix([row for row, _ in at_most]),
+        b_ub=[limit for _, limit in at_most],
+        A_eq=matrix(balanced),
+        b_eq=np.zeros(len(balanced)),
+    )
+    return -result.fun
+
+
 @QUICK
 @given(fabric=balanced_fabrics(most_ranks=5, most_switches=3), root=st.integers(0, 5))
 def test_bound_is_the_worst_of_all_cuts(fabric, root):
@@ -158,11 +202,19 @@ def test_forest_meets_the_bound(fabric, name, root):
     collective = collective_on(name, fabric, root)
     schedule = synthesize(fabric, collective)
     verify_schedule(schedule)
-    best = bound(fabric, collective).algbw
-    if name == "all_reduce":
-        assert schedule.algbw >= best  # both phases need not load the same links
-    else:
-        assert schedule.algbw == best
+    assert schedule.algbw == bound(fabric, collective).algbw
+
+
+@QUICK
+@given(fabric=st.one_of(balanced_fabrics(), any_fabrics(), any_fabrics(largest=10**5)))
+def test_all_reduce_reaches_the_optimum_over_flows(fabric):
+    collective = collective_on("all_reduce", fabric, 0)
+    best = bound(fabric, collective)
+    assert best.composition <= best.algbw
+    assert float(best.algbw) == pytest.approx(all_reduce_rate(fabric), rel=1e-7)
+    schedule = synthesize(fabric, collective)
+    verify_schedule(schedule)
+    assert schedule.algbw == best.algbw
 
 
 @QUICK

@@ -52,6 +52,8 @@ def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
     record: dict[str, Any] = {"collective": best.collective.name}
     if best.collective.root is not None:
         record["root"] = best.collective.root
+    if best.composition is not None:
+        record["reduce_scatter_then_all_gather"] = float(best.composition)
     return record | {
         "num_ranks": best.collective.num_ranks,
         "inverse_x": f"{best.inverse_x.numerator}/{best.inverse_x.denominator}",

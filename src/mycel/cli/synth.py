@@ -28,7 +28,7 @@ from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 from mycel.topology.load import load_topology
 
-__all__ = ["count_trees", "register", "schedule_record"]
+__all__ = ["count_trees", "register", "schedule_record", "trees_a_root"]
 
 
 def count_trees(schedule: Schedule) -> int:
@@ -39,13 +39,31 @@ def count_trees(schedule: Schedule) -> int:
     return len({(reduce, *sorted(paths)) for (_, reduce), paths in edges.items()})
 
 
+def trees_a_root(schedule: Schedule) -> int | None:
+    """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce)."""
+    if schedule.collective.name != "all_reduce":
+        return schedule.num_units // sum(root_weights(schedule.collective)) or 1
+    receivers: list[set[int]] = [set() for _ in schedule.chunks]
+    for t in schedule.transfers:
+        if not t.reduce:
+            receivers[t.chunk].add(t.dst)
+    share: dict[frozenset[int], int] = {}  # a root is who receives no copy
+    for chunk, ranks in zip(schedule.chunks, receivers, strict=True):
+        root = frozenset(range(schedule.collective.num_ranks)) - ranks
+        share[root] = share.get(root, 0) + chunk.num_units
+    return next(iter(share.values())) if len(set(share.values())) == 1 else None
+
+
 def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: float) -> dict[str, Any]:
-    """The JSON object of a verified schedule beside its bound; ``k`` as asked for, ``None`` if it was not."""
+    """The JSON object of a verified schedule beside its bound; ``k`` as asked for, ``None`` if it was not.
+
+    Its ``"k"`` is null where nobody asked for one and the roots of all_reduce have different shares.
+    """
     return bound_record(best, seconds) | {
         "method": schedule.method,
         "algbw": float(schedule.algbw),
         "optimal": schedule.algbw >= best.algbw,
-        "k": k if k is not None else schedule.num_units // sum(root_weights(schedule.collective)) or 1,
+        "k": k if k is not None else trees_a_root(schedule),
         "num_trees": count_trees(schedule),
         "depth": schedule.depth,
         "verified": True,
@@ -116,17 +134,14 @@ def _write(schedule: Schedule, output: Path) -> None:
 
 def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path | None) -> None:
     console = Console(highlight=False)
-    share = float(schedule.algbw / best.algbw)
-    if best.is_composition:
-        verdict = f"{share:.1%} of what reduce-scatter and then all-gather guarantee"
-    else:
-        verdict = "optimal" if record["optimal"] else f"{share:.1%} of the bound"
+    verdict = "optimal" if record["optimal"] else f"{float(schedule.algbw / best.algbw):.1%} of the bound"
     console.print(
         f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
         f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"
     )
+    share = "uneven shares" if record["k"] is None else f"k={record['k']}"
     console.print(
-        f"{record['num_trees']} trees (k={record['k']}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
+        f"{record['num_trees']} trees ({share}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
         f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s"
     )
     console.print(best.explain(), markup=False)

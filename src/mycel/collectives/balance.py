@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.errors import SynthesisError
 
-__all__ = ["Balanced", "balance", "unbalanced_switches"]
+__all__ = ["Balanced", "balance", "solve_exactly", "unbalanced_switches"]
 
 _TOLERANCE = 1e-9
 _ROUNDS = 500
@@ -187,7 +187,7 @@ class _Programme:
                 tight[self.num_arcs] = Fraction(self.missing(side))
                 equations.append(tight)
         guess = [Fraction(float(v) * self.scale).limit_denominator(10**6) for v in values]
-        solution = _solve_exactly(equations, fixed, guess)
+        solution = solve_exactly(equations, fixed, guess)
         return solution[-1], solution[:-1]
 
     def verify(self, x: Fraction, capacities: Sequence[Fraction]) -> None:
@@ -233,7 +233,7 @@ class _Programme:
         return min(bounds)
 
 
-def _solve_exactly(
+def solve_exactly(
     equations: list[dict[int, Fraction]], fixed: dict[int, Fraction], guess: list[Fraction]
 ) -> list[Fraction]:
     """Gauss-Jordan elimination of homogeneous equations; variables that stay free keep their guess."""

@@ -6,7 +6,8 @@ on fractions: test a value by one max-flow to every rank; each rank that falls s
 ratio. No floating point is involved and two or three rounds are usual.
 
 The bound is met by a forest of spanning trees (``mycel.collectives.synth.forest``) wherever every switch can send
-on as much as it receives; where one cannot, ``mycel.collectives.balance`` gives the exact optimum instead.
+on as much as it receives; where one cannot, ``mycel.collectives.balance`` gives the exact optimum instead. All-reduce
+divides the links between two forests (``mycel.collectives.allreduce_bound``).
 
 References:
     L. Zhao, S. Pal, T. Chugh, W. Wang, J. Fantl, P. Basu, J. Khoury, A. Krishnamurthy, "ForestColl: Throughput-
@@ -23,13 +24,14 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.allreduce_bound import Division, divide_links
 from mycel.collectives.balance import balance, unbalanced_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import Collective
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Bound", "Optimum", "bound", "find_optimum", "root_weights"]
+__all__ = ["Bound", "Optimum", "bound", "find_division", "find_optimum", "root_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,10 +45,13 @@ class Bound:
             and reduce, where one rank has or gets everything, ``1 / inverse_x`` is).
         algbw: array size over least time, in the topology's unit.
         cut: links that bind, ``(src, dst)`` vertices in the direction that data crosses them.
-        by_dual: the proof is a weighted combination of cuts (unbalanced switches), whose priced links are ``cut``.
-        is_composition: the value is the optimum among schedules that reduce-scatter and then all-gather over equal
-            shares, not a lower bound on every schedule: where ranks differ, dividing the links between both phases
-            can be faster.
+        by_dual: the proof is a weighted combination of cuts (unbalanced switches, all_reduce), whose priced links
+            are ``cut``.
+        composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
+            ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
+
+    The bound of all_reduce holds for every schedule that adds each part of the array up a tree to some rank and
+    copies it down a tree from there; the other bounds hold for every schedule.
     """
 
     collective: Collective
@@ -55,7 +60,7 @@ class Bound:
     algbw: Fraction
     cut: tuple[tuple[int, int], ...]
     by_dual: bool = False
-    is_composition: bool = False
+    composition: Fraction | None = None
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -66,17 +71,19 @@ class Bound:
         c = self.collective
         where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
         rate = f"{float(self.algbw):.6g} {unit}"
-        if self.by_dual:
+        if c.name == "all_reduce":
+            count = "1 of them binds" if len(links) == 1 else f"{len(links)} of them bind"
+            why = f"adding up and spreading share the links, and {count}: {shown}"
+        elif self.by_dual:
             why = f"the switches cannot use all of their links; the links that bind: {shown}"
         else:
             noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
             why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
-        if not self.is_composition:
-            return f"{where}: at most {rate}, because {why}."
-        return (
-            f"{where}: {rate} is the best that reduce-scatter and then all-gather guarantee; in the slower of the "
-            f"two, {why}. A schedule can do better where its two phases load different links."
-        )
+        sentence = f"{where}: at most {rate}, because {why}."
+        if self.composition is not None and self.composition < self.algbw:
+            less = f"{float(self.composition):.6g} {unit}"
+            sentence += f" Reduce-scatter and then all-gather over equal shares would guarantee {less}."
+        return sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -140,7 +147,7 @@ def bound(topology: Topology, collective: Collective) -> Bound:
         )
     weights = root_weights(collective)
     if collective.name == "all_reduce":
-        return _compose(topology, collective, weights)
+        return _bound_all_reduce(topology, collective)
     best = find_optimum(topology, weights, is_reversed=collective.reduces)
     return Bound(
         collective=collective,
@@ -152,20 +159,29 @@ def bound(topology: Topology, collective: Collective) -> Bound:
     )
 
 
-def _compose(topology: Topology, collective: Collective, weights: tuple[int, ...]) -> Bound:
-    gather = find_optimum(topology, weights, is_reversed=False)
-    scatter = find_optimum(topology, weights, is_reversed=True)
-    tighter = scatter if scatter.inverse_x > gather.inverse_x else gather
-    inverse_x = gather.inverse_x + scatter.inverse_x
+def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
+    best, composition = find_division(topology)
     return Bound(
         collective=collective,
         topology=topology,
-        inverse_x=inverse_x,
-        algbw=sum(weights) / inverse_x,
-        cut=_links(topology, tighter.arcs),
-        by_dual=tighter.by_dual,
-        is_composition=True,
+        inverse_x=collective.num_ranks / best.limit,
+        algbw=best.limit,
+        cut=_links(topology, best.binding),
+        by_dual=True,
+        composition=composition,
     )
+
+
+def find_division(topology: Topology) -> tuple[Division, Fraction]:
+    """How all_reduce best divides the links, and the ``algbw`` of its composition.
+
+    Raises:
+        SynthesisError: as ``bound``.
+    """
+    weights = (1,) * topology.num_ranks
+    gather, scatter = (find_optimum(topology, weights, is_reversed=reverse) for reverse in (False, True))
+    composition = topology.num_ranks / (gather.inverse_x_achieved + scatter.inverse_x_achieved)
+    return divide_links(topology, composition=composition), composition
 
 
 def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -3,7 +3,8 @@
 The steps, each checked by exact flows: scale the capacities so that every rank roots a whole number k of trees;
 remove switches by edge splitting; pack spanning out-trees; divide trees until each of their edges is one physical
 path; say it as a schedule. A collective that reduces runs on the fabric turned round, its trees turned back.
-All-reduce reduces every chunk up one tree and copies it down another.
+All-reduce reduces every chunk up one tree and copies it down another; where reduce-scatter and all-gather one after
+the other are not optimal, both forests are built from the parts of the links that each of them is best given.
 
 References:
     L. Zhao et al., "ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
@@ -20,8 +21,9 @@ from math import ceil, floor, gcd, lcm
 
 import numpy as np
 
-from mycel.collectives.bound import Optimum, find_optimum, root_weights
-from mycel.collectives.maxflow import IntArray, as_int64
+from mycel.collectives.allreduce_bound import Division
+from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
+from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.ordering import in_level_order
@@ -84,7 +86,38 @@ def synthesize(
         up = [tree.reversed() for tree in forest]
     if collective.name in ("all_gather", "all_reduce", "broadcast"):
         down = build_forest(topology, weights, is_reversed=False, k=k, progress=progress)
-    return _emit(topology, collective, up, down)
+    schedule = _emit(topology, collective, weights, up, down)
+    if collective.name == "all_reduce" and k is None:
+        # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
+        division, _ = find_division(topology)
+        if schedule.algbw < division.algbw:
+            return _synthesize_divided(topology, collective, division, progress)
+    return schedule
+
+
+def _synthesize_divided(
+    topology: Topology, collective: Collective, division: Division, progress: Progress | None
+) -> Schedule:
+    """All-reduce with the shares of a division, each direction within its part of the links."""
+    unit = lcm(*(share.denominator for share in division.shares))
+    whole = [int(share * unit) for share in division.shares]
+    weights = tuple(w // gcd(*whole) for w in whole)
+    rate = Fraction(gcd(*whole), unit)  # of one unit of weight
+    forests = []
+    for is_reversed, part in ((True, division.reduce), (False, division.spread)):
+        best = Optimum(
+            graph=FlowGraph.of(topology, is_reversed=is_reversed),
+            is_reversed=is_reversed,
+            weights=weights,
+            inverse_x=1 / rate,
+            capacities=part,
+            inverse_x_achieved=1 / rate,
+            arcs=(),
+            by_dual=True,
+        )
+        forests.append(_grow(topology, best, *_scale(best), progress))
+    up, down = forests
+    return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
 
 
 # -- from fabric to trees -------------------------------------------------------------------------------------
@@ -105,8 +138,17 @@ def build_forest(
     """
     best = find_optimum(topology, weights, is_reversed=is_reversed)
     capacity, demand = _scale(best) if k is None else _scale_to_k(best, topology, k)
+    return _grow(topology, best, capacity, demand, progress)
+
+
+def _grow(
+    topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
+) -> list[RoutedTree]:
+    """Trees within capacities that are balanced at switches and serve every rank."""
     boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
-    logical = remove_switches(best.graph, capacity, demand, boxes=boxes, is_reversed=is_reversed, progress=progress)
+    logical = remove_switches(
+        best.graph, capacity, demand, boxes=boxes, is_reversed=best.is_reversed, progress=progress
+    )
     rank_of = topology.rank_of
     keys = sorted(logical.arcs)
     trees = pack_shallow(
@@ -208,9 +250,13 @@ class _Piece:
 
 
 def _emit(
-    topology: Topology, collective: Collective, up: list[RoutedTree] | None, down: list[RoutedTree] | None
+    topology: Topology,
+    collective: Collective,
+    weights: Sequence[int],
+    up: list[RoutedTree] | None,
+    down: list[RoutedTree] | None,
 ) -> Schedule:
-    pieces = _pieces(topology.num_ranks, root_weights(collective), up, down)
+    pieces = _pieces(topology.num_ranks, weights, up, down)
     divisor = gcd(*(piece.stop - piece.start for piece in pieces))
     transfers: list[Transfer] = []
     for chunk, piece in enumerate(pieces):

@@ -1,0 +1,306 @@
+"""All-reduce by its own linear programme: how to share every link between reducing and spreading.
+
+Each part of the array is added up along an in-tree to some rank, its root, and copied along an out-tree from there.
+Which share of the array a rank is the root of is free, and so is how each link is divided between both directions,
+which run at the same time. With c1 and c2 the parts of the links that spread and reduce, both balanced at switches,
+and x_u the rate at which rank u is a root, trees exist (Edmonds) iff every rank can receive sum x from the roots
+within c1 and send sum x to them within c2. So the optimum is the linear programme
+
+    maximise sum x   subject to   c1 + c2 <= b,   x(outside B) <= c1(into B) and c2(out of B) for every set B
+
+with cuts B generated as flows find them violated. As in ``mycel.collectives.balance``, floating point only says
+which constraints are tight; those are solved in fractions and checked by exact flows, and the dual solution,
+rounded to fractions, is a bound by weak duality however it was rounded.
+
+Reduce-scatter and then all-gather is the special case of equal shares and two phases one after the other. It is
+optimal on homogeneous fabrics, and loses where some rank is slow: that rank had better be a leaf everywhere, which
+sends its own array once and receives the sum once.
+
+References:
+    J. Edmonds, "Edge-disjoint branchings", 1973. L. Zhao et al., "ForestColl: Throughput-Optimal Collective
+    Communications on Heterogeneous Network Fabrics", arXiv 2402.06787 (all-reduce by a linear programme).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.balance import solve_exactly, unbalanced_switches
+from mycel.collectives.maxflow import FlowGraph, as_int64
+from mycel.errors import SynthesisError
+from mycel.topology.model import Topology
+
+__all__ = ["Division", "divide_links"]
+
+_log = logging.getLogger(__name__)
+
+_TOLERANCE = 1e-9
+_ROUNDS = 300
+_DENOMINATORS = (1, 2, 6, 12, 60, 840, 10**4, 10**6)
+
+BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Division:
+    """The best division of the links.
+
+    Attributes:
+        limit: proved upper bound of ``sum x``, which is the array's rate (``algbw``).
+        binding: links with a positive price in the proof.
+        shares: rate of each rank as a root; empty where the composition is optimal, and where the floating-point
+            optimum could not be made exact (in no case known).
+        spread: the part of each link that copies, balanced at switches; empty as ``shares``.
+        reduce: the part of each link that adds, likewise.
+    """
+
+    limit: Fraction
+    binding: tuple[int, ...]
+    shares: tuple[Fraction, ...] = ()
+    spread: tuple[Fraction, ...] = ()
+    reduce: tuple[Fraction, ...] = ()
+
+    @property
+    def algbw(self) -> Fraction:
+        """What ``shares`` achieve; equal to ``limit`` in every case known, 0 without shares."""
+        return sum(self.shares, Fraction(0))
+
+
+def divide_links(topology: Topology, *, composition: Fraction) -> Division:
+    """Solve the programme, exactly.
+
+    Args:
+        topology: the fabric.
+        composition: ``algbw`` of reduce-scatter and then all-gather; if nothing is better, the result only says so.
+
+    Raises:
+        SynthesisError: the programme was not solved.
+    """
+    programme = _Programme(topology)
+    for _ in range(_ROUNDS):
+        values, prices = programme.solve()
+        rate = float(values[programme.roots].sum()) * programme.scale
+        if rate <= float(composition) * (1 + _TOLERANCE):  # the cuts so far already allow no more
+            limit, binding = programme.price_bound(prices)
+            return Division(limit=max(limit, composition), binding=binding)
+        if not programme.add_violated(values):
+            break
+    else:
+        raise SynthesisError(f"dividing the links took more than {_ROUNDS} rounds of cuts")
+    limit, binding = programme.price_bound(prices)
+    try:
+        exact = programme.make_exact(values)
+    except SynthesisError as error:
+        _log.info("%s: %s; the composition is used", topology.name, error)
+        return Division(limit=limit, binding=binding)
+    count = programme.num_arcs
+    return Division(
+        limit=limit,
+        binding=binding,
+        spread=tuple(exact[:count]),
+        reduce=tuple(exact[count : 2 * count]),
+        shares=tuple(exact[2 * count :]),
+    )
+
+
+class _Programme:
+    """Variables: ``spread`` of each arc, ``reduce`` of each arc, share of each rank."""
+
+    def __init__(self, topology: Topology) -> None:
+        self.graphs = (FlowGraph.of(topology), FlowGraph.of(topology, is_reversed=True))
+        graph = self.graphs[0]
+        self.num_arcs = len(graph.tail)
+        self.num_ranks = len(graph.ranks)
+        self.roots = slice(2 * self.num_arcs, 2 * self.num_arcs + self.num_ranks)
+        self.num_variables = self.roots.stop
+        whole = [link.capacity for link in topology.links]
+        limit = min(
+            sum(c for c, v in zip(whole, side.tolist(), strict=True) if v == rank)
+            for side in (graph.tail, graph.head)
+            for rank in graph.ranks.tolist()
+        )
+        # A tree crosses a link at most once for each of its edges. Clipping what can never be used keeps the numbers
+        # of the programme within a few orders of magnitude of each other.
+        self.capacity = [min(c, 2 * (self.num_ranks - 1) * limit) for c in whole]
+        self.scale = float(max(self.capacity))
+        self.switches = topology.switches
+        self.balance_rows = [
+            {
+                shift + arc: 1 if graph.head[arc] == v else -1
+                for arc in np.flatnonzero((graph.head == v) | (graph.tail == v)).tolist()
+            }
+            for shift in (0, self.num_arcs)
+            for v in self.switches
+        ]
+        self.cuts: list[tuple[int, BoolArray]] = []
+        self.rows: list[dict[int, int]] = []
+        self.seen: set[tuple[int, bytes]] = set()
+        for vertex in graph.ranks.tolist():
+            for phase in (0, 1):
+                alone = np.zeros(graph.num_vertices, dtype=np.bool_)
+                alone[vertex] = True
+                self.add(phase, alone)
+                self.add(phase, ~alone)
+
+    def add(self, phase: int, side: BoolArray) -> bool:
+        """Demand that what has its root outside ``side`` enters it (in phase 1, of the fabric turned round)."""
+        key = (phase, side.tobytes())
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        row = {phase * self.num_arcs + arc: -1 for arc in self.entering(phase, side)}
+        row |= {self.roots.start + rank: 1 for rank in self.outside(side)}
+        self.cuts.append((phase, side.copy()))
+        self.rows.append(row)
+        return True
+
+    def entering(self, phase: int, side: BoolArray) -> list[int]:
+        graph = self.graphs[phase]
+        entering: list[int] = np.flatnonzero(~side[graph.tail] & side[graph.head]).tolist()
+        return entering
+
+    def outside(self, side: BoolArray) -> list[int]:
+        """Ranks outside the set."""
+        ranks: list[int] = np.flatnonzero(~side[self.graphs[0].ranks]).tolist()
+        return ranks
+
+    def matrix(self, rows: Sequence[dict[int, int]]) -> Any:
+        from scipy.sparse import csr_array
+
+        start = np.cumsum([0, *(len(row) for row in rows)])
+        column = np.array([v for row in rows for v in row], dtype=np.int32)
+        value = np.array([a for row in rows for a in row.values()], dtype=np.float64)
+        return csr_array((value, column, start), shape=(len(rows), self.num_variables))
+
+    def solve(self) -> tuple[FloatArray, tuple[list[float], list[float]]]:
+        """Optimum over the cuts known so far (capacities in units of the largest), and the prices."""
+        # Half of the import time of the plan side.
+        from scipy.optimize import linprog
+
+        objective = np.zeros(self.num_variables)
+        objective[self.roots] = -1.0
+        share = [{arc: 1, self.num_arcs + arc: 1} for arc in range(self.num_arcs)]
+        capacity = np.array(self.capacity, dtype=np.float64) / self.scale
+        result = linprog(
+            objective,
+            A_ub=self.matrix([*self.rows, *share]),
+            b_ub=np.concatenate([np.zeros(len(self.rows)), capacity]),
+            A_eq=self.matrix(self.balance_rows) if self.switches else None,
+            b_eq=np.zeros(len(self.balance_rows)) if self.switches else None,
+            bounds=(0.0, None),
+            method="highs-ds",
+            options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
+        )
+        if result.x is None:
+            raise SynthesisError(f"the linear programme that divides the links failed: {result.message}")
+        equality = result.eqlin.marginals.tolist() if self.switches else []
+        return result.x, (result.ineqlin.marginals[: len(self.rows)].tolist(), equality)
+
+    def add_violated(self, values: FloatArray) -> bool:
+        """Add the cuts that the solution violates; whether there were any new ones."""
+        grain = 1 << 40
+        demand = as_int64([max(0, round(v * grain)) for v in values[self.roots].tolist()])
+        allowed = _TOLERANCE * max(int(demand.sum()), grain // 1000)
+        added = False
+        for phase, graph in enumerate(self.graphs):
+            part = values[phase * self.num_arcs : (phase + 1) * self.num_arcs]
+            deficit, side = graph.check(as_int64([max(0, round(v * grain)) for v in part.tolist()]), demand)
+            for j in np.flatnonzero(deficit > allowed).tolist():
+                added |= self.add(phase, side[j])
+        return added
+
+    def make_exact(self, values: FloatArray) -> list[Fraction]:
+        """The vertex of the programme that the floating-point solution is near, verified by exact flows."""
+        problem: SynthesisError | None = None
+        for tolerance in (_TOLERANCE, 100 * _TOLERANCE, _TOLERANCE / 100, 1e4 * _TOLERANCE):
+            exact = self.nearest_vertex(values, tolerance)
+            try:
+                self.verify(exact)
+            except SynthesisError as error:
+                problem = error
+            else:
+                return exact
+        assert problem is not None
+        raise problem
+
+    def nearest_vertex(self, values: FloatArray, tolerance: float) -> list[Fraction]:
+        """The solution, in fractions, of the constraints that are tight within a tolerance.
+
+        One more variable, fixed to 1, carries the capacities, so that all equations are homogeneous.
+        """
+        fixed = {v: Fraction(0) for v in range(self.num_variables) if values[v] <= tolerance}
+        one = self.num_variables
+        fixed[one] = Fraction(1)
+        tight = list(self.balance_rows)
+        for arc, c in enumerate(self.capacity):
+            if values[arc] + values[self.num_arcs + arc] >= c / self.scale - tolerance:
+                tight.append({arc: 1, self.num_arcs + arc: 1, one: -c})
+        for row in self.rows:
+            total = sum(a * values[v] for v, a in row.items())
+            if abs(total) <= 10 * tolerance:
+                tight.append(row)
+        guess = [Fraction(float(v) * self.scale).limit_denominator(10**4) for v in values] + [Fraction(1)]
+        equations = [{v: Fraction(a) for v, a in row.items()} for row in tight]
+        return solve_exactly(equations, fixed, guess)[: self.num_variables]
+
+    def verify(self, exact: Sequence[Fraction]) -> None:
+        """Check an exact solution against every constraint, by integer flows.
+
+        Raises:
+            SynthesisError: it violates one.
+        """
+        unit = lcm(*(v.denominator for v in exact))
+        whole = [int(v * unit) for v in exact]
+        parts = whole[: self.num_arcs], whole[self.num_arcs : 2 * self.num_arcs]
+        fits = all(one + two <= c * unit for one, two, c in zip(*parts, self.capacity, strict=True))
+        if min(whole) < 0 or not fits:
+            raise SynthesisError("the division of the links could not be made exact: a link is overused")
+        demand = as_int64(whole[self.roots])
+        for graph, part in zip(self.graphs, parts, strict=True):
+            if unbalanced_switches(graph, part):
+                raise SynthesisError("the division of the links could not be made exact: a switch is unbalanced")
+            if graph.check(as_int64(part), demand)[0].any():
+                raise SynthesisError("the division of the links could not be made exact: a cut is short")
+
+    def price_bound(self, prices: tuple[list[float], list[float]]) -> tuple[Fraction, tuple[int, ...]]:
+        """Exact bound from the dual solution: any prices of cuts and potentials of switches give one."""
+        top = max((-y for y in prices[0]), default=0.0)
+        best: tuple[Fraction, tuple[int, ...]] | None = None
+        for denominator in _DENOMINATORS:
+            cut_price = [Fraction(max(0.0, -y) / top).limit_denominator(denominator) for y in prices[0]]
+            potential = [Fraction(z / top).limit_denominator(denominator) for z in prices[1]]
+            found = self.priced(cut_price, potential)
+            if found is not None and (best is None or found[0] < best[0]):
+                best = found
+        if best is None:
+            raise SynthesisError("the linear programme that divides the links gave no dual solution")
+        return best
+
+    def priced(self, cut: list[Fraction], potential: list[Fraction]) -> tuple[Fraction, tuple[int, ...]] | None:
+        """Sum the constraints at these prices: (links at the dearer of their two prices) / (cheapest root)."""
+        root = [Fraction(0)] * self.num_ranks
+        price = [Fraction(0)] * (2 * self.num_arcs)
+        for y, (phase, side) in zip(cut, self.cuts, strict=True):
+            if y:
+                for rank in self.outside(side):
+                    root[rank] += y
+                for arc in self.entering(phase, side):
+                    price[phase * self.num_arcs + arc] += y
+        if not min(root):
+            return None
+        for z, row in zip(potential, self.balance_rows, strict=True):
+            if z:
+                for v, sign in row.items():
+                    price[v] += z * sign
+        each = [max(Fraction(0), one, two) for one, two in zip(price, price[self.num_arcs :], strict=False)]
+        total = sum((p * c for p, c in zip(each, self.capacity, strict=True)), Fraction(0))
+        return total / min(root), tuple(arc for arc, p in enumerate(each) if p)
