@@ -1,0 +1,73 @@
+"""``mycel select``: which method for which size, by simulation."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from mycel.cli.bound import CollectiveOption, JsonOption, RootOption, TopologyArgument, make_collective
+from mycel.collectives.select import DEFAULT_SIZES, Selection, select
+from mycel.topology.load import load_topology
+from mycel.units import format_seconds, format_size, parse_size
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+
+    @app.command("select", help="Simulate all methods at several sizes and say which to use where.")
+    def command(
+        topology: TopologyArgument,
+        collective: CollectiveOption,
+        sizes: Annotated[str, typer.Option(help="Sizes of the whole array, powers of 1024, with commas.")] = ",".join(
+            format_size(size) for size in DEFAULT_SIZES
+        ),
+        root: RootOption = None,
+        json_output: JsonOption = False,
+    ) -> None:
+        fabric = load_topology(topology)
+        wanted = make_collective(fabric, collective, root)
+        chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")])
+        if json_output:
+            print(json.dumps(_record(chosen)))
+        else:
+            _show(chosen)
+
+
+def _record(chosen: Selection) -> dict[str, object]:
+    return {
+        "collective": chosen.collective.name,
+        "num_ranks": chosen.collective.num_ranks,
+        "simulated": True,
+        "rows": [
+            {
+                "bytes": row.num_bytes,
+                "method": row.method,
+                "piece_bytes": row.piece_bytes[row.method],
+                "simulated_s": row.seconds,
+            }
+            for row in chosen.rows
+        ],
+        "refused": chosen.refused,
+    }
+
+
+def _show(chosen: Selection) -> None:
+    console = Console(highlight=False)
+    table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
+    for heading in ("size", "fastest", "time", "next", "time", "slowest", "time"):
+        table.add_column(heading, justify="right" if heading in ("size", "time") else "left")
+    for row in chosen.rows:
+        ranked = sorted(row.seconds, key=lambda method: row.seconds[method])
+        shown = [ranked[0], ranked[1], ranked[-1]] if len(ranked) > 1 else ranked
+        cells = [text for method in shown for text in (method, format_seconds(row.seconds[method]))]
+        table.add_row(format_size(row.num_bytes), *cells)
+    console.print(table)
+    console.print(chosen.explain(), markup=False)
+    for reason in chosen.refused.values():
+        console.print(f"left out: {reason}", markup=False)

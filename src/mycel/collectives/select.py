@@ -1,0 +1,127 @@
+"""Selection: simulate every method at several sizes, and say which one wins where, and by how much.
+
+The table is made from simulated times only; it is a recommendation, not a measurement. The runtime chooses between
+its own candidates by the cheaper estimate in ``mycel.collectives.cost``, since groups must be made quickly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from mycel.collectives.cost import PIECE_BYTES
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.simulate import simulate
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.synth.classics import CLASSICS
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.model import Topology
+from mycel.units import format_seconds, format_size
+
+__all__ = ["DEFAULT_SIZES", "Row", "Selection", "select"]
+
+#: Sizes to compare at if none are given: 1 KB to 64 MB.
+DEFAULT_SIZES = tuple(1 << power for power in range(10, 27, 2))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One size.
+
+    Attributes:
+        num_bytes: of the whole array.
+        seconds: simulated time by method, in the order of methods, each with its better piece size.
+        piece_bytes: that piece size, by method.
+    """
+
+    num_bytes: int
+    seconds: dict[str, float]
+    piece_bytes: dict[str, int]
+
+    @property
+    def method(self) -> str:
+        """The fastest; the earlier one in a tie."""
+        return min(self.seconds, key=lambda method: self.seconds[method])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """Which method for which size.
+
+    Attributes:
+        rows: by size.
+        refused: why methods could not take part, by method.
+    """
+
+    collective: Collective
+    topology: Topology
+    rows: tuple[Row, ...]
+    refused: dict[str, str]
+
+    def explain(self) -> str:
+        """Where the fastest method changes, in words."""
+        first, last = self.rows[0], self.rows[-1]
+        lines = []
+        for below, above in pairwise(self.rows):
+            if below.method != above.method:
+                gain = above.seconds[below.method] / above.seconds[above.method]
+                lines.append(
+                    f"Between {format_size(below.num_bytes)} and {format_size(above.num_bytes)} {above.method} "
+                    f"overtakes {below.method}: at {format_size(above.num_bytes)} it takes "
+                    f"{format_seconds(above.seconds[above.method])}, {gain:.2f} times less."
+                )
+        if not lines:
+            return (
+                f"{first.method} is the fastest from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}."
+            )
+        return "\n".join(lines)
+
+
+def select(
+    topology: Topology,
+    collective: Collective,
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    *,
+    methods: Sequence[str] | None = None,
+) -> Selection:
+    """Simulate methods at sizes.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of its ranks.
+        sizes: in bytes, of the whole array.
+        methods: candidates; all if not given. One that does not serve the collective or the fabric is left out.
+
+    Raises:
+        UsageError: no sizes, an unknown method, or no method that serves this collective on this fabric.
+    """
+    known = [*SYNTHESIZERS, *CLASSICS]
+    candidates = known if methods is None else list(methods)
+    if unknown := [method for method in candidates if method not in known]:
+        raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
+    if not sizes:
+        raise UsageError("no sizes to compare at")
+    made: dict[str, Schedule] = {}
+    refused: dict[str, str] = {}
+    for method in candidates:
+        try:
+            made[method] = synthesize(topology, collective, method)
+        except (SynthesisError, UsageError) as error:
+            refused[method] = str(error)
+            continue
+        verify_schedule(made[method])
+    if not made:
+        raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
+    rows = []
+    for size in sorted(set(sizes)):
+        seconds: dict[str, float] = {}
+        pieces: dict[str, int] = {}
+        for method, schedule in made.items():
+            tried = [(simulate(schedule, size, piece_bytes=piece).seconds, -piece) for piece in PIECE_BYTES]
+            best = min(tried)
+            seconds[method], pieces[method] = best[0], -best[1]
+        rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces))
+    return Selection(collective=collective, topology=topology, rows=tuple(rows), refused=refused)

@@ -1,0 +1,211 @@
+"""The simulator: times that can be worked out by hand, limits that no time may beat, and what is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from mycel.cli import build_app
+from mycel.collectives.bound import bound
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.select import select
+from mycel.collectives.simulate import Simulation, simulate
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import synthesize
+from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.errors import UsageError
+from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
+from mycel.topology.load import load_topology
+from mycel.topology.model import Link, Topology, Vertex
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def on(topology: Topology, name: CollectiveName, root: int | None = None) -> Collective:
+    return Collective(name=name, num_ranks=topology.num_ranks, root=root)
+
+
+def line(*capacities: int, latency_s: float = 0.0, unit: str = "MB/s") -> Topology:
+    """Ranks in a row, links both ways."""
+    links = []
+    for i, capacity in enumerate(capacities):
+        links += [Link(src=a, dst=b, capacity=capacity, latency_s=latency_s) for a, b in ((i, i + 1), (i + 1, i))]
+    vertices = tuple(Vertex(kind="rank", label=str(i)) for i in range(len(capacities) + 1))
+    return Topology(name="line", unit=unit, vertices=vertices, links=tuple(links))
+
+
+def chain(topology: Topology) -> Schedule:
+    """Broadcast from rank 0 down the line."""
+    transfers = tuple(
+        Transfer(chunk=0, src=i, dst=i + 1, reduce=False, path=(i, i + 1), after=(i - 1,) if i else ())
+        for i in range(topology.num_ranks - 1)
+    )
+    return Schedule(
+        collective=on(topology, "broadcast", 0),
+        topology=topology,
+        method="chain",
+        num_units=1,
+        chunks=(Chunk(start=0, stop=1),),
+        transfers=transfers,
+    )
+
+
+# -- worked out by hand ---------------------------------------------------------------------------------------
+
+
+def test_one_link_takes_bytes_over_capacity_and_latency() -> None:
+    run = simulate(chain(line(100, latency_s=1e-3)), 1_000_000, piece_bytes=1_000_000, overhead_s=0.5e-3)
+    assert run.seconds == pytest.approx(0.01 + 1e-3 + 0.5e-3)
+    assert run.least_s == pytest.approx(0.01)
+    assert run.link_busy == pytest.approx({(0, 1): 0.01 / 0.0115, (1, 0): 0.0})
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5, 10])
+def test_pieces_are_pipelined(pieces: int) -> None:
+    """Two hops of equal speed: the second starts after one piece and ends one piece after the first."""
+    run = simulate(chain(line(100, 100)), 1_000_000, piece_bytes=1_000_000 // pieces, overhead_s=0.0)
+    assert run.seconds == pytest.approx(0.01 * (1 + 1 / pieces))
+
+
+def test_the_slower_hop_decides() -> None:
+    run = simulate(chain(line(100, 25)), 1_000_000, piece_bytes=100_000, overhead_s=0.0)
+    assert run.seconds == pytest.approx(0.04 + 0.001)
+
+
+def test_links_are_shared_max_min_fairly() -> None:
+    """Three messages leave rank 0 through one link; one of them is held to a tenth of it further on."""
+    ends = ((0, 4, 100), (4, 1, 10), (4, 2, 100), (4, 3, 100))
+    vertices = [Vertex(kind="rank", label=str(i)) for i in range(4)] + [Vertex(kind="switch", label="s")]
+    links = [Link(src=a, dst=b, capacity=c) for a, b, c in ends]
+    links += [Link(src=b, dst=a, capacity=100) for a, b, _ in ends]
+    topology = Topology(name="narrow", unit="MB/s", vertices=tuple(vertices), links=tuple(links))
+    schedule = Schedule(
+        collective=on(topology, "broadcast", 0),
+        topology=topology,
+        method="star",
+        num_units=1,
+        chunks=(Chunk(start=0, stop=1),),
+        transfers=tuple(Transfer(chunk=0, src=0, dst=i, reduce=False, path=(0, 4, i)) for i in (1, 2, 3)),
+    )
+    run = simulate(schedule, 450_000, piece_bytes=450_000, overhead_s=0.0)
+    done = {run.channels[e["channel"]].dst: float(e["done_s"]) for e in run.events}
+    assert done[2] == pytest.approx(0.01) and done[3] == pytest.approx(0.01)  # 45 MB/s each beside the 10 MB/s
+    assert done[1] == pytest.approx(0.045)
+
+
+def test_a_channel_sends_in_order_and_never_two_at_once() -> None:
+    run = simulate(synthesize(two_boxes(num_ranks=8), on(two_boxes(num_ranks=8), "all_reduce")), 1 << 20)
+    for number in range(len(run.channels)):
+        mine = run.events[run.events["channel"] == number]
+        assert (mine["start_s"][1:] >= mine["sent_s"][:-1] - 1e-12).all()
+        assert (mine["done_s"][1:] >= mine["done_s"][:-1]).all()
+    assert (run.events["done_s"] > run.events["sent_s"]).all()
+    assert (run.events["sent_s"] > run.events["start_s"]).all()
+
+
+# -- limits ---------------------------------------------------------------------------------------------------
+
+FABRICS = (two_boxes(num_ranks=6), ring(num_ranks=5), star(num_ranks=4), torus(dims=(2, 4)), full_mesh(num_ranks=4))
+
+
+@pytest.mark.parametrize("topology", FABRICS, ids=[t.name for t in FABRICS])
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"])
+def test_no_time_beats_links_or_bound(topology: Topology, name: CollectiveName) -> None:
+    collective = on(topology, name, 0 if name in ("broadcast", "reduce") else None)
+    best = bound(topology, collective)
+    rate = float(topology.bytes_per_second_per_unit or 1e9)
+    chosen = select(topology, collective, [64, 10_000, 1 << 20])
+    assert {"forest", "tree"} <= set(chosen.rows[0].seconds)
+    for row in chosen.rows:
+        for method, seconds in row.seconds.items():
+            schedule = synthesize(topology, collective, method)
+            run = simulate(schedule, row.num_bytes, piece_bytes=row.piece_bytes[method])
+            assert run.seconds == seconds >= run.least_s * (1 - 1e-9)
+            assert all(0 <= busy <= 1 + 1e-9 for busy in run.link_busy.values())
+            if row.num_bytes == 1 << 20:  # below, whole elements cannot be cut as finely as units
+                least = run.num_bytes / (float(schedule.algbw) * rate)
+                assert run.seconds >= least * (1 - 1e-3)
+                assert run.seconds >= run.num_bytes / (float(best.algbw) * rate) * (1 - 1e-3)
+
+
+def test_large_messages_come_close_to_the_links() -> None:
+    topology = two_boxes(num_ranks=8)
+    run = simulate(synthesize(topology, on(topology, "all_gather")), 1 << 26)
+    assert run.least_s <= run.seconds < 1.05 * run.least_s
+    assert run.algbw == pytest.approx(400, rel=0.05)
+
+
+def test_relative_capacities_count_as_gigabytes_a_second() -> None:
+    a, b = (simulate(chain(line(1, unit=unit)), 1 << 20).seconds for unit in ("link", "GB/s"))
+    assert a == b
+
+
+@pytest.mark.parametrize("arguments", [{"num_bytes": 0}, {"piece_bytes": 3}, {"overhead_s": -1.0}])
+def test_senseless_arguments_are_refused(arguments: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="cannot simulate"):
+        simulate(chain(line(1)), **{"num_bytes": 8, **arguments})  # type: ignore[arg-type]
+
+
+# -- beside measurements ----------------------------------------------------------------------------------------
+
+
+def recorded() -> list[dict[str, object]]:
+    lines = (ROOT / "benchmarks" / "recorded" / "two_boxes.jsonl").read_text(encoding="utf-8").splitlines()
+    return [m for m in map(json.loads, lines) if m["emulated"] and m["backend"] == "mycel" and m["bytes"] == 1 << 24]
+
+
+@pytest.mark.parametrize("measured", recorded(), ids=lambda m: f"{m['topology']}-{m['collective']}")
+def test_simulation_is_near_what_was_measured(measured: dict[str, object]) -> None:
+    topology = load_topology(str(ROOT / "examples" / "clusters" / f"{measured['topology']}.yaml"))
+    assert topology.fingerprint == measured["fingerprint"]
+    name = str(measured["collective"])
+    run = simulate(synthesize(topology, on(topology, name)), 1 << 24)  # type: ignore[arg-type]
+    assert abs(run.seconds / float(measured["median_s"]) - 1) < 0.10  # type: ignore[arg-type]
+
+
+# -- selection --------------------------------------------------------------------------------------------------
+
+
+def test_small_goes_by_steps_and_large_by_bytes() -> None:
+    topology = load_topology(str(ROOT / "examples" / "clusters" / "two_boxes.yaml"))
+    chosen = select(topology, on(topology, "all_reduce"), [1 << 10, 1 << 24])
+    small, large = chosen.rows
+    assert small.method != "forest" and large.method in ("forest", "hierarchical")
+    assert f"{large.method} overtakes {small.method}" in chosen.explain()
+    assert {"bruck"} <= set(chosen.refused)
+    assert set(chosen.rows[0].seconds) - {"forest", "tree"} == set(classics_for("all_reduce"))
+
+
+def test_selection_refuses_what_it_cannot_compare() -> None:
+    topology = star(num_ranks=3)
+    with pytest.raises(UsageError, match="no sizes"):
+        select(topology, on(topology, "all_gather"), [])
+    with pytest.raises(UsageError, match="unknown method 'bush'"):
+        select(topology, on(topology, "all_gather"), [1], methods=["bush"])
+    with pytest.raises(UsageError, match=r"no method serves all_gather on .*power of two"):
+        select(topology, on(topology, "all_gather"), [1], methods=["recursive_doubling"])
+    only = select(topology, on(topology, "all_gather"), [1 << 10], methods=["ring"])
+    assert only.explain() == "ring is the fastest from 1KB to 1KB."
+    assert set(CLASSICS) >= {only.rows[0].method}
+
+
+def test_a_simulation_names_its_piece_size() -> None:
+    run: Simulation = simulate(chain(line(1)), 100, piece_bytes=64)
+    assert (run.num_bytes, run.piece_bytes) == (100, 64)
+    assert run.events["num_bytes"].tolist() == [48, 52]
+
+
+def test_the_command_prints_the_table() -> None:
+    runner, arguments = CliRunner(), ["select", "star:ranks=3", "-c", "all_gather", "--sizes", "1KB,1MB"]
+    result = runner.invoke(build_app(), [*arguments, "--json"])
+    assert result.exit_code == 0
+    record = json.loads(result.stdout)
+    assert record["simulated"] and [row["bytes"] for row in record["rows"]] == [1 << 10, 1 << 20]
+    for row in record["rows"]:
+        assert row["simulated_s"][row["method"]] == min(row["simulated_s"].values())
+    assert "power of two" in record["refused"]["recursive_doubling"]
+    text = runner.invoke(build_app(), arguments).stdout
+    assert "simulated all_gather" in text and "left out: recursive_doubling needs" in text
