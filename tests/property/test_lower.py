@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Channel, Op, Program
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import COLLECTIVES, Collective
-from mycel.collectives.synth import synthesize
+from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective
+from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_programs
 from mycel.errors import ScheduleError, VerificationError
 from mycel.topology.builders import full_mesh, hosts, loopback, ring, star, torus, two_boxes
@@ -44,7 +44,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 @cache
 def schedule(where: int, name: str, method: str, root: int) -> Schedule:
     topology = FABRICS[where]
-    rooted = root % topology.num_ranks if name in ("broadcast", "reduce") else None
+    rooted = root % topology.num_ranks if name in ROOTED else None
     return synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks, root=rooted), method=method)
 
 
@@ -52,8 +52,7 @@ def schedule(where: int, name: str, method: str, root: int) -> Schedule:
 def lowered(draw: st.DrawFn, least: int = 0) -> tuple[Program, ...]:
     made = schedule(
         draw(st.integers(0, len(FABRICS) - 1)),
-        draw(st.sampled_from(COLLECTIVES)),
-        draw(st.sampled_from(("forest", "tree"))),
+        *draw(st.sampled_from([(name, method) for name in COLLECTIVES for method in methods_for(name)])),
         draw(st.integers(0, 6)),
     )
     elements = draw(st.integers(least, 40)) * made.collective.num_blocks
@@ -70,7 +69,7 @@ class Rank:
         self.program = program
         name, block = program.collective.name, program.length(Buffer.OUTPUT)
         self.buffers = {b: np.full(program.length(b), -(10**9), dtype=np.int64) for b in Buffer}
-        if name in ("all_gather", "reduce_scatter"):
+        if name in ("all_gather", "reduce_scatter", *POINTED):
             self.buffers[Buffer.INPUT][:] = contribution
         elif name != "broadcast" or program.rank == program.collective.root:
             self.buffers[Buffer.OUTPUT][:block] = contribution
@@ -124,9 +123,9 @@ def run(programs: tuple[Program, ...], contributions: list[np.ndarray], choice: 
 
 def contributions_of(programs: tuple[Program, ...], seed: int) -> list[np.ndarray]:
     random_numbers = np.random.default_rng(seed)
-    gather = programs[0].collective.name == "all_gather"
-    size = programs[0].length(Buffer.INPUT) if gather else programs[0].num_elements
-    return [random_numbers.integers(-1000, 1000, size) for _ in programs]
+    given_ = programs[0].collective.name in ("all_gather", *POINTED)
+    sizes = [p.length(Buffer.INPUT) if given_ else p.num_elements for p in programs]
+    return [random_numbers.integers(-1000, 1000, size) for size in sizes]
 
 
 def promised(programs: tuple[Program, ...], given_: list[np.ndarray]) -> list[np.ndarray | None]:
@@ -135,6 +134,12 @@ def promised(programs: tuple[Program, ...], given_: list[np.ndarray]) -> list[np
     n, root = collective.num_ranks, collective.root
     if collective.name == "all_gather":
         return [np.concatenate(given_)] * n
+    if collective.name == "gather":
+        return [np.concatenate(given_) if rank == root else None for rank in range(n)]
+    if collective.name == "scatter":
+        return list(np.split(given_[root or 0], n))
+    if collective.name == "all_to_all":
+        return [np.concatenate([np.split(array, n)[rank] for array in given_]) for rank in range(n)]
     if collective.name == "broadcast":
         return [given_[root or 0]] * n
     total = np.sum(given_, axis=0)

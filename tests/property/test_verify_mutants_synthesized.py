@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, Collective
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
+from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
 from mycel.errors import VerificationError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
@@ -40,15 +40,14 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @cache
 def made(where: int, name: str, method: str) -> Schedule:
-    root = 1 if name in ("broadcast", "reduce") else None
+    root = 1 if name in ROOTED else None
     return synthesize(FABRICS[where], Collective(name=name, num_ranks=FABRICS[where].num_ranks, root=root), method)
 
 
 schedules = st.builds(
-    made,
+    lambda where, served: made(where, *served),
     st.integers(0, len(FABRICS) - 1),
-    st.sampled_from(COLLECTIVES),
-    st.sampled_from(sorted(SYNTHESIZERS)),
+    st.sampled_from([(name, method) for name in COLLECTIVES for method in methods_for(name)]),
 )
 
 

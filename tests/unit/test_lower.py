@@ -14,8 +14,8 @@ import pytest
 from mycel.collectives.lower import Plan, chunk_bounds, lower
 from mycel.collectives.program import Buffer, Op
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, Collective
-from mycel.collectives.synth import synthesize
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
+from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError
 from mycel.topology.builders import loopback, ring, two_boxes
@@ -38,14 +38,14 @@ def fabric(name: str) -> Topology:
 @cache
 def schedule(where: str, name: str, method: str) -> Schedule:
     topology = fabric(where)
-    root = topology.num_ranks - 1 if name in ("broadcast", "reduce") else None
+    root = topology.num_ranks - 1 if name in ROOTED else None
     made = synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks, root=root), method=method)
     verify_schedule(made)
     return made
 
 
 every_schedule = pytest.mark.parametrize(
-    ("where", "name", "method"), [(w, n, m) for w in FABRICS for n in COLLECTIVES for m in METHODS]
+    ("where", "name", "method"), [(w, n, m) for w in FABRICS for n in COLLECTIVES for m in methods_for(n)]
 )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
-from mycel.collectives.spec import COLLECTIVES, Collective
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
 from mycel.errors import ScheduleError
 
 OUT = Channel(src=0, dst=1, path=(0, 2, 1))
@@ -33,7 +33,7 @@ COPY = Instruction(
 
 
 def program(*code: Instruction, name: str = "all_reduce", elements: int = 6, channels=(OUT, BACK)) -> Program:
-    root = 0 if name in ("broadcast", "reduce") else None
+    root = 0 if name in ROOTED else None
     return Program.from_instructions(
         code,
         collective=Collective(name=name, num_ranks=2, root=root),
@@ -134,9 +134,21 @@ def test_elements_divide_into_blocks():
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_lengths_of_buffers(name):
-    made = program(name=name)
-    expected = {"all_gather": [3, 6, 4], "reduce_scatter": [6, 3, 4]}.get(name, [0, 6, 4])
-    assert [made.length(buffer) for buffer in Buffer] == expected
+    made = program(name=name, elements=12)
+    expected = {
+        "all_gather": [6, 12, 4],
+        "reduce_scatter": [12, 6, 4],
+        "all_to_all": [6, 6, 4],
+        "gather": [6, 12, 4],
+        "scatter": [12, 6, 4],
+    }
+    assert [made.length(buffer) for buffer in Buffer] == expected.get(name, [0, 12, 4])
+    assert replace(made, rank=1, channels=()).length(Buffer.OUTPUT) == {"gather": 0}.get(
+        name, made.length(Buffer.OUTPUT)
+    )
+    assert replace(made, rank=1, channels=()).length(Buffer.INPUT) == {"scatter": 0}.get(
+        name, made.length(Buffer.INPUT)
+    )
 
 
 def test_text():

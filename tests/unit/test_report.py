@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from mycel.bench.case import BENCH_COLLECTIVES
 from mycel.bench.measurement import Measurement, summarize
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
-from mycel.demo.run import write_report
+from mycel.demo.run import MEASURED, write_report
 from mycel.errors import UsageError
 from mycel.report.data import Report, TrainingRun
 from mycel.report.fabric import draw_fabric, lay_out, tree_of
@@ -244,7 +243,7 @@ def test_bars_are_as_long_as_the_measurements(report: Report) -> None:
     lengths = sorted(patch.get_width() for patch in axes.patches)  # type: ignore[attr-defined]
     assert lengths == pytest.approx(sorted(m.algbw for m in report.measurements))
     marks = sorted(float(line.get_xdata()[0]) for line in axes.lines)  # type: ignore[index, arg-type]
-    assert marks == sorted(BOUNDS[c] for c in BENCH_COLLECTIVES)
+    assert marks == sorted(BOUNDS[c] for c in MEASURED)
 
 
 def test_same_data_same_drawing(report: Report) -> None:

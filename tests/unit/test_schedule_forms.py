@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, Collective
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -44,7 +44,7 @@ def schedules(draw: st.DrawFn) -> Schedule:
         links=links,
     )
     name = draw(st.sampled_from(COLLECTIVES))
-    root = draw(st.integers(0, n - 1)) if name in ("broadcast", "reduce") else None
+    root = draw(st.integers(0, n - 1)) if name in ROOTED else None
     collective = Collective(name=name, num_ranks=n, root=root)
     per_block = draw(st.integers(1, 4))
     chunks = []

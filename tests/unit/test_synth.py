@@ -16,7 +16,7 @@ from mycel.collectives.bound import bound
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.packing import pack_shallow, pack_trees
 from mycel.collectives.synth.splitting import trim_to_balance
@@ -264,8 +264,13 @@ def test_registry_refuses_what_it_does_not_know():
     with pytest.raises(UsageError, match="k=0"):
         synthesize(topology, on(topology, "all_gather"), k=0)
     for method in SYNTHESIZERS:
+        name = "all_gather" if method in methods_for("all_gather") else "all_to_all"
         with pytest.raises(UsageError, match="over 4 ranks"):
-            synthesize(topology, Collective(name="all_gather", num_ranks=4), method=method)
+            synthesize(topology, Collective(name=name, num_ranks=4), method=method)
+    with pytest.raises(UsageError, match="method 'flow' does not serve all_gather; methods that do: forest, tree"):
+        synthesize(topology, on(topology, "all_gather"), method="flow")
+    with pytest.raises(UsageError, match="method 'forest' does not serve all_to_all; methods that do: flow, direct"):
+        synthesize(topology, on(topology, "all_to_all"), method="forest")
 
 
 # -- command line ---------------------------------------------------------------------------------------------

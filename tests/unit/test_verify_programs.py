@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
-from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.spec import ROOTED, Collective, CollectiveName
 from mycel.collectives.verify import order, verify_programs
 from mycel.errors import VerificationError
 
@@ -54,7 +54,7 @@ def copy(offset: int, count: int, *needs: int, source: Buffer = IN, from_: int =
 
 def pair(name: CollectiveName, codes: tuple[Code, Code], *, elements: int = 4, scratch: int = 0) -> list[Program]:
     """Programs of ranks 0 and 1; channel 0 goes to the other, channel 1 comes from it."""
-    collective = Collective(name=name, num_ranks=2, root=0 if name in ("broadcast", "reduce") else None)
+    collective = Collective(name=name, num_ranks=2, root=0 if name in ROOTED else None)
     return [
         Program.from_instructions(
             code,

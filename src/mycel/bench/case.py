@@ -11,7 +11,7 @@ from mycel.errors import UsageError
 __all__ = ["BENCH_COLLECTIVES", "MODES", "Case", "cases_from_text", "cases_to_text"]
 
 #: Collectives a worker knows how to call and to check.
-BENCH_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
+BENCH_COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 
 #: ``blocking``: plain calls. ``waiting``: asynchronous calls, waited for at once. ``busy``: asynchronous calls while
 #: the main thread runs Python until they are done; beside ``waiting`` it shows what the interpreter lock costs.
@@ -27,7 +27,7 @@ class Case:
 
     Attributes:
         collective: one of ``BENCH_COLLECTIVES``.
-        num_bytes: of the whole array.
+        num_bytes: of the whole array; for all_to_all of what one rank gives, and gets.
         repeats: timed rounds of each backend; rounds of the backends alternate.
         calls: calls in a round, back to back, each timed by itself. Only the first follows a barrier, so that
             with many calls the figure is a steady latency and not the spread of a barrier.
@@ -53,8 +53,8 @@ class Case:
                 raise UsageError(f"{self.collective}: {name} is {getattr(self, name)}; at least 1 is needed")
 
     def num_elements(self, world_size: int) -> int:
-        """Elements of the whole array: float32, rounded up to equal parts for every rank."""
-        quantum = world_size if self.collective in ("all_gather", "reduce_scatter") else 1
+        """Elements of the whole array (all_to_all: of one rank's part), float32, rounded up to equal blocks."""
+        quantum = world_size if self.collective in ("all_gather", "reduce_scatter", "all_to_all") else 1
         elements = -(-self.num_bytes // ELEMENT_BYTES)
         return -(-elements // quantum) * quantum
 

@@ -1,8 +1,9 @@
 """Measurement: what a collective took, beside the bound, with everything needed to compare it later.
 
 Conventions are those of nccl-tests: the size is that of the whole array (all_gather: the output, reduce_scatter:
-the input), ``algbw`` is size over time, ``busbw`` is ``algbw`` times a factor of the collective. Bandwidths are in
-the topology's own unit, which every row names, so that they stand beside link capacities without conversion.
+the input; all_to_all: what one rank gives), ``algbw`` is size over time, ``busbw`` is ``algbw`` times a factor of the
+collective. Bandwidths are in the topology's own unit, which every row names, so that they stand beside link
+capacities without conversion.
 """
 
 from __future__ import annotations

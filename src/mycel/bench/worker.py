@@ -93,6 +93,14 @@ def prepare(case: Case, rank: int, world_size: int) -> Operands:
             call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
             is_right=lambda: torch.equal(array, torch.cat(blocks)),
         )
+    if case.collective == "all_to_all":
+        mine, array = contribution(0, n, rank, world_size), torch.empty(n)
+        here = [contribution(rank * block, (rank + 1) * block, r, world_size) for r in range(world_size)]
+        return Operands(
+            reset=lambda: _set(array, None),
+            call=lambda group, blocking: dist.all_to_all_single(array, mine, group=group, async_op=not blocking),
+            is_right=lambda: torch.equal(array, torch.cat(here)),
+        )
     mine, shard = contribution(0, n, rank, world_size), torch.empty(block)
     expected = whole[rank * block : (rank + 1) * block]
     # The input belongs to the caller: a collective that scribbles on it would spoil the next round's sum.

@@ -30,7 +30,8 @@ def register(app: typer.Typer) -> None:
 def bench(
     cluster: Annotated[str | None, typer.Argument(help="Topology file of the cluster to emulate.")] = None,
     collective: Annotated[
-        str, typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast; several with commas; or 'all'.")
+        str,
+        typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all; several by commas; 'all'."),
     ] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Sizes of the whole array, powers of 1024.")] = "64KB,1MB,16MB",
     baseline: Annotated[str, typer.Option(help="torch.distributed backend to compare with.")] = "gloo",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from mycel.collectives.bound import Bound, bound
-from mycel.collectives.spec import COLLECTIVES, Collective, CollectiveName
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, CollectiveName
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
 
@@ -31,7 +31,8 @@ CollectiveOption = Annotated[
     str, typer.Option("--collective", "-c", help=f"One of {', '.join(COLLECTIVES)}.", show_default=False)
 ]
 RootOption = Annotated[
-    int | None, typer.Option("--root", help="Rank that has it (broadcast) or gets it (reduce); 0 if not given.")
+    int | None,
+    typer.Option("--root", help="Rank that has it (broadcast, scatter) or gets it (reduce, gather); 0 if not given."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -42,7 +43,7 @@ def make_collective(topology: Topology, name: str, root: int | None) -> Collecti
     Raises:
         UsageError: unknown name, or a root where none belongs or out of range.
     """
-    if root is None and name in ("broadcast", "reduce"):
+    if root is None and name in ROOTED:
         root = 0
     return Collective(name=cast(CollectiveName, name), num_ranks=topology.num_ranks, root=root)
 

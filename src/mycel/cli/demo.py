@@ -43,8 +43,7 @@ def demo(
     """Train a small language model over an emulated cluster: the same training over Gloo and over mycel."""
     from rich.console import Console
 
-    from mycel.bench.case import BENCH_COLLECTIVES
-    from mycel.demo.run import BACKENDS, DemoOptions, run_demo, write_report
+    from mycel.demo.run import BACKENDS, MEASURED, DemoOptions, run_demo, write_report
     from mycel.emulate import acquire_privileges
     from mycel.errors import EmulationError
     from mycel.topology.builders import two_boxes
@@ -67,7 +66,7 @@ def demo(
     console.print(
         f"{topology.num_ranks} ranks on [bold]{topology.name}[/], {steps} steps a run; report in {output}{'/'}"
     )
-    with _View(console, steps=steps, num_measurements=len(BENCH_COLLECTIVES) * len(BACKENDS)) as view:
+    with _View(console, steps=steps, num_measurements=len(MEASURED) * len(BACKENDS)) as view:
         report = run_demo(options, progress=view.take)
     files = write_report(report, output)
     if as_json:

@@ -23,7 +23,8 @@ from mycel.cli.bound import (
 )
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.spec import POINTED
+from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 from mycel.topology.load import load_topology
@@ -40,7 +41,12 @@ def count_trees(schedule: Schedule) -> int:
 
 
 def trees_a_root(schedule: Schedule) -> int | None:
-    """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce)."""
+    """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce).
+
+    Of all_to_all, gather and scatter, units that each block has, one a path.
+    """
+    if schedule.collective.name in POINTED:
+        return schedule.num_units // schedule.collective.num_blocks
     if schedule.collective.name != "all_reduce":
         return schedule.num_units // sum(root_weights(schedule.collective)) or 1
     receivers: list[set[int]] = [set() for _ in schedule.chunks]
@@ -79,7 +85,10 @@ def register(app: typer.Typer) -> None:
     def command(
         topology: TopologyArgument,
         collective: CollectiveOption,
-        method: Annotated[str, typer.Option(help=f"One of {', '.join(SYNTHESIZERS)}.")] = "forest",
+        method: Annotated[
+            str | None,
+            typer.Option(help=f"One of {', '.join(SYNTHESIZERS)}; if not given, the first that serves."),
+        ] = None,
         k: Annotated[
             int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")
         ] = None,
@@ -93,6 +102,7 @@ def register(app: typer.Typer) -> None:
         wanted = make_collective(fabric, collective, root)
         started = time.perf_counter()
         best = bound(fabric, wanted)
+        method = method or methods_for(wanted.name)[0]
         options: dict[str, Any] = {} if k is None else {"k": k}
         with _drawn_progress() as report:
             if method == "forest":
@@ -139,9 +149,10 @@ def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path 
         f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
         f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"
     )
+    noun = "paths" if schedule.collective.name in POINTED else "trees"
     share = "uneven shares" if record["k"] is None else f"k={record['k']}"
     console.print(
-        f"{record['num_trees']} trees ({share}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
+        f"{record['num_trees']} {noun} ({share}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
         f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s"
     )
     console.print(best.explain(), markup=False)

@@ -7,7 +7,8 @@ ratio. No floating point is involved and two or three rounds are usual.
 
 The bound is met by a forest of spanning trees (``mycel.collectives.synth.forest``) wherever every switch can send
 on as much as it receives; where one cannot, ``mycel.collectives.balance`` gives the exact optimum instead. All-reduce
-divides the links between two forests (``mycel.collectives.allreduce_bound``).
+divides the links between two forests (``mycel.collectives.allreduce_bound``). All_to_all, gather and scatter copy
+nothing, and are flows (``mycel.collectives.flow_bound``).
 
 References:
     L. Zhao, S. Pal, T. Chugh, W. Wang, J. Fantl, P. Basu, J. Khoury, A. Krishnamurthy, "ForestColl: Throughput-
@@ -26,8 +27,9 @@ import numpy.typing as npt
 
 from mycel.collectives.allreduce_bound import Division, divide_links
 from mycel.collectives.balance import balance, unbalanced_switches
+from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.maxflow import FlowGraph, as_int64
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import POINTED, Collective
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -45,8 +47,8 @@ class Bound:
             and reduce, where one rank has or gets everything, ``1 / inverse_x`` is).
         algbw: array size over least time, in the topology's unit.
         cut: links that bind, ``(src, dst)`` vertices in the direction that data crosses them.
-        by_dual: the proof is a weighted combination of cuts (unbalanced switches, all_reduce), whose priced links
-            are ``cut``.
+        by_dual: the proof is a weighted combination of cuts (unbalanced switches, all_reduce) or prices of links
+            (all_to_all, gather, scatter); the priced links are ``cut``.
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
 
@@ -71,7 +73,9 @@ class Bound:
         c = self.collective
         where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
         rate = f"{float(self.algbw):.6g} {unit}"
-        if c.name == "all_reduce":
+        if c.name in POINTED:
+            why = f"every way from rank to rank takes its share of the links that bind: {shown}"
+        elif c.name == "all_reduce":
             count = "1 of them binds" if len(links) == 1 else f"{len(links)} of them bind"
             why = f"adding up and spreading share the links, and {count}: {shown}"
         elif self.by_dual:
@@ -146,6 +150,8 @@ def bound(topology: Topology, collective: Collective) -> Bound:
             f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
         )
     weights = root_weights(collective)
+    if collective.name in POINTED:
+        return _bound_flow(topology, collective)
     if collective.name == "all_reduce":
         return _bound_all_reduce(topology, collective)
     best = find_optimum(topology, weights, is_reversed=collective.reduces)
@@ -156,6 +162,18 @@ def bound(topology: Topology, collective: Collective) -> Bound:
         algbw=sum(weights) / best.inverse_x,
         cut=_links(topology, best.arcs),
         by_dual=best.by_dual,
+    )
+
+
+def _bound_flow(topology: Topology, collective: Collective) -> Bound:
+    best = solve_flow(topology, collective)
+    return Bound(
+        collective=collective,
+        topology=topology,
+        inverse_x=best.inverse_x,
+        algbw=collective.num_ranks / best.inverse_x,
+        cut=_links(topology, [arc for arc, price in enumerate(best.prices) if price]),
+        by_dual=True,
     )
 
 

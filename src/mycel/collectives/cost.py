@@ -52,7 +52,7 @@ def estimate_seconds(schedule: Schedule, num_bytes: int, piece_bytes: int) -> fl
         arrival[number] = start + chunk_bytes / pieces / slowest + hops + MESSAGE_S + WAKE_S
         messages[t.src] += pieces
         messages[t.dst] += pieces
-    links = num_bytes / (float(schedule.algbw) * rate)
+    links = num_bytes / schedule.collective.num_parts / (float(schedule.algbw) * rate)
     return links + max(messages) * MESSAGE_S + max(arrival, default=0.0)
 
 

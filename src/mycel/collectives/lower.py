@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program
 from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import POINTED
 from mycel.errors import ScheduleError
 
 __all__ = ["Plan", "chunk_bounds", "lower"]
@@ -132,7 +133,7 @@ class Plan:
                     chunk=t.chunk,
                     op=Op.RECV,
                     channel=channel,
-                    buffer=Buffer.OUTPUT,
+                    buffer=self._landing(number, t.chunk),
                     operand=Buffer.INPUT,
                     final=False,
                 )
@@ -149,11 +150,29 @@ class Plan:
             )
         return role_of[earlier]
 
+    def _landing(self, number: int, chunk: int) -> Buffer:
+        """Where a chunk that is copied here lands; SCRATCH is set aside for one that only passes through."""
+        if self.schedule.collective.name not in POINTED:
+            return Buffer.OUTPUT
+        place = self._place(chunk, reduced=False)
+        if place is Buffer.INPUT:
+            raise ScheduleError(
+                f"transfer {number}: rank {self.rank} has the chunk in INPUT, which no program writes"
+            )
+        if place is Buffer.SCRATCH and chunk not in self._scratch_chunks:
+            self._scratch_chunks.append(chunk)
+        return place
+
     def _place(self, chunk: int, *, reduced: bool) -> Buffer:
         """Where this rank keeps a chunk, once something was reduced into it or before."""
         if self._in_place:
             return Buffer.OUTPUT
-        own = self.schedule.block_of(chunk) == self.rank
+        collective, block = self.schedule.collective, self.schedule.block_of(chunk)
+        if collective.name in POINTED:
+            if collective.initial(self.rank, block):
+                return Buffer.INPUT
+            return Buffer.SCRATCH if collective.required(self.rank, block) is None else Buffer.OUTPUT
+        own = block == self.rank
         if self.schedule.collective.name == "all_gather":
             return Buffer.INPUT if own else Buffer.OUTPUT
         if not reduced:
@@ -177,10 +196,15 @@ class Plan:
         start: Ints = bounds[self._chunk, 0]
         if self._in_place:
             return start
+        name, n = self.schedule.collective.name, self.schedule.collective.num_ranks
         own = np.full(len(start), self.rank * block, dtype=np.int64)
-        gather = self.schedule.collective.name == "all_gather"
-        in_input = start - own if gather else start
-        in_output = start if gather else start - own
+        if name == "all_to_all":
+            number = start // max(block, 1)  # s * N + d, at d in the input of s and at s in the output of d
+            in_input = start - n * own
+            in_output = start - number * block + number // n * block
+        else:
+            in_input = start - own if name in ("all_gather", "gather") else start
+            in_output = start if name in ("all_gather", "gather") else start - own
         scratch = scratch_base[self._chunk]
         chosen: Ints = np.select([which == Buffer.INPUT, which == Buffer.OUTPUT], [in_input, in_output], scratch)
         return chosen
@@ -227,7 +251,7 @@ class Plan:
         columns = columns[order]
 
         need_start, need_index = self._expand_needs(per_role, first, row_of)
-        if schedule.collective.name == "all_gather" and block:
+        if block and self._has_own_block():
             columns, need_start, need_index = self._with_own_block(columns, need_start, need_index, block)
         return Program(
             collective=schedule.collective,
@@ -252,12 +276,19 @@ class Plan:
         np.cumsum(np.bincount(source, minlength=len(row_of)), out=need_start[1:])
         return need_start, target[by_source]
 
+    def _has_own_block(self) -> bool:
+        """Whether INPUT holds something that this rank's OUTPUT needs, and that nobody sends."""
+        c = self.schedule.collective
+        return c.name in ("all_gather", "all_to_all") or (c.name in POINTED and c.root == self.rank)
+
     def _with_own_block(
         self, columns: npt.NDArray[Any], need_start: Ints, need_index: Ints, block: int
     ) -> tuple[npt.NDArray[Any], Ints, Ints]:
         """Append the copy of the rank's own block from INPUT into OUTPUT; nothing waits for it."""
         row = np.zeros(1, dtype=COLUMNS)
-        row[0] = (Op.COPY, -1, Buffer.OUTPUT, self.rank * block, block, Buffer.INPUT, 0, 0)
+        name, own = self.schedule.collective.name, self.rank * block
+        to, source = own if name != "scatter" else 0, own if name in ("all_to_all", "scatter") else 0
+        row[0] = (Op.COPY, -1, Buffer.OUTPUT, to, block, Buffer.INPUT, source, 0)
         return np.concatenate([columns, row]), np.append(need_start, need_start[-1]), need_index
 
 

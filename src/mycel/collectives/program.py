@@ -19,7 +19,8 @@ when all its bytes stand in its destination. Apart from that, instructions run i
 
 all_reduce, broadcast and reduce work in place: the array is in OUTPUT before and after, INPUT is empty.
 all_gather's INPUT is the rank's block, reduce_scatter's OUTPUT is. INPUT is never written. In all_gather the
-INPUT may be the very memory of the rank's block in OUTPUT.
+INPUT may be the very memory of the rank's block in OUTPUT. all_to_all's INPUT has a block for each rank, and its
+OUTPUT one from each. gather's INPUT and scatter's OUTPUT are the rank's block; the whole array is at the root only.
 """
 
 from __future__ import annotations
@@ -180,12 +181,16 @@ class Program:
 
     def length(self, buffer: Buffer) -> int:
         """Elements in a buffer."""
-        block = self.num_elements // self.collective.num_blocks
+        c = self.collective
+        block, at_root = self.num_elements // c.num_blocks, self.num_elements if self.rank == c.root else 0
         if buffer is Buffer.SCRATCH:
             return self.scratch_elements
+        if c.name == "all_to_all":
+            return c.num_ranks * block
         if buffer is Buffer.INPUT:
-            return {"all_gather": block, "reduce_scatter": self.num_elements}.get(self.collective.name, 0)
-        return block if self.collective.name == "reduce_scatter" else self.num_elements
+            given = {"all_gather": block, "reduce_scatter": self.num_elements, "gather": block, "scatter": at_root}
+            return given.get(c.name, 0)
+        return {"reduce_scatter": block, "gather": at_root, "scatter": block}.get(c.name, self.num_elements)
 
     def instruction(self, row: int) -> Instruction:
         """One row as an object."""

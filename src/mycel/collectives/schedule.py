@@ -146,10 +146,13 @@ class Schedule:
 
     @cached_property
     def algbw(self) -> Fraction:
-        """Array size over time when links are the only limit, in the topology's unit (exact)."""
+        """Size over time when links are the only limit, in the topology's unit (exact).
+
+        The size is that of the array, as everywhere; for all_to_all one rank's part of it, as nccl-tests counts.
+        """
         capacity = self.topology.capacity
         slowest = max(Fraction(units, capacity[hop]) for hop, units in self.link_load.items())
-        return self.num_units / slowest
+        return self.num_units / slowest / self.collective.num_parts
 
     @cached_property
     def levels(self) -> tuple[int, ...]:

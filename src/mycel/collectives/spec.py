@@ -2,7 +2,10 @@
 
 The array of a collective is the whole of it, as nccl-tests counts: for an all_gather over N ranks of one shard
 each it is N shards long. It is divided into *blocks*; a block is what one rank owns (all_gather,
-reduce_scatter), or the whole array (all_reduce, broadcast, reduce).
+reduce_scatter), or the whole array (all_reduce, broadcast, reduce). gather and scatter have a block a rank as well.
+
+all_to_all has a block a pair of ranks: block ``s * N + d`` goes from rank s to rank d. The array of that is N times
+what a rank gives and gets; sizes and bandwidths that people see count one rank's part of it (``num_parts``).
 """
 
 from __future__ import annotations
@@ -12,14 +15,20 @@ from typing import Literal, get_args
 
 from mycel.errors import UsageError
 
-__all__ = ["COLLECTIVES", "Collective", "CollectiveName"]
+__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "Collective", "CollectiveName"]
 
-CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce"]
+CollectiveName = Literal[
+    "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "gather", "scatter"
+]
 
 #: Collectives that schedules can express so far.
 COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 
-_ROOTED = ("broadcast", "reduce")
+#: Collectives that combine or copy nothing: every byte goes from one rank to one other.
+POINTED: tuple[CollectiveName, ...] = ("all_to_all", "gather", "scatter")
+#: Collectives with a root.
+ROOTED: tuple[CollectiveName, ...] = ("broadcast", "reduce", "gather", "scatter")
+_A_BLOCK_A_RANK = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +38,7 @@ class Collective:
     Attributes:
         name: one of ``COLLECTIVES``.
         num_ranks: world size, at least 2.
-        root: the rank that has (broadcast) or gets (reduce) the array; ``None`` for the others.
+        root: the rank that has (broadcast, scatter) or gets (reduce, gather) the array; ``None`` for the others.
 
     Raises:
         UsageError: unknown name, too few ranks, a root missing, superfluous or out of range.
@@ -44,15 +53,22 @@ class Collective:
             raise UsageError(f"unknown collective {self.name!r}; known: {', '.join(COLLECTIVES)}")
         if self.num_ranks < 2:
             raise UsageError(f"{self.name} over {self.num_ranks} rank(s); at least 2 are needed")
-        if (self.name in _ROOTED) != (self.root is not None):
+        if (self.name in ROOTED) != (self.root is not None):
             raise UsageError(f"{self.name} {'needs a root' if self.root is None else 'has no root'}")
         if self.root is not None and not 0 <= self.root < self.num_ranks:
             raise UsageError(f"{self.name}: root {self.root} is not among ranks 0..{self.num_ranks - 1}")
 
     @property
     def num_blocks(self) -> int:
-        """Into how many equal parts the array falls: one a rank where ranks own parts, else one."""
-        return self.num_ranks if self.name in ("all_gather", "reduce_scatter") else 1
+        """Into how many equal parts the array falls: one a rank where ranks own parts, one a pair, or one."""
+        if self.name == "all_to_all":
+            return self.num_ranks**2
+        return self.num_ranks if self.name in _A_BLOCK_A_RANK else 1
+
+    @property
+    def num_parts(self) -> int:
+        """How many times the size that people mean fits into the array: N for all_to_all, whose size is a rank's."""
+        return self.num_ranks if self.name == "all_to_all" else 1
 
     @property
     def reduces(self) -> bool:
@@ -61,17 +77,25 @@ class Collective:
 
     def initial(self, rank: int, block: int) -> frozenset[int]:
         """Whose contribution to ``block`` rank ``rank`` holds before: its own, or nothing."""
-        if self.name == "all_gather":
+        if self.name in ("all_gather", "gather"):
             return frozenset({rank}) if block == rank else frozenset()
-        if self.name == "broadcast":
+        if self.name == "all_to_all":
+            return frozenset({rank}) if block // self.num_ranks == rank else frozenset()
+        if self.name in ("broadcast", "scatter"):
             return frozenset({rank}) if rank == self.root else frozenset()
         return frozenset({rank})
 
     def required(self, rank: int, block: int) -> frozenset[int] | None:
         """Whose contributions, once each, rank ``rank`` must hold after; ``None``: anything may be there."""
-        everyone = frozenset(range(self.num_ranks))
         if self.name == "all_gather":
             return frozenset({block})
+        if self.name == "all_to_all":
+            return frozenset({block // self.num_ranks}) if block % self.num_ranks == rank else None
+        if self.name == "gather":
+            return frozenset({block}) if rank == self.root else None
+        if self.name == "scatter":
+            return frozenset({self.root}) if block == rank and self.root is not None else None
+        everyone = frozenset(range(self.num_ranks))
         if self.name == "reduce_scatter":
             return everyone if block == rank else None
         if self.name == "all_reduce":

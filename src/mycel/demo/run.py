@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mycel.bench.case import BENCH_COLLECTIVES
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions
 from mycel.bench.run import bench_cases, bound_algbw, make_cases, run_ranks, warm_up
 from mycel.collectives.schedule import Schedule
@@ -19,10 +18,13 @@ from mycel.errors import EmulationError, SynthesisError
 from mycel.report.data import Report, TrainingRun
 from mycel.topology.model import Topology
 
-__all__ = ["BACKENDS", "DemoOptions", "Progress", "run_demo", "write_report"]
+__all__ = ["BACKENDS", "MEASURED", "DemoOptions", "Progress", "run_demo", "write_report"]
 
 #: The baseline, then ours.
 BACKENDS = ("gloo", "mycel")
+
+#: Collectives that data-parallel training uses.
+MEASURED = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")
 
 #: Receives the stage (a backend, or ``bandwidth``) and what happened in it; may run in another thread.
 Progress = Callable[[str, Mapping[str, Any]], None]
@@ -70,7 +72,7 @@ def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> Repor
         baseline=runs[BACKENDS[0]],
         ours=runs[BACKENDS[1]],
         measurements=tuple(measurements),
-        bounds={c: float(bound_algbw(options.topology, c)) for c in BENCH_COLLECTIVES} if emulated else {},
+        bounds={c: float(bound_algbw(options.topology, c)) for c in MEASURED} if emulated else {},
         hardware=describe_hardware(),
         versions=describe_versions(),
     )
@@ -122,7 +124,7 @@ def _bandwidths(where: Topology | int, options: DemoOptions, tell: Progress) -> 
     if not options.bandwidth_bytes:
         return []
     tell("bandwidth", {"event": "launch"})
-    cases = make_cases(BENCH_COLLECTIVES, [options.bandwidth_bytes], repeats=options.bandwidth_repeats)
+    cases = make_cases(MEASURED, [options.bandwidth_bytes], repeats=options.bandwidth_repeats)
     return bench_cases(
         where,
         cases,

@@ -28,9 +28,9 @@ from mycel.collectives.lower import Plan
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import CommunicationError, MycelError
+from mycel.errors import CommunicationError, MycelError, SynthesisError
 from mycel.runtime import engine as e
 from mycel.runtime.control import Control
 from mycel.runtime.faults import Faults, pack_kind
@@ -57,7 +57,7 @@ class Call:
 
     Attributes:
         name: collective; the array is ``num_elements`` long in all (see ``Collective``).
-        root: for broadcast.
+        root: for broadcast, gather and scatter.
         input_address, output_address: of the buffers that ``mycel.collectives.program`` describes.
         dtype: code of the element type; ``item_bytes`` its size.
         reduce_op: code of the reduction.
@@ -153,8 +153,13 @@ class Communicator:
         if key not in self._schedules:
             collective = Collective(name=name, num_ranks=self.size, root=root)
             made: dict[str, Schedule] = {}
-            for method in SYNTHESIZERS:
-                schedule = synthesize(self.topology, collective, method=method)
+            for method in methods_for(name):
+                try:
+                    schedule = synthesize(self.topology, collective, method=method)
+                except SynthesisError:
+                    if method == "flow":  # too large a fabric to optimise over, found so by every rank
+                        continue
+                    raise
                 verify_schedule(schedule)
                 made[method] = schedule
             self._schedules[key] = made

@@ -33,7 +33,17 @@ _ERRORS: dict[str, type[CommunicationError]] = {
     "failed": CommunicationError,
 }
 _LONGEST_GRACE_S = 2.0
-_NAMES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "barrier")
+_NAMES = (
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "barrier",
+    "all_to_all",
+    "gather",
+    "scatter",
+)
 
 
 def pack_kind(name: str, dtype: int, reduce_op: int, root: int | None, plan: int) -> int:

@@ -24,11 +24,14 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
+    GatherOptions,
     PrefixStore,
     ReduceScatterOptions,
+    ScatterOptions,
     Store,
 )
 
+from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.reduce_kernels import DType, ReduceOp
@@ -317,8 +320,6 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, [token], None)
 
-    # -- what Gloo does -------------------------------------------------------------------------------------
-
     def all_to_all_single(  # type: ignore[override]
         self,
         output: Tensor,
@@ -327,9 +328,95 @@ class MycelProcessGroup(ProcessGroup):
         input_split_sizes: list[int],
         opts: AllToAllOptions | None = None,
     ) -> dist.Work:
-        """Exchange parts with every rank; see ``torch.distributed.all_to_all_single``."""
+        """Exchange parts with every rank; see ``torch.distributed.all_to_all_single``.
+
+        Only calls without split sizes are scheduled here. With sizes given, those of one rank can be equal while
+        those of others are not, so that a rank cannot know from its own which way the others go.
+        """
         opts = opts or AllToAllOptions()
-        return self._gloo.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        given = bool(output_split_sizes or input_split_sizes)
+        if self._communicator is None or given or not _movable([output, input]):
+            return self._gloo.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        n = self.size()
+        if output.numel() != input.numel() or output.dtype != input.dtype or input.shape[:1].numel() % n:
+            raise ValueError(
+                f"all_to_all over {n} ranks: output has {output.numel()} elements of {output.dtype}, input "
+                f"{input.numel()} of {input.dtype} in {input.shape[:1].numel()} rows; expected as many, in rows that "
+                f"divide by {n}"
+            )
+        target = _flat([output])
+        # INPUT is read while OUTPUT is being written.
+        same = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
+        source = input.clone(memory_format=torch.contiguous_format).view(-1) if same else _flat([input])
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
+        call = _moving_call("all_to_all", source.numel() * n, target, source)
+        return self._issue(call, opts, [output], settle)
+
+    def alltoall(  # type: ignore[override]
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions | None = None
+    ) -> dist.Work:
+        """Exchange equal tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo does not offer."""
+        opts = opts or AllToAllOptions()
+        if self._communicator is None or not _movable([*outputs, *inputs]):
+            return self._gloo.alltoall(outputs, inputs, opts)
+        sizes = {t.numel() for t in (*outputs, *inputs)}
+        if len(outputs) != self.size() or len(inputs) != self.size() or len(sizes) != 1:
+            raise ValueError(
+                f"all_to_all over {self.size()} ranks: {len(inputs)} inputs and {len(outputs)} outputs of "
+                f"{sorted(sizes)} elements; expected {self.size()} each, all of one size (all_to_all_single takes "
+                "split sizes)"
+            )
+        source = torch.cat([t.reshape(-1) for t in inputs])
+        target = torch.empty_like(source)
+        call = _moving_call("all_to_all", source.numel() * self.size(), target, source)
+        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+
+    def gather(  # type: ignore[override]
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
+    ) -> dist.Work:
+        """Gather equal tensors at the root; see ``torch.distributed.gather``."""
+        opts = opts or GatherOptions()
+        outputs = output_lists[0] if output_lists else []
+        if self._communicator is None or len(inputs) != 1 or not _movable([*outputs, *inputs]):
+            return self._gloo.gather(output_lists, inputs, opts)
+        self._check_list("gather", outputs, inputs[0], opts.rootRank)
+        source = _flat(inputs)
+        target = torch.empty(source.numel() * len(outputs), dtype=source.dtype)
+        call = _moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
+        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+
+    def scatter(  # type: ignore[override]
+        self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
+    ) -> dist.Work:
+        """Give each rank a tensor of the root's; see ``torch.distributed.scatter``."""
+        opts = opts or ScatterOptions()
+        inputs = input_lists[0] if input_lists else []
+        if self._communicator is None or len(outputs) != 1 or not _movable([*outputs, *inputs]):
+            return self._gloo.scatter(outputs, input_lists, opts)
+        self._check_list("scatter", inputs, outputs[0], opts.rootRank)
+        target = _flat(outputs)
+        source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else torch.empty(0, dtype=target.dtype)
+        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
+        call = _moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
+        return self._issue(call, opts, outputs, settle)
+
+    def _check_list(self, name: str, tensors: Sequence[Tensor], model: Tensor, root: int) -> None:
+        """The root has one tensor a rank, each like its own.
+
+        Raises:
+            ValueError: it has not.
+        """
+        if self.rank() != root:
+            return
+        odd = [i for i, t in enumerate(tensors) if t.numel() != model.numel() or t.dtype != model.dtype]
+        if len(tensors) != self.size() or odd:
+            what = f"tensor {odd[0]} has {tensors[odd[0]].numel()} elements" if odd else f"{len(tensors)} tensors"
+            raise ValueError(
+                f"{name} over {self.size()} ranks: in the root's list, {what}; expected {self.size()} tensors of "
+                f"{model.numel()} elements of {model.dtype}"
+            )
+
+    # -- what Gloo does -------------------------------------------------------------------------------------
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
@@ -392,6 +479,21 @@ def _gather_call(target: Tensor, source: Tensor) -> Call:
     return Call(
         name="all_gather",
         num_elements=target.numel(),
+        item_bytes=target.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=_DTYPES.get(target.dtype, _MOVED),
+        keep=(target, source),
+    )
+
+
+def _moving_call(
+    name: CollectiveName, num_elements: int, target: Tensor, source: Tensor, *, root: int | None = None
+) -> Call:
+    return Call(
+        name=name,
+        root=root,
+        num_elements=num_elements,
         item_bytes=target.element_size(),
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),

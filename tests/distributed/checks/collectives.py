@@ -216,6 +216,60 @@ def broadcast(rank: int, size: int) -> list[str]:
     return digests
 
 
+def all_to_all(rank: int, size: int) -> None:
+    """Single-tensor and list forms, every kind of element, in place, over itself, several dimensions."""
+    for n in SIZES:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64):
+            if n == SIZES[-1] and (dtype != torch.float32 or size > 4):
+                continue
+            wholes = [given(r, n * size, torch.int64, salt=n).to(dtype) for r in range(size)]
+            expected = torch.cat([whole[rank * n : (rank + 1) * n] for whole in wholes])
+            mine, came = wholes[rank].clone(), torch.zeros(n * size, dtype=dtype)
+            dist.all_to_all_single(came, mine)
+            assert torch.equal(came, expected)
+            assert torch.equal(mine, wholes[rank]), "the input belongs to the caller"
+            dist.all_to_all_single(mine, mine)
+            assert torch.equal(mine, expected), "over itself"
+            if n:
+                came = torch.zeros(size, n, dtype=dtype)
+                dist.all_to_all(list(came), list(wholes[rank].view(size, n)))
+                assert torch.equal(came.view(-1), expected)
+    turned = torch.zeros(3, 2 * size).t()
+    dist.all_to_all_single(turned, torch.full((2 * size, 3), float(rank)))
+    assert torch.equal(turned, torch.arange(float(size)).repeat_interleave(2).view(-1, 1).expand(2 * size, 3))
+    came = torch.zeros(size)
+    work = dist.all_to_all_single(came, torch.full((size,), float(rank)), async_op=True)
+    work.wait()
+    assert came.tolist() == list(range(size))
+    with pytest.raises(ValueError, match="divide by"):
+        dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1))
+    with pytest.raises(ValueError, match="all of one size"):
+        dist.all_to_all([torch.zeros(r + 1) for r in range(size)], [torch.zeros(r + 1) for r in range(size)])
+
+
+def gather_and_scatter(rank: int, size: int) -> None:
+    """To and from every root, every kind of element, lists of any shape."""
+    for root in range(size):
+        for n in SIZES if root == 0 else SIZES[:-1]:
+            dtype = (torch.float32, torch.uint8, torch.bool, torch.int16, torch.complex64)[root % 5]
+            parts = [given(r, n, torch.int64, salt=root).to(dtype) for r in range(size)]
+            came = [torch.zeros(n, dtype=dtype) for _ in range(size)] if rank == root else None
+            dist.gather(parts[rank].clone(), came, dst=root)
+            assert came is None or all(torch.equal(a, b) for a, b in zip(came, parts, strict=True))
+            kept = torch.zeros(n, dtype=dtype)
+            dist.scatter(kept, [part.clone() for part in parts] if rank == root else None, src=root)
+            assert torch.equal(kept, parts[rank])
+    wide = torch.zeros(3, 4).t()
+    work = dist.scatter(
+        wide, [torch.full((4, 3), float(r)) for r in range(size)] if rank == 0 else None, src=0, async_op=True
+    )
+    work.wait()
+    assert (wide == rank).all()
+    if rank == 0:
+        with pytest.raises(ValueError, match="tensor 1 has 3 elements"):
+            dist.scatter(torch.zeros(2), [torch.zeros(2), *(torch.zeros(3) for _ in range(size - 1))], src=0)
+
+
 def several_at_once(rank: int, size: int) -> list[str]:
     """Started together, waited for in another order, mixed with blocking ones; futures and callbacks."""
     tensors = [given(rank, n, torch.float32, salt=n) for n in (5, 70000, 1, 3000, 0, 12345)]
@@ -257,16 +311,11 @@ def several_at_once(rank: int, size: int) -> list[str]:
 def not_scheduled(rank: int, size: int) -> None:
     """What mycel has no schedules for yet works all the same."""
     total = size * (size - 1) // 2
-    each_other = torch.zeros(size, 3)
-    dist.all_to_all_single(each_other, torch.full((size, 3), float(rank)))
-    assert torch.equal(each_other, torch.arange(float(size)).view(-1, 1).expand(size, 3))
-
-    parts = [torch.zeros(2) for _ in range(size)] if rank == size - 1 else None
-    dist.gather(torch.full((2,), float(rank)), parts, dst=size - 1)
-    assert parts is None or [p[0].item() for p in parts] == list(range(size))
-    kept = torch.zeros(2)
-    dist.scatter(kept, [torch.full((2,), float(r)) for r in range(size)] if rank == 0 else None, src=0)
-    assert (kept == rank).all()
+    # Rank r gives d + 1 elements to rank d, and so gets r + 1 from everyone.
+    taken = torch.zeros(size * (rank + 1))
+    sizes = [d + 1 for d in range(size)]
+    dist.all_to_all_single(taken, torch.full((sum(sizes),), float(rank)), [rank + 1] * size, sizes)
+    assert torch.equal(taken, torch.arange(float(size)).repeat_interleave(rank + 1))
     at_root = torch.full((5,), float(rank))
     dist.reduce(at_root, dst=0)
     assert rank != 0 or (at_root == total).all()
@@ -316,7 +365,7 @@ def many_not_scheduled(rank: int, size: int) -> None:
         dist.all_reduce(truth, op=dist.ReduceOp.MAX)
         assert truth.tolist() == [True, False]
         each_other = torch.zeros(size)
-        dist.all_to_all_single(each_other, torch.full((size,), float(rank)))
+        dist.all_to_all_single(each_other, torch.full((size,), float(rank)), [1] * size, [1] * size)
         assert each_other.tolist() == list(range(size))
 
 
@@ -326,6 +375,8 @@ CHECKS: tuple[Callable[[int, int], Any], ...] = (
     all_gather,
     reduce_scatter,
     broadcast,
+    all_to_all,
+    gather_and_scatter,
     several_at_once,
     not_scheduled,
 )

@@ -3,6 +3,8 @@
 ===========  ==================================================================================
 ``forest``   pipelined spanning trees that meet the throughput bound exactly (large messages)
 ``tree``     one shallow tree, or direct exchange: fewest steps one after the other (small ones)
+``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
+``direct``   the same three with one message a pair (small ones)
 ===========  ==================================================================================
 
 The algorithms that libraries run (ring, recursive doubling and so on) are in ``classics``, with a registry of their
@@ -16,13 +18,13 @@ from inspect import signature
 from typing import Any
 
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
-from mycel.collectives.synth import forest, tree
+from mycel.collectives.spec import POINTED, Collective, CollectiveName
+from mycel.collectives.synth import direct, flow, forest, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["SYNTHESIZERS", "Synthesizer", "synthesize"]
+__all__ = ["SYNTHESIZERS", "Synthesizer", "methods_for", "synthesize"]
 
 
 #: ``(topology, collective, **its own options) -> Schedule``; raises ``SynthesisError`` where none of its kind exists.
@@ -32,26 +34,47 @@ Synthesizer = Callable[..., Schedule]
 SYNTHESIZERS: dict[str, Synthesizer] = {
     "forest": forest.synthesize,
     "tree": tree.synthesize,
+    "flow": flow.synthesize,
+    "direct": direct.synthesize,
 }
 
+#: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
+_POINTED_METHODS = ("flow", "direct")
 
-def synthesize(topology: Topology, collective: Collective, method: str = "forest", **options: Any) -> Schedule:
+
+def methods_for(name: CollectiveName) -> tuple[str, ...]:
+    """Methods that serve a collective; the first is for large messages and the default.
+
+    Examples:
+        >>> methods_for("all_to_all")
+        ('flow', 'direct')
+    """
+    return tuple(method for method in SYNTHESIZERS if (method in _POINTED_METHODS) == (name in POINTED))
+
+
+def synthesize(topology: Topology, collective: Collective, method: str | None = None, **options: Any) -> Schedule:
     """A schedule by the named method.
 
     Args:
         topology: the fabric.
         collective: what to move, over all of the fabric's ranks.
-        method: a key of ``SYNTHESIZERS`` or of ``CLASSICS``.
+        method: a key of ``SYNTHESIZERS`` that serves the collective, or of ``CLASSICS``; if not given, the first
+            of ours that does.
         options: passed on to the method, such as ``k`` for ``forest``.
 
     Raises:
-        UsageError: unknown method, an option the method does not have, or a collective over another number of
-            ranks than the fabric has.
+        UsageError: unknown method, one for other collectives, an option the method does not have, or a collective
+            over another number of ranks than the fabric has.
         SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
     """
+    serving = methods_for(collective.name)
+    if method is None:
+        method = serving[0]
     methods = SYNTHESIZERS | CLASSICS
     if method not in methods:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
+    if method not in serving and method not in CLASSICS:
+        raise UsageError(f"method {method!r} does not serve {collective.name}; methods that do: {', '.join(serving)}")
     known = set(signature(methods[method]).parameters) - {"topology", "collective"}
     if unknown := sorted(set(options) - known):
         has = f"its options: {', '.join(sorted(known))}" if known else "it has none"

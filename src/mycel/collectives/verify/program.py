@@ -28,6 +28,8 @@ from mycel.errors import VerificationError
 
 __all__ = ["verify_programs"]
 
+_IN_PLACE = ("all_reduce", "broadcast", "reduce")
+
 
 def verify_programs(programs: Sequence[Program]) -> None:
     """Return if the programs together carry out their collective, however they are timed; raise otherwise.
@@ -120,24 +122,23 @@ class _Replay:
 
     def _fill(self, program: Program, places: list[tuple[Memory, int]]) -> None:
         c, rank = program.collective, program.rank
-        source = Buffer.INPUT if c.name in ("all_gather", "reduce_scatter") else Buffer.OUTPUT
+        source = Buffer.OUTPUT if c.name in _IN_PLACE else Buffer.INPUT
         memory, start = places[source]
-        length = program.length(source)
-        holds = c.initial(rank, rank if c.name == "all_gather" else 0)
-        if holds and length:
-            shift = _first_element(c, rank, source, length) - start
-            memory.fill(start, start + length, self.contents.own(rank), shift)
+        size = program.num_elements // c.num_blocks
+        for number, block in enumerate(_blocks_in(c, rank, source)):
+            at = start + number * size
+            if size and c.initial(rank, block):
+                memory.fill(at, at + size, self.contents.own(rank), block * size - at)
 
     def _check_output(self, program: Program) -> None:
         c, rank = program.collective, program.rank
         memory, start = self.places[rank][Buffer.OUTPUT]
-        length = program.length(Buffer.OUTPUT)
-        base = _first_element(c, rank, Buffer.OUTPUT, length)
-        per_block = max(program.num_elements // c.num_blocks, 1)
-        for at in range(0, length, per_block):
-            required = c.required(rank, (base + at) // per_block)
-            for piece in memory.pieces(start + at, start + at + per_block) if required is not None else ():
-                problem = self._wrong_content(piece, base - start, required or frozenset(), c)
+        size = program.num_elements // c.num_blocks
+        for number, block in enumerate(_blocks_in(c, rank, Buffer.OUTPUT)):
+            required = c.required(rank, block)
+            at = start + number * size
+            for piece in memory.pieces(at, at + size) if required is not None and size else ():
+                problem = self._wrong_content(piece, block * size - at, required or frozenset(), c)
                 if problem:
                     writer = memory.writer(piece.start)
                     last = f"last write: {self._name(writer)}" if writer >= 0 else "it is never written"
@@ -259,7 +260,13 @@ class _Replay:
         return VerificationError(f"{self.title} is wrong: {describe(self.programs[rank], index)} {problem}")
 
 
-def _first_element(c: Collective, rank: int, buffer: Buffer, length: int) -> int:
-    """Array element that the buffer's element 0 stands for; ``length`` is the buffer's."""
-    own_block = (c.name, buffer) in (("all_gather", Buffer.INPUT), ("reduce_scatter", Buffer.OUTPUT))
-    return rank * length if own_block else 0
+def _blocks_in(c: Collective, rank: int, buffer: Buffer) -> Sequence[int]:
+    """Which of the array's blocks stand in INPUT or OUTPUT, one after the other."""
+    n, of_input = c.num_ranks, buffer is Buffer.INPUT
+    if c.name in _IN_PLACE:
+        return () if of_input else (0,)
+    if c.name == "all_to_all":
+        return range(rank * n, rank * n + n) if of_input else range(rank, n * n, n)
+    if of_input == (c.name in ("all_gather", "gather")):
+        return (rank,)
+    return range(n) if c.root is None or c.root == rank else ()

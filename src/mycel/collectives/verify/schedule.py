@@ -68,12 +68,13 @@ def verify_schedule(schedule: Schedule) -> None:
     members: list[list[int]] = [[] for _ in schedule.chunks]
     for index, transfer in enumerate(schedule.transfers):
         members[transfer.chunk].append(index)
-    initial: dict[int, npt.NDArray[np.int64]] = {}
+    # Chunks of a block mostly stand together: one block's counts are enough to keep.
+    initial: tuple[int, npt.NDArray[np.int64]] | None = None
     for chunk, indices in enumerate(members):
         block = schedule.block_of(chunk)
-        if block not in initial:
-            initial[block] = _initial_counts(schedule, block)
-        _replay(schedule, chunk, indices, initial[block].copy())
+        if initial is None or initial[0] != block:
+            initial = block, _initial_counts(schedule, block)
+        _replay(schedule, chunk, indices, initial[1].copy())
     for chunks in _tied_chunks(schedule):
         _check_order(schedule, sorted(i for chunk in chunks for i in members[chunk]))
 
@@ -83,7 +84,7 @@ def verify_link_loads(schedule: Schedule, algbw: Fraction) -> None:
 
     Args:
         schedule: whose transfers load the links.
-        algbw: claimed array size over time, in the topology's unit, exact.
+        algbw: claimed size over time (see ``Schedule.algbw``), in the topology's unit, exact.
 
     Raises:
         UsageError: the claim is not positive.
@@ -92,8 +93,9 @@ def verify_link_loads(schedule: Schedule, algbw: Fraction) -> None:
     if algbw <= 0:
         raise UsageError(f"algbw {algbw} must be positive")
     worst: tuple[Fraction, tuple[int, int]] | None = None
+    parts = schedule.collective.num_parts
     for hop, units in schedule.link_load.items():
-        needed = algbw * units / schedule.num_units / schedule.topology.capacity[hop]
+        needed = algbw * parts * units / schedule.num_units / schedule.topology.capacity[hop]
         if needed > 1 and (worst is None or needed > worst[0]):
             worst = (needed, hop)
     if worst:

@@ -1,0 +1,281 @@
+"""The least time of all_to_all, gather and scatter: concurrent flows, with exact proofs from both sides.
+
+Every byte of these collectives goes from one rank to one other, so that a schedule is a flow: one commodity a
+source, one unit from it to each of its destinations, within ``capacity * time`` of every link. A linear programme
+finds the least time, in floating point; what is reported rests on whole numbers only.
+
+- *From below:* give every link a price per unit. Each unit pays at least the cheapest way from its source to its
+  destination, and no link can be paid for more than ``capacity * time`` units. So any prices prove
+  ``time >= (sum of cheapest ways) / (sum of capacity * price)``; the programme's dual gives the best ones.
+- *From above:* the flows, put on a common denominator, must conserve and fit in exact arithmetic.
+
+Where both meet, the value is the optimum. Where the flows have no small common denominator, the value from below
+is still a bound, and ``is_exact`` is false. Where one shortest path a pair is already optimal (one switch, boxes
+with one way out), the prices of its busiest links show it and no programme is solved.
+
+References:
+    F. Shahrokhi, D. W. Matula, "The maximum concurrent flow problem", Journal of the ACM 37(2), 1990 (the duality).
+    P. Basu, L. Zhao, J. Fantl, S. Pal, A. Krishnamurthy, J. Khoury, "Efficient all-to-all collective communication
+    schedules for direct-connect topologies", HPDC 2024 (all-to-all by multi-commodity flow).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.spec import Collective
+from mycel.errors import SynthesisError
+from mycel.topology.model import Topology
+
+__all__ = ["FlowOptimum", "solve_flow"]
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Largest common denominator that is looked for.
+_MOST_UNITS = 5040
+#: How far from a whole number a multiple of a floating-point optimum may be.
+_SLACK = 1e-6
+#: Commodities times links beyond which the linear programme would take minutes.
+_MOST_VARIABLES = 100_000
+#: Prices without a small common denominator are rounded to this many parts.
+_PRICE_PARTS = 10**9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FlowOptimum:
+    """Flows that carry out a collective in the least time.
+
+    Attributes:
+        fabric: the topology; turned round for gather, where everything comes to one rank.
+        sources: ranks of ``fabric`` from which flows start.
+        flows: units over each link for each source, shape ``[sources, links]``; ``num_units`` of them go from a
+            source to each other rank.
+        num_units: units of a block; 0 if the flows have no small common denominator and are fractions of a block.
+        inverse_x: least time, in blocks over capacity; exact, or a lower bound.
+        prices: of each link, non-negative whole numbers that prove it.
+        is_exact: the flows reach ``inverse_x`` exactly.
+    """
+
+    fabric: Topology
+    sources: tuple[int, ...]
+    flows: Floats
+    num_units: int
+    inverse_x: Fraction
+    prices: tuple[int, ...]
+    is_exact: bool
+
+
+@lru_cache(maxsize=32)
+def solve_flow(topology: Topology, collective: Collective) -> FlowOptimum:
+    """The least time of an all_to_all, gather or scatter, and flows that take it.
+
+    Args:
+        topology: the fabric.
+        collective: over all of its ranks.
+
+    Raises:
+        SynthesisError: the linear programme is too large or cannot be solved.
+    """
+    fabric = topology.reversed() if collective.name == "gather" else topology
+    sources = tuple(range(topology.num_ranks)) if collective.root is None else (collective.root,)
+    flows = _shortest(fabric, sources)
+    prices = _busiest(fabric, flows)
+    below = _proven(fabric, sources, prices)
+    if _time(fabric, flows, 1) == below:
+        return _optimum(fabric, sources, flows, 1, below, prices)
+    if len(sources) * len(fabric.links) > _MOST_VARIABLES:
+        raise SynthesisError(
+            f"{collective.name} on {topology.name}: a flow of {len(sources)} sources over {len(fabric.links)} links "
+            f"is too large to optimise (at most {_MOST_VARIABLES} pairs); use another method"
+        )
+    prices = _solve_prices(fabric, sources)
+    below = max(below, _proven(fabric, sources, prices))
+    flows = _solve_flows(fabric, sources, below)
+    num_units = _common_denominator(flows)
+    return _optimum(fabric, sources, flows, num_units, below, prices)
+
+
+def _optimum(
+    fabric: Topology, sources: tuple[int, ...], flows: Floats, num_units: int, below: Fraction, prices: Sequence[int]
+) -> FlowOptimum:
+    whole = np.round(flows * num_units)
+    is_exact = bool(num_units) and _conserves(fabric, sources, whole, num_units)
+    if is_exact:
+        flows, is_exact = whole, _time(fabric, whole, num_units) <= below
+    else:
+        num_units = 0
+    return FlowOptimum(
+        fabric=fabric,
+        sources=sources,
+        flows=flows,
+        num_units=num_units,
+        inverse_x=below,
+        prices=tuple(prices),
+        is_exact=is_exact,
+    )
+
+
+# -- exact checks -----------------------------------------------------------------------------------------
+
+
+def _time(fabric: Topology, flows: Floats, num_units: int) -> Fraction:
+    """Time that whole-numbered flows take."""
+    load = flows.sum(axis=0)
+    return max(Fraction(int(units), num_units * k.capacity) for units, k in zip(load, fabric.links, strict=True))
+
+
+def _conserves(fabric: Topology, sources: Sequence[int], flows: Floats, num_units: int) -> bool:
+    """Whether every rank gets its units of every source, and nothing is lost or made elsewhere."""
+    tail, head = _ends(fabric)
+    for source, flow in zip(sources, flows, strict=True):
+        net = np.zeros(len(fabric.vertices), dtype=np.int64)
+        np.add.at(net, head, flow.astype(np.int64))
+        np.subtract.at(net, tail, flow.astype(np.int64))
+        net[fabric.ranks[source]] += num_units * (fabric.num_ranks - 1)
+        net[[v for r, v in enumerate(fabric.ranks) if r != source]] -= num_units
+        if net.any() or (flow < 0).any():
+            return False
+    return True
+
+
+def _proven(fabric: Topology, sources: Sequence[int], prices: Sequence[int]) -> Fraction:
+    """Time that prices prove."""
+    outgoing = _outgoing(fabric, prices)
+    cheapest = sum(
+        distance[vertex]
+        for source in sources
+        for distance in [_distances(outgoing, fabric.ranks[source])[0]]
+        for vertex in fabric.ranks
+    )
+    worth = sum(price * k.capacity for price, k in zip(prices, fabric.links, strict=True))
+    return Fraction(cheapest, worth) if worth else Fraction(0)
+
+
+# -- shortest paths ---------------------------------------------------------------------------------------
+
+
+def _outgoing(fabric: Topology, weights: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """Of each vertex: ``(weight, head, link)`` of the links that leave it."""
+    outgoing: list[list[tuple[int, int, int]]] = [[] for _ in fabric.vertices]
+    for number, (weight, link) in enumerate(zip(weights, fabric.links, strict=True)):
+        outgoing[link.src].append((weight, link.dst, number))
+    return outgoing
+
+
+def _distances(outgoing: list[list[tuple[int, int, int]]], start: int) -> tuple[dict[int, int], dict[int, int]]:
+    """Least weight from a vertex to all others, and the last link of the way."""
+    distance: dict[int, int] = {}
+    last: dict[int, int] = {}
+    heap = [(0, start, -1)]
+    while heap:
+        far, vertex, link = heapq.heappop(heap)
+        if vertex in distance:
+            continue
+        distance[vertex], last[vertex] = far, link
+        for weight, head, number in outgoing[vertex]:
+            if head not in distance:
+                heapq.heappush(heap, (far + weight, head, number))
+    return distance, last
+
+
+def _weights(fabric: Topology) -> list[int]:
+    """Cost of passing over each link: a rank on the way must take in and send on, a switch need not."""
+    return [3 if fabric.vertices[link.dst].kind == "rank" else 1 for link in fabric.links]
+
+
+def _shortest(fabric: Topology, sources: Sequence[int]) -> Floats:
+    """Flows along one shortest path a pair."""
+    outgoing = _outgoing(fabric, _weights(fabric))
+    flows = np.zeros((len(sources), len(fabric.links)))
+    for row, source in enumerate(sources):
+        _, last = _distances(outgoing, fabric.ranks[source])
+        for vertex in fabric.ranks:
+            while vertex != fabric.ranks[source]:
+                flows[row, last[vertex]] += 1
+                vertex = fabric.links[last[vertex]].src
+    return flows
+
+
+def _busiest(fabric: Topology, flows: Floats) -> list[int]:
+    """Price one for the links that take longest, nothing for the others."""
+    times = [Fraction(int(load), k.capacity) for load, k in zip(flows.sum(axis=0), fabric.links, strict=True)]
+    return [int(time == max(times)) for time in times]
+
+
+# -- the linear programmes --------------------------------------------------------------------------------
+
+
+def _ends(fabric: Topology) -> tuple[Ints, Ints]:
+    tail = np.array([link.src for link in fabric.links], dtype=np.int64)
+    return tail, np.array([link.dst for link in fabric.links], dtype=np.int64)
+
+
+def _solve(fabric: Topology, sources: Sequence[int], cost: Floats, time: float | None) -> tuple[Floats, Floats]:
+    """Minimise ``cost`` of flows, or the time of them if ``time`` is not given.
+
+    Returns:
+        Flows, shape ``[sources, links]``, and what one more unit of each link's capacity would save.
+    """
+    from scipy.optimize import linprog
+    from scipy.sparse import block_diag, coo_matrix, csr_matrix, hstack, identity
+
+    tail, head = _ends(fabric)
+    links, rows = len(fabric.links), np.arange(len(fabric.links))
+    incidence = csr_matrix(
+        (np.r_[np.ones(links), -np.ones(links)], (np.r_[head, tail], np.r_[rows, rows])),
+        shape=(len(fabric.vertices), links),
+    )
+    blocks, demand = [], []
+    for source in sources:
+        others = [v for v in range(len(fabric.vertices)) if v != fabric.ranks[source]]
+        blocks.append(incidence[others])
+        demand += [float(fabric.vertices[v].kind == "rank") for v in others]
+    # Scaled to at most 1: the solver's tolerances are absolute.
+    capacity = np.array([float(link.capacity) for link in fabric.links])
+    capacity /= capacity.max()
+    conserve = block_diag(blocks, format="csr")
+    within = hstack([identity(links)] * len(sources), format="csr")
+    limit = np.zeros(links) if time is None else capacity * time
+    if time is None:
+        conserve = hstack([conserve, coo_matrix((len(demand), 1))], format="csr")
+        within = hstack([within, coo_matrix(-capacity[:, None])], format="csr")
+    result = linprog(cost, A_ub=within, b_ub=limit, A_eq=conserve, b_eq=demand, method="highs")
+    if result.status != 0:
+        raise SynthesisError(f"{fabric.name}: the flow problem has no solution: {result.message}")
+    flows = np.asarray(result.x[: len(sources) * links], dtype=np.float64).reshape(len(sources), links)
+    return np.maximum(flows, 0.0), -np.asarray(result.ineqlin.marginals, dtype=np.float64)
+
+
+def _solve_prices(fabric: Topology, sources: Sequence[int]) -> list[int]:
+    """Whole-numbered prices that prove the least time, as nearly as floating point finds them."""
+    cost = np.zeros(len(sources) * len(fabric.links) + 1)
+    cost[-1] = 1.0
+    _, prices = _solve(fabric, sources, cost, None)
+    prices = np.where(prices > 1e-9 * prices.max(), prices, 0.0) / prices.max()
+    parts = _common_denominator(prices) or _PRICE_PARTS
+    return [int(price) for price in np.round(prices * parts)]
+
+
+def _solve_flows(fabric: Topology, sources: Sequence[int], least: Fraction) -> Floats:
+    """Among the flows that take the least time, those over the shortest ways: few relays, no cycles."""
+    cost = np.tile(np.array(_weights(fabric), dtype=np.float64), len(sources))
+    largest = max(link.capacity for link in fabric.links)
+    # A little longer than what the prices prove, which rounding may have put below what flows can reach.
+    return _solve(fabric, sources, cost, float(least * largest) * (1 + 1e-8))[0]
+
+
+def _common_denominator(values: Floats) -> int:
+    """The least number of parts, up to a limit, of which every value is a whole number; 0 if there is none."""
+    different = np.unique(np.round(values, 7))
+    for parts in range(1, _MOST_UNITS + 1):
+        if np.abs(different * parts - np.round(different * parts)).max() <= _SLACK * parts:
+            return parts
+    return 0

@@ -1,0 +1,36 @@
+"""Direct: all_to_all, gather and scatter with one message a pair (small messages).
+
+Every block goes whole along the one route with the least latency and the fewest relays; nothing waits but for its
+own block. That is the fewest messages and the fewest steps, but on fabrics with several ways between ranks not the
+most bandwidth: see ``flow``.
+"""
+
+from __future__ import annotations
+
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth.flow import schedule_of_parts
+from mycel.collectives.synth.tree import shortest_routes
+from mycel.errors import UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["synthesize"]
+
+
+def synthesize(topology: Topology, collective: Collective) -> Schedule:
+    """A schedule with one message a pair of ranks, more only where ranks must relay.
+
+    Args:
+        topology: the fabric.
+        collective: an all_to_all, gather or scatter over all of its ranks.
+
+    Raises:
+        UsageError: the collective is over another number of ranks.
+    """
+    n = collective.num_ranks
+    if n != topology.num_ranks:
+        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    routes = {
+        (src, dst): [(1, route.vertices)] for src in range(n) for dst, route in shortest_routes(topology, src).items()
+    }
+    return schedule_of_parts(topology, collective, "direct", routes, 1)
