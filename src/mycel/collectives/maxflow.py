@@ -26,7 +26,17 @@ import numpy.typing as npt
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["FlowGraph", "IntArray", "as_int64", "build_rows", "compiled", "push_flow", "shortfalls"]
+__all__ = [
+    "BoolArray",
+    "FlowGraph",
+    "IntArray",
+    "as_int64",
+    "build_rows",
+    "compiled",
+    "push_flow",
+    "shortfalls",
+    "violated_sets",
+]
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -267,3 +277,65 @@ def shortfalls(
             residual[2 * i] = capacity[i]
             residual[2 * i + 1] = 0
     return deficit, side
+
+
+@compiled
+def violated_sets(
+    num_vertices: int,
+    tail: IntArray,
+    head: IntArray,
+    capacity: IntArray,
+    demand: IntArray,
+    sinks: IntArray,
+    most: int,
+) -> tuple[int, BoolArray]:
+    """Sets of vertices that get less than they must, where every vertex ``v`` is fed ``demand[v]`` from outside.
+
+    Like ``shortfalls``, for many sinks of which some fail for the same reason: a sink inside a set found already
+    is not looked at, and the search ends with ``most`` sets.
+
+    Returns:
+        How many sets, and the sets, shape ``[most, num_vertices]``; none: every sink is served.
+    """
+    num_arcs = len(tail)
+    source = num_vertices
+    all_tail = np.empty(num_arcs + num_vertices, dtype=np.int64)
+    all_head = np.empty(num_arcs + num_vertices, dtype=np.int64)
+    full = np.empty(num_arcs + num_vertices, dtype=np.int64)
+    all_tail[:num_arcs] = tail
+    all_head[:num_arcs] = head
+    full[:num_arcs] = capacity
+    target = 0
+    for v in range(num_vertices):
+        all_tail[num_arcs + v] = source
+        all_head[num_arcs + v] = v
+        full[num_arcs + v] = demand[v]
+        target += demand[v]
+    start, slot, ends = build_rows(num_vertices + 1, all_tail, all_head)
+    residual = np.zeros(2 * len(full), dtype=np.int64)
+    for i in range(len(full)):
+        residual[2 * i] = full[i]
+    is_source = np.zeros(num_vertices + 1, dtype=np.bool_)
+    is_source[source] = True
+    distance = np.empty(num_vertices + 1, dtype=np.int64)
+    work = np.empty((3, num_vertices + 2), dtype=np.int64)
+    sets = np.zeros((most, num_vertices), dtype=np.bool_)
+    found = 0
+    for sink in sinks:
+        known = False
+        for j in range(found):
+            known = known or sets[j, sink]
+        if known:
+            continue
+        if push_flow(start, slot, ends, residual, is_source, sink, target, distance, work) >= target:
+            is_source[sink] = True
+            continue
+        for v in range(num_vertices):
+            sets[found, v] = distance[v] >= 0
+        found += 1
+        if found == most:
+            break
+        for i in range(len(full)):
+            residual[2 * i] = full[i]
+            residual[2 * i + 1] = 0
+    return found, sets

@@ -26,16 +26,20 @@ from mycel.collectives.bound import Optimum, find_division, find_optimum, root_w
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.array_forest import Forest, grow_forest
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["RoutedTree", "build_forest", "synthesize"]
+__all__ = ["RoutedTree", "build_forest", "scale", "synthesize"]
 
 Progress = Callable[[str, int, int], None]
 Path = tuple[int, ...]
+
+#: Up to this many ranks, trees are packed arc by arc: few fat links, and the best of several packings.
+_SMALL = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,7 @@ def _synthesize_divided(
             arcs=(),
             by_dual=True,
         )
-        forests.append(_grow(topology, best, *_scale(best), progress))
+        forests.append(_grow(topology, best, *scale(best), progress))
     up, down = forests
     return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
 
@@ -137,7 +141,7 @@ def build_forest(
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
     best = find_optimum(topology, weights, is_reversed=is_reversed)
-    capacity, demand = _scale(best) if k is None else _scale_to_k(best, topology, k)
+    capacity, demand = scale(best) if k is None else _scale_to_k(best, topology, k)
     return _grow(topology, best, capacity, demand, progress)
 
 
@@ -145,6 +149,10 @@ def _grow(
     topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
 ) -> list[RoutedTree]:
     """Trees within capacities that are balanced at switches and serve every rank."""
+    if topology.num_ranks > _SMALL:
+        forest = grow_forest(topology, best, capacity, demand, progress=progress)
+        if forest is not None:
+            return _as_objects(forest)
     boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
     logical = remove_switches(
         best.graph, capacity, demand, boxes=boxes, is_reversed=best.is_reversed, progress=progress
@@ -162,7 +170,21 @@ def _grow(
     return _route(trees, logical, topology.ranks)
 
 
-def _scale(best: Optimum) -> tuple[IntArray, IntArray]:
+def _as_objects(forest: Forest) -> list[RoutedTree]:
+    arcs = forest.arcs
+    links = list(zip(arcs.tail.tolist(), arcs.head.tolist(), arcs.paths, strict=True))
+    rows = sorted(range(forest.num_trees), key=lambda i: (int(forest.roots[i]), i))
+    return [
+        RoutedTree(
+            root=int(forest.roots[i]),
+            multiplicity=int(forest.multiplicities[i]),
+            edges=tuple(links[a] for a in forest.trees[i].tolist()),
+        )
+        for i in rows
+    ]
+
+
+def scale(best: Optimum) -> tuple[IntArray, IntArray]:
     """Smallest scale at which capacities and demands are whole numbers."""
     x = 1 / best.inverse_x_achieved
     values = [*best.capacities, *(x * w for w in best.weights)]
@@ -182,7 +204,7 @@ def _scale_to_k(best: Optimum, topology: Topology, k: int) -> tuple[IntArray, In
     balancing again needs capacity to be trimmed, a smaller U that trimming missed may exist.
     """
     demand = as_int64([k * w for w in best.weights])
-    optimal_capacity, optimal_demand = _scale(best)
+    optimal_capacity, optimal_demand = scale(best)
     own_k = int(optimal_demand.sum()) // sum(best.weights)
     copies = ceil(Fraction(k, own_k))
     found = optimal_capacity * copies  # holds copies * own_k >= k trees, balanced

@@ -27,7 +27,7 @@ import numpy as np
 from mycel.collectives.maxflow import FlowGraph, IntArray
 from mycel.errors import SynthesisError
 
-__all__ = ["LogicalGraph", "remove_switches", "trim_to_balance"]
+__all__ = ["LogicalGraph", "remove_switches", "trim_to_balance", "without_loops"]
 
 Progress = Callable[[str, int, int], None]
 Path = tuple[int, ...]
@@ -112,7 +112,7 @@ class _Splitter:
             if direct >= 0:
                 self.capacity[direct] += amount
                 for (head_path, size), (tail_path, _) in pieces:
-                    self.give(direct, _without_loops(head_path + tail_path[1:]), size)
+                    self.give(direct, without_loops(head_path + tail_path[1:]), size)
         return amount
 
     def take(self, arc: int, amount: int) -> list[tuple[Path, int]]:
@@ -166,7 +166,7 @@ def _align(
             rest_two = two[j][1]
 
 
-def _without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
+def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
     """A simple path along a walk: what lies between two visits of a vertex is cut out."""
     path: list[int] = []
     for vertex in walk:

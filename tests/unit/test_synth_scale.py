@@ -1,0 +1,161 @@
+"""Large fabrics: symmetries proven, switches replaced at once, trees grown whole, and their check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from mycel.collectives.bound import bound, find_optimum
+from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
+from mycel.collectives.synth.forest import build_forest
+from mycel.collectives.synth.plan import plan_forest
+from mycel.collectives.synth.symmetry import find_rotation, is_automorphism, powers
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import SynthesisError
+from mycel.topology.load import load_topology
+from mycel.topology.model import Link, Topology
+
+LARGE = ["dgx_a100:boxes=16", "dgx_h100:boxes=16", "dgx_h100:boxes=5", "mi250:boxes=8", "dgx1_v100:boxes=8"]
+
+
+def arrays(topology):
+    return FlowGraph.of(topology), np.array([link.capacity for link in topology.links], dtype=np.int64)
+
+
+def shuffled(topology, seed):
+    """The same fabric with its vertices in another order and without the names of boxes."""
+    place = np.random.default_rng(seed).permutation(len(topology.vertices)).tolist()
+    vertices = [None] * len(place)
+    for old, new in enumerate(place):
+        vertices[new] = replace(topology.vertices[old], box=None)
+    links = tuple(replace(k, src=place[k.src], dst=place[k.dst]) for k in topology.links)
+    return Topology(name="shuffled", unit=topology.unit, vertices=tuple(vertices), links=links)
+
+
+@pytest.mark.parametrize(
+    ("spec", "order"), [("dgx_a100:boxes=6", 6), ("mi250:boxes=3", 3), ("torus:dims=4x6", 4), ("ring:ranks=7", 7)]
+)
+def test_a_rotation_is_found_and_moves_links_to_equal_links(spec, order):
+    topology = load_topology(spec)
+    image = find_rotation(*arrays(topology))
+    for k in topology.links:
+        assert topology.capacity[int(image[k.src]), int(image[k.dst])] == k.capacity
+    assert powers(FlowGraph.of(topology), image).shape == (order, len(topology.vertices))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("spec", ["dgx_a100:boxes=4", "dgx1_v100:boxes=3"])
+def test_a_rotation_is_found_whatever_vertices_are_called(spec, seed):
+    topology = shuffled(load_topology(spec), seed)
+    graph, capacity = arrays(topology)
+    image = find_rotation(graph, capacity)
+    assert image is not None and is_automorphism(graph, capacity, image)
+
+
+def test_what_is_not_a_symmetry_is_refused():
+    topology = load_topology("dgx_a100:boxes=3")
+    graph, capacity = arrays(topology)
+    image = find_rotation(graph, capacity)
+    assert is_automorphism(graph, capacity, image)
+    capacity[5] += 1
+    assert not is_automorphism(graph, capacity, image)
+    assert not is_automorphism(graph, capacity, np.zeros_like(image))
+    swapped = np.arange(graph.num_vertices)
+    rank, switch = topology.ranks[0], topology.switches[0]
+    swapped[[rank, switch]] = switch, rank
+    assert not is_automorphism(graph, capacity, swapped)
+
+
+def test_a_fabric_with_one_odd_box_has_no_rotation():
+    topology = load_topology("dgx_h100:boxes=4")
+    odd = tuple(replace(k, capacity=k.capacity + (3 in (k.src, k.dst))) for k in topology.links)
+    assert find_rotation(*arrays(replace(topology, links=odd))) is None
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("with_symmetry", [True, False])
+@pytest.mark.parametrize("spec", LARGE)
+def test_plans_meet_the_bound_with_symmetry_and_without(spec, with_symmetry, is_reversed):
+    topology = load_topology(spec)
+    weights = (1,) * topology.num_ranks
+    forest = plan_forest(topology, weights, is_reversed=is_reversed, with_symmetry=with_symmetry)
+    inverse_x, depth = forest.check()
+    assert inverse_x == find_optimum(topology, weights, is_reversed=is_reversed).inverse_x
+    assert (forest.order > 1) == with_symmetry
+    assert depth == forest.depth() < topology.num_ranks // 2
+
+
+@pytest.mark.parametrize("spec", ["dgx_a100:boxes=8", "torus:dims=6x6", "star:ranks=40"])
+def test_large_schedules_are_right_and_optimal(spec):
+    topology = load_topology(spec)
+    for name in ("all_gather", "reduce_scatter"):
+        collective = Collective(name=name, num_ranks=topology.num_ranks)
+        schedule = synthesize(topology, collective)
+        verify_schedule(schedule)
+        assert schedule.algbw == bound(topology, collective).algbw
+
+
+def test_a_thousand_ranks_are_ten_steps_deep():
+    topology = load_topology("dgx_a100:boxes=128")
+    forest = plan_forest(topology, (1,) * 1024, is_reversed=False)
+    inverse_x, depth = forest.check()
+    assert str(inverse_x) == "127/25" and depth <= 12 and forest.num_trees == 1024
+
+
+def test_many_ranks_on_a_switch_are_a_few_steps_apart():
+    topology = load_topology("star:ranks=64")
+    assert plan_forest(topology, (1,) * 64, is_reversed=False).depth() == 6
+
+
+def test_uneven_shares_and_one_root_on_a_large_fabric():
+    topology = load_topology("dgx_h100:boxes=5")
+    for weights in ((1,) + (0,) * 39, tuple(1 + rank % 2 for rank in range(40))):
+        forest = plan_forest(topology, weights, is_reversed=False)
+        assert forest.check()[0] == find_optimum(topology, weights, is_reversed=False).inverse_x
+
+
+def test_irregular_fabrics_take_the_careful_way():
+    topology = load_topology("fat_tree:k=4")
+    forest = plan_forest(topology, (1,) * topology.num_ranks, is_reversed=False)
+    assert forest.order == 1
+    assert forest.check()[0] == find_optimum(topology, (1,) * topology.num_ranks, is_reversed=False).inverse_x
+
+
+def test_a_plan_and_its_objects_are_the_same_forest():
+    topology = load_topology("dgx_h100:boxes=5")
+    forest = plan_forest(topology, (1,) * 40, is_reversed=False)
+    trees = build_forest(topology, (1,) * 40, is_reversed=False)
+    assert sorted(t.root for t in trees) == sorted(forest.roots.tolist())
+    assert sum(t.multiplicity for t in trees) == int(forest.multiplicities.sum())
+
+
+def test_the_check_refuses_what_is_wrong():
+    topology = load_topology("dgx_a100:boxes=4")
+    forest = plan_forest(topology, (1,) * 32, is_reversed=False)
+    trees = forest.trees.copy()
+    trees[3, 5] = trees[3, 4]
+    with pytest.raises(SynthesisError, match=r"tree 3 from rank \d+ does not span"):
+        replace(forest, trees=trees).check()
+    trees[3, 5] = len(forest.arcs.tail)
+    with pytest.raises(SynthesisError, match="does not exist"):
+        replace(forest, trees=trees).check()
+    more = forest.multiplicities.copy()
+    more[0] += 1
+    with pytest.raises(SynthesisError, match="do not carry"):
+        replace(forest, multiplicities=more).check()
+    paths = (forest.arcs.paths[0][:1] + forest.arcs.paths[0][-1:], *forest.arcs.paths[1:])
+    with pytest.raises(SynthesisError, match="does not exist"):
+        replace(forest, arcs=replace(forest.arcs, paths=paths)).check()
+    with pytest.raises(SynthesisError, match="no path"):
+        replace(forest, arcs=replace(forest.arcs, paths=(forest.arcs.paths[1], *forest.arcs.paths[1:]))).check()
+
+
+def test_the_check_counts_loads_and_not_intentions():
+    topology = load_topology("dgx_a100:boxes=4")
+    forest = plan_forest(topology, (1,) * 32, is_reversed=False)
+    narrow = tuple(Link(src=k.src, dst=k.dst, capacity=max(1, k.capacity // 2)) for k in topology.links)
+    assert replace(forest, topology=replace(topology, links=narrow)).check()[0] > forest.check()[0]
