@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import typer
+from typer.testing import CliRunner
 
+from mycel.cli import bound as bound_command
+from mycel.cli import synth as synth_command
 from mycel.collectives.bound import bound, find_optimum
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.spec import Collective
@@ -15,7 +20,7 @@ from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.plan import plan_forest
 from mycel.collectives.synth.symmetry import find_rotation, is_automorphism, powers
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import SynthesisError
+from mycel.errors import SynthesisError, UsageError
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology
 
@@ -159,3 +164,36 @@ def test_the_check_counts_loads_and_not_intentions():
     forest = plan_forest(topology, (1,) * 32, is_reversed=False)
     narrow = tuple(Link(src=k.src, dst=k.dst, capacity=max(1, k.capacity // 2)) for k in topology.links)
     assert replace(forest, topology=replace(topology, links=narrow)).check()[0] > forest.check()[0]
+
+
+# -- mycel synth --summary --------------------------------------------------------------------------------------
+
+
+LOUD = {"catch_exceptions": False}
+
+
+def command_line():
+    app = typer.Typer(pretty_exceptions_enable=False)
+    bound_command.register(app)
+    synth_command.register(app)
+    return app
+
+
+def run(*arguments):
+    return CliRunner().invoke(command_line(), ["synth", *arguments])
+
+
+def test_a_summary_says_what_a_schedule_would_be():
+    result = run("dgx_a100:boxes=4", "-c", "reduce_scatter", "--summary", "--json")
+    record = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert (record["inverse_x"], record["optimal"], record["num_trees"], record["symmetry"]) == ("3/25", True, 32, 4)
+    assert "optimal: all_gather over 32 ranks" in run("dgx_a100:boxes=4", "-c", "all_gather", "--summary").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"), [(("all_reduce",), "one forest each"), (("all_gather", "-k", "2"), "leave out")]
+)
+def test_a_summary_refuses_what_it_has_no_forest_for(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        CliRunner().invoke(command_line(), ["synth", "dgx_a100:boxes=2", "--summary", "-c", *arguments], **LOUD)

@@ -21,6 +21,7 @@ from mycel.cli.bound import (
     bound_record,
     make_collective,
 )
+from mycel.cli.plan import show_plan, summarise
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
@@ -93,6 +94,9 @@ def register(app: typer.Typer) -> None:
             int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")
         ] = None,
         root: RootOption = None,
+        summary: Annotated[
+            bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
+        ] = False,
         output: Annotated[
             Path | None, typer.Option("-o", "--output", help="Write it as JSON; as text if the name ends in .txt.")
         ] = None,
@@ -100,6 +104,13 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         fabric = load_topology(topology)
         wanted = make_collective(fabric, collective, root)
+        if summary:
+            if k is not None or output is not None or method not in (None, "forest"):
+                raise UsageError("--summary plans a forest and makes no schedule: leave out -k, -o and --method")
+            with _drawn_progress() as report:
+                best, record = summarise(fabric, wanted, report)
+            print(json.dumps(record) if json_output else show_plan(best, record))
+            return
         started = time.perf_counter()
         best = bound(fabric, wanted)
         method = method or methods_for(wanted.name)[0]
