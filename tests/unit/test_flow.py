@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.lower import Plan, lower
 from mycel.collectives.program import Buffer, Op
 from mycel.collectives.schedule import Schedule, Transfer
+from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
@@ -22,6 +24,8 @@ from mycel.errors import ScheduleError, SynthesisError, UsageError, Verification
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
+
+CLUSTERS = Path(__file__).resolve().parents[2] / "examples" / "clusters"
 
 
 def on(topology: Topology, name: str, root: int | None = None) -> Collective:
@@ -148,6 +152,19 @@ def test_large_arrays_take_the_flow_and_small_ones_direct_messages() -> None:
     candidates = {m: synthesize(topology, on(topology, "all_to_all"), m) for m in methods_for("all_to_all")}
     assert choose(candidates, 1 << 30).method == "flow"
     assert candidates["direct"].algbw < candidates["flow"].algbw
+
+
+@pytest.mark.parametrize("file", ["torus_2x4", "two_boxes", "ring4", "star4"])
+def test_simulated_time_is_near_the_bound(file: str) -> None:
+    topology = load_topology(str(CLUSTERS / f"{file}.yaml"))
+    collective = on(topology, "all_to_all")
+    ran = simulate(synthesize(topology, collective), 16 << 20)
+    rate = topology.bytes_per_second_per_unit
+    assert rate is not None
+    share = (16 << 20) / (ran.seconds * float(bound(topology, collective).algbw * rate))
+    assert 0.95 <= share <= 1
+    assert ran.num_bytes == 16 << 20
+    assert ran.algbw == pytest.approx(share * float(bound(topology, collective).algbw))
 
 
 # -- what the verifier must not let pass ------------------------------------------------------------------

@@ -93,7 +93,7 @@ def simulate(
 
     Args:
         schedule: a verified schedule.
-        num_bytes: of the collective's whole array.
+        num_bytes: of the collective's whole array; for all_to_all of one rank's part of it.
         piece_bytes: longest message.
         overhead_s: seconds added to every message's latency.
 
@@ -106,8 +106,8 @@ def simulate(
             f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes} with {overhead_s} s a message; "
             f"at least 1 byte, {_ELEMENT_BYTES} bytes and 0 s are needed"
         )
-    blocks = schedule.collective.num_blocks
-    elements = -(-num_bytes // (_ELEMENT_BYTES * blocks)) * blocks
+    blocks, parts = schedule.collective.num_blocks, schedule.collective.num_parts
+    elements = -(-num_bytes * parts // (_ELEMENT_BYTES * blocks)) * blocks
     programs = lower(schedule, elements, piece_elements=piece_bytes // _ELEMENT_BYTES)
     traffic = _Traffic.of(programs)
     topology = schedule.topology
@@ -131,7 +131,7 @@ def simulate(
     seconds = float(times[2].max(initial=0.0))
     return Simulation(
         schedule=schedule,
-        num_bytes=elements * _ELEMENT_BYTES,
+        num_bytes=elements * _ELEMENT_BYTES // parts,
         piece_bytes=piece_bytes,
         seconds=seconds,
         least_s=float((carried / capacity).max()),
