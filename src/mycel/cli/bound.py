@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from typing import Annotated, Any, cast
 
@@ -10,8 +11,9 @@ import typer
 from rich.console import Console
 
 from mycel.collectives.bound import Bound, bound
-from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, CollectiveName
-from mycel.topology.load import load_topology
+from mycel.collectives.sensitivity import Gain, sensitivity
+from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective, CollectiveName
+from mycel.topology.load import read_topology
 from mycel.topology.model import Topology
 
 __all__ = [
@@ -20,12 +22,13 @@ __all__ = [
     "RootOption",
     "TopologyArgument",
     "bound_record",
+    "load_fabric",
     "make_collective",
     "register",
 ]
 
 TopologyArgument = Annotated[
-    str, typer.Argument(help="File (JSON or YAML), or builder such as star:ranks=4.", show_default=False)
+    str, typer.Argument(help="Topology file, or builder such as star:ranks=4.", show_default=False)
 ]
 CollectiveOption = Annotated[
     str, typer.Option("--collective", "-c", help=f"One of {', '.join(COLLECTIVES)}.", show_default=False)
@@ -35,6 +38,22 @@ RootOption = Annotated[
     typer.Option("--root", help="Rank that has it (broadcast, scatter) or gets it (reduce, gather); 0 if not given."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+#: Links up to which what more capacity buys is worked out as well: where the bound is a cut, and where it is a flow.
+_MOST_LINKS = {"cut": 1000, "flow": 150}
+
+
+def load_fabric(spec: str) -> Topology:
+    """The topology a command line names; what had to be assumed about it goes to standard error.
+
+    Raises:
+        TopologyError: it cannot be read.
+    """
+    found = read_topology(spec)
+    for note in found.notes:
+        print(f"note: {note}", file=sys.stderr)
+    return found.topology
 
 
 def make_collective(topology: Topology, name: str, root: int | None) -> Collective:
@@ -65,6 +84,23 @@ def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
     }
 
 
+def _advice(gain: Gain, fabric: Topology) -> str:
+    """Sentences on what more capacity would buy."""
+    suffix = "" if fabric.unit == "link" else f" {fabric.unit}"
+    (src, dst), others = gain.binding[0], len(gain.binding) - 1
+    names = f"{fabric.label(src)} -> {fabric.label(dst)}" + (f" and the {others} like it that bind" if others else "")
+    text = f"1{suffix} more on {names} buys {float(gain.binding_only):.4g}{suffix}"
+    if len(gain.alike) > len(gain.binding):
+        text += f", on all {len(gain.alike)} links like it {float(gain.every):.4g}{suffix}"
+    if not gain.every and gain.then:
+        src, dst = gain.then[0]
+        others = len(gain.then) - 1
+        text += f"; {fabric.label(src)} -> {fabric.label(dst)}" + (
+            f" and {others} more bind too" if others else " binds too"
+        )
+    return text + "."
+
+
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
 
@@ -75,7 +111,7 @@ def register(app: typer.Typer) -> None:
         root: RootOption = None,
         json_output: JsonOption = False,
     ) -> None:
-        fabric = load_topology(topology)
+        fabric = load_fabric(topology)
         wanted = make_collective(fabric, collective, root)
         started = time.perf_counter()
         best = bound(fabric, wanted)
@@ -89,3 +125,7 @@ def register(app: typer.Typer) -> None:
             f"{fabric.name} (exactly {best.algbw}; 1/x = {best.inverse_x})"
         )
         console.print(best.explain(), markup=False)
+        kind = "flow" if wanted.name == "all_reduce" or wanted.name in POINTED else "cut"
+        if len(fabric.links) <= _MOST_LINKS[kind]:
+            for gain in sensitivity(best):
+                console.print(_advice(gain, fabric), markup=False)

@@ -19,6 +19,7 @@ from mycel.cli.bound import (
     RootOption,
     TopologyArgument,
     bound_record,
+    load_fabric,
     make_collective,
 )
 from mycel.cli.plan import show_plan, summarise
@@ -28,7 +29,6 @@ from mycel.collectives.spec import POINTED
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
-from mycel.topology.load import load_topology
 
 __all__ = ["count_trees", "register", "schedule_record", "trees_a_root"]
 
@@ -69,7 +69,7 @@ def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: 
     return bound_record(best, seconds) | {
         "method": schedule.method,
         "algbw": float(schedule.algbw),
-        "optimal": schedule.algbw >= best.algbw,
+        "optimal": schedule.algbw >= best.algbw and not best.is_composition,
         "k": k if k is not None else trees_a_root(schedule),
         "num_trees": count_trees(schedule),
         "depth": schedule.depth,
@@ -102,7 +102,7 @@ def register(app: typer.Typer) -> None:
         ] = None,
         json_output: JsonOption = False,
     ) -> None:
-        fabric = load_topology(topology)
+        fabric = load_fabric(topology)
         wanted = make_collective(fabric, collective, root)
         if summary:
             if k is not None or output is not None or method not in (None, "forest"):
@@ -155,7 +155,10 @@ def _write(schedule: Schedule, output: Path) -> None:
 
 def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path | None) -> None:
     console = Console(highlight=False)
-    verdict = "optimal" if record["optimal"] else f"{float(schedule.algbw / best.algbw):.1%} of the bound"
+    ratio = f"{float(schedule.algbw / best.algbw):.1%}"
+    verdict = "optimal" if record["optimal"] else f"{ratio} of the bound"
+    if best.is_composition:
+        verdict = f"{ratio} of what reduce-scatter and then all-gather guarantee"
     console.print(
         f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
         f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"

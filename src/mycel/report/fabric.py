@@ -56,18 +56,20 @@ def tree_of(schedule: Schedule) -> tuple[Transfer, ...]:
 
 
 def lay_out(topology: Topology) -> Layout:
-    """Places for every vertex: boxes in two rows round the core; without boxes, a circle or layers."""
+    """Places for every vertex: boxes in two rows round the core; of fewer, a circle or layers."""
     names = list(dict.fromkeys(v.box for v in topology.vertices if v.box is not None))
-    return _boxed(topology, names) if names else _unboxed(topology)
+    alone = len(names) == 1 and all(v.box is not None for v in topology.vertices)
+    return _boxed(topology, names) if names and not alone else _unboxed(topology)
 
 
-def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = ()) -> None:
+def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = (), *, root: int | None = None) -> None:
     """Draws on ``axes``, which is cleared of ticks and made to fit.
 
     Args:
         axes: where to draw.
         topology: the fabric.
-        tree: transfers laid over it, in the accent colour; the source of the first is marked as the root.
+        tree: transfers laid over it, in the accent colour.
+        root: rank marked as the root of the tree; if not given, the source of the first transfer.
     """
     layout = lay_out(topology)
     scale = _scale(layout)
@@ -91,8 +93,8 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = ()) -
     _draw_links(axes, topology, places, scale)
     for transfer in tree:
         _draw_transfer(axes, scale, [places[v] for v in transfer.path])
-    root = topology.ranks[tree[0].src] if tree else None
-    _draw_vertices(axes, topology, places, root, scale)
+    marked = topology.ranks[tree[0].src if root is None else root] if tree else None
+    _draw_vertices(axes, topology, places, marked, scale)
     _fit(axes, layout)
 
 

@@ -1,0 +1,101 @@
+"""``mycel whatif``: what a faster link, a broken cable, one more cable or other interfaces would do to a bound."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from mycel.cli.bound import (
+    CollectiveOption,
+    JsonOption,
+    RootOption,
+    TopologyArgument,
+    bound_record,
+    load_fabric,
+    make_collective,
+)
+from mycel.collectives.bound import bound
+from mycel.errors import UsageError
+from mycel.topology.change import add_link, change_link, remove_link, scale_interfaces, scale_link
+from mycel.topology.model import Topology
+from mycel.units import RATE_UNITS
+
+__all__ = ["register"]
+
+#: typer makes a new list a call.
+_NONE: list[str] = []
+
+
+def register(app: typer.Typer) -> None:
+    """Add the subcommand."""
+
+    @app.command("whatif", help="The bound before and after a change to the fabric.")
+    def command(
+        topology: TopologyArgument,
+        collective: CollectiveOption,
+        change: Annotated[
+            list[str],
+            typer.Option("--change", help="New bandwidth of links: 'A->B=400 Mbit/s', both ways 'A<->B=...'."),
+        ] = _NONE,
+        add: Annotated[list[str], typer.Option("--add", help="One more cable: 'A<->B=400 Mbit/s'.")] = _NONE,
+        remove: Annotated[
+            list[str], typer.Option("--remove", help="Links that are gone: 'A->B', 'left/*<->core'.")
+        ] = _NONE,
+        scale: Annotated[list[str], typer.Option("--scale", help="So many times the bandwidth: 'A->B=2'.")] = _NONE,
+        scale_nic: Annotated[
+            str | None, typer.Option("--scale-nic", help="So many times the bandwidth of every link out of a box.")
+        ] = None,
+        root: RootOption = None,
+        json_output: JsonOption = False,
+    ) -> None:
+        fabric = load_fabric(topology)
+        wanted = make_collective(fabric, collective, root)
+        steps: list[tuple[Callable[[Topology, str], Topology], str, str]] = [
+            *((add_link, text, f"{text} added") for text in add),
+            *((change_link, text, text) for text in change),
+            *((scale_link, text, f"{text} times") for text in scale),
+            *(
+                (scale_interfaces, text, f"network interfaces {text} times as fast")
+                for text in filter(None, [scale_nic])
+            ),
+            *((remove_link, text, f"{text} removed") for text in remove),
+        ]
+        if not steps:
+            raise UsageError("nothing to change: give --change, --add, --remove, --scale or --scale-nic")
+        started = time.perf_counter()
+        changed = fabric
+        for apply, text, _ in steps:
+            changed = apply(changed, text)
+        before, after = bound(fabric, wanted), bound(changed, wanted)
+        seconds = time.perf_counter() - started
+        in_unit = RATE_UNITS.get(changed.unit, Fraction(1)) / RATE_UNITS.get(fabric.unit, Fraction(1))
+        ratio = after.algbw * in_unit / before.algbw
+        words = [words for _, _, words in steps]
+        if json_output:
+            record = {
+                "changes": words,
+                "before": bound_record(before, seconds),
+                "after": bound_record(after, seconds),
+                "ratio": float(ratio),
+            }
+            print(json.dumps(record))
+            return
+        console = Console(highlight=False)
+        new = float(after.algbw * in_unit)
+        console.print(f"{wanted.name} over {wanted.num_ranks} ranks of {fabric.name}", markup=False)
+        console.print(f"before: {float(before.algbw):.6g} {fabric.unit}", markup=False)
+        console.print(f"after:  {new:.6g} {fabric.unit} ({_verdict(ratio)}): {'; '.join(words)}", markup=False)
+        console.print(f"before: {before.explain()}", markup=False)
+        console.print(f"after: {after.explain()}", markup=False)
+
+
+def _verdict(ratio: Fraction) -> str:
+    if ratio == 1:
+        return "no difference"
+    return f"{float(ratio):.4g} times as much"

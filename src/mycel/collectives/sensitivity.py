@@ -1,0 +1,88 @@
+"""Sensitivity of a bound: what one more unit on the links that bind would buy."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+from mycel.collectives.bound import Bound, bound
+from mycel.topology.model import Link, Topology
+
+__all__ = ["Gain", "sensitivity"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gain:
+    """What more capacity on some links would buy.
+
+    Attributes:
+        binding: links that bind and are alike, as ``(src, dst)``.
+        alike: all links like them: between the same kinds of vertices, of the same capacity, both inside a box or
+            both not.
+        binding_only: ``algbw`` gained by one more unit on each of ``binding``, in the topology's unit.
+        every: ``algbw`` gained by one more unit on each of ``alike``.
+        then: what binds after that: links, as ``(src, dst)``.
+    """
+
+    binding: tuple[tuple[int, int], ...]
+    alike: tuple[tuple[int, int], ...]
+    binding_only: Fraction
+    every: Fraction
+    then: tuple[tuple[int, int], ...]
+
+
+def sensitivity(best: Bound, *, most: int = 4) -> tuple[Gain, ...]:
+    """What one more unit on the links that bind would buy, kind by kind.
+
+    Where equal links bind by symmetry, a faster one of them buys nothing, because the next one binds; all of a kind
+    together may buy something. Each kind costs the time of two bounds.
+
+    Args:
+        best: a bound.
+        most: kinds to try, those with most binding links first.
+
+    Examples:
+        >>> from mycel.collectives.spec import Collective
+        >>> from mycel.topology.load import load_topology
+        >>> best = bound(load_topology("star:ranks=3"), Collective(name="all_gather", num_ranks=3))
+        >>> gain, = sensitivity(best)
+        >>> len(gain.binding), len(gain.alike), gain.binding_only, gain.every
+        (1, 6, Fraction(0, 1), Fraction(3, 2))
+    """
+    topology = best.topology
+    alike: dict[object, list[tuple[int, int]]] = {}
+    for ends in topology.capacity:
+        alike.setdefault(_kind(topology, ends), []).append(ends)
+    binding: dict[object, list[tuple[int, int]]] = {}
+    for ends in best.cut:
+        binding.setdefault(_kind(topology, ends), []).append(ends)
+    gains = []
+    for kind in sorted(binding, key=lambda kind: -len(binding[kind]))[:most]:
+        every = _raised(best, alike[kind])
+        gains.append(
+            Gain(
+                binding=tuple(binding[kind]),
+                alike=tuple(alike[kind]),
+                binding_only=_raised(best, binding[kind]).algbw - best.algbw,
+                every=every.algbw - best.algbw,
+                then=every.cut,
+            )
+        )
+    return tuple(gains)
+
+
+def _kind(topology: Topology, ends: tuple[int, int]) -> object:
+    src, dst = (topology.vertices[end] for end in ends)
+    inside = src.box is not None and src.box == dst.box
+    return frozenset((src.kind, dst.kind)), topology.capacity[ends], inside
+
+
+def _raised(best: Bound, raised: Collection[tuple[int, int]]) -> Bound:
+    chosen, fabric = set(raised), best.topology
+    links = tuple(
+        Link(src=k.src, dst=k.dst, capacity=k.capacity + ((k.src, k.dst) in chosen), latency_s=k.latency_s)
+        for k in fabric.links
+    )
+    faster = Topology(name=fabric.name, unit=fabric.unit, vertices=fabric.vertices, links=links)
+    return bound(faster, best.collective)
