@@ -1,0 +1,85 @@
+"""Random fabrics of equal boxes: forests with symmetry, without, and arc by arc meet the same bound."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mycel.collectives.bound import find_optimum
+from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.synth.plan import plan_forest
+from mycel.collectives.synth.symmetry import find_rotation, is_automorphism
+from mycel.topology.model import Link, Topology, Vertex
+
+QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+
+
+@st.composite
+def fabrics_of_boxes(draw):
+    """Equal boxes of ranks and perhaps a switch, joined through one or two switches in the middle, renumbered."""
+    boxes, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+    hubs, has_switch = draw(st.integers(1, 2)), draw(st.booleans())
+    inside = {}
+    if has_switch and size > 1:
+        width = draw(st.integers(1, 8))
+        inside |= {(i, size): width for i in range(size)}
+    for a, b in draw(st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)), max_size=5)):
+        if a != b:
+            inside[min(a, b), max(a, b)] = draw(st.integers(1, 6))
+    count = size + (has_switch and size > 1)
+    uplinks = [(i, draw(st.integers(0, hubs - 1)), draw(st.integers(1, 4))) for i in range(size)]
+    cables = [(box * count + a, box * count + b, width) for box in range(boxes) for (a, b), width in inside.items()]
+    used = sorted({hub for _, hub, _ in uplinks})
+    cables += [
+        (box * count + i, boxes * count + used.index(hub), width) for box in range(boxes) for i, hub, width in uplinks
+    ]
+    if len(used) == 2:  # so that everything hangs together whatever the boxes are
+        cables.append((boxes * count, boxes * count + 1, draw(st.integers(1, 9))))
+    total = boxes * count + len(used)
+    place = draw(st.permutations(range(total)))
+    kinds = ["switch"] * total
+    for box in range(boxes):
+        for i in range(size):
+            kinds[place[box * count + i]] = "rank"
+    links = [Link(src=place[s], dst=place[t], capacity=c) for a, b, c in cables for s, t in ((a, b), (b, a))]
+    vertices = tuple(Vertex(kind=kind, label=f"v{i}") for i, kind in enumerate(kinds))
+    return Topology(name="boxes", unit="link", vertices=vertices, links=tuple(links))
+
+
+@QUICK
+@given(fabric=fabrics_of_boxes(), is_reversed=st.booleans())
+def test_symmetric_and_general_forests_meet_the_same_bound(fabric, is_reversed):
+    weights = (1,) * fabric.num_ranks
+    best = find_optimum(fabric, weights, is_reversed=is_reversed).inverse_x
+    for with_symmetry in (True, False):
+        forest = plan_forest(fabric, weights, is_reversed=is_reversed, with_symmetry=with_symmetry)
+        assert forest.check()[0] == best
+
+
+@QUICK
+@given(fabric=fabrics_of_boxes())
+def test_rotations_found_are_automorphisms_by_definition(fabric):
+    graph = FlowGraph.of(fabric)
+    capacity = np.array([link.capacity for link in fabric.links], dtype=np.int64)
+    image = find_rotation(graph, capacity)
+    if image is None:
+        return
+    assert is_automorphism(graph, capacity, image)
+    assert sorted(image.tolist()) == list(range(len(fabric.vertices)))
+    moved = {(int(image[s]), int(image[d])): c for (s, d), c in fabric.capacity.items()}
+    assert moved == fabric.capacity
+    assert all(int(image[v]) in fabric.rank_of and int(image[v]) != v for v in fabric.ranks)
+
+
+def test_most_fabrics_of_equal_boxes_show_their_symmetry():
+    found = []
+
+    @QUICK
+    @given(fabric=fabrics_of_boxes())
+    def count(fabric):
+        capacity = np.array([link.capacity for link in fabric.links], dtype=np.int64)
+        found.append(find_rotation(FlowGraph.of(fabric), capacity) is not None)
+
+    count()
+    assert sum(found) > len(found) / 2
