@@ -1,0 +1,49 @@
+"""Chrome trace: a simulated run as a timeline, a process a sending rank and a thread a channel.
+
+References:
+    "Trace Event Format", the Chromium project (complete events ``X``, metadata ``M``; times in microseconds).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.simulate import Simulation, simulate
+
+__all__ = ["export", "timeline"]
+
+
+def timeline(run: Simulation) -> dict[str, Any]:
+    """The JSON object of a simulated run."""
+    topology = run.schedule.topology
+    events: list[dict[str, Any]] = []
+    for rank, vertex in enumerate(topology.ranks):
+        name = f"rank {rank} ({topology.label(vertex)})"
+        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}})
+    for number, channel in enumerate(run.channels):
+        via = " > ".join(topology.label(vertex) for vertex in channel.path)
+        name = f"to rank {channel.dst}: {via}"
+        events.append({"ph": "M", "name": "thread_name", "pid": channel.src, "tid": number, "args": {"name": name}})
+    for row in run.events:
+        channel = run.channels[row["channel"]]
+        start, sent, done = (float(row[key]) * 1e6 for key in ("start_s", "sent_s", "done_s"))
+        events.append(
+            {
+                "ph": "X",
+                "name": f"{channel.src} -> {channel.dst}",
+                "pid": channel.src,
+                "tid": int(row["channel"]),
+                "ts": round(start, 3),
+                "dur": round(sent - start, 3),
+                "args": {"bytes": int(row["num_bytes"]), "complete_us": round(done, 3)},
+            }
+        )
+    what = f"{run.schedule.collective.name} of {run.num_bytes} bytes on {topology.name} by {run.schedule.method}"
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"simulated": what}}
+
+
+def export(schedule: Schedule, num_bytes: int) -> str:
+    """Timeline of the schedule at a size, simulated."""
+    return json.dumps(timeline(simulate(schedule, num_bytes)), indent=0) + "\n"
