@@ -27,6 +27,7 @@ from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.synth.classics import CLASSICS
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 
@@ -88,7 +89,9 @@ def register(app: typer.Typer) -> None:
         collective: CollectiveOption,
         method: Annotated[
             str | None,
-            typer.Option(help=f"One of {', '.join(SYNTHESIZERS)}; if not given, the first that serves."),
+            typer.Option(
+                help=f"One of {', '.join([*SYNTHESIZERS, *CLASSICS])}; if not given, the first that serves."
+            ),
         ] = None,
         k: Annotated[
             int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")

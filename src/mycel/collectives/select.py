@@ -14,8 +14,8 @@ from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
-from mycel.collectives.synth.classics import CLASSICS
+from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
@@ -93,13 +93,14 @@ def select(
         topology: the fabric.
         collective: what to move, over all of its ranks.
         sizes: in bytes, of the whole array.
-        methods: candidates; all if not given. One that does not serve the collective or the fabric is left out.
+        methods: candidates; all that serve the collective if not given. One that does not serve it, or not on this
+            fabric, is left out.
 
     Raises:
         UsageError: no sizes, an unknown method, or no method that serves this collective on this fabric.
     """
     known = [*SYNTHESIZERS, *CLASSICS]
-    candidates = known if methods is None else list(methods)
+    candidates = [*methods_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
     if unknown := [method for method in candidates if method not in known]:
         raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if not sizes:
