@@ -10,9 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mycel.collectives import allreduce_bound
 from mycel.collectives.bound import bound, find_division, find_optimum
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
@@ -143,6 +145,25 @@ def test_explanation_of_all_reduce_says_what_its_composition_loses():
     text = bound(mixed, on(mixed, "all_reduce")).explain()
     assert "at most 1 Gb/s" in text
     assert "would guarantee 0.666667 Gb/s" in text
+
+
+def test_a_fabric_too_large_for_the_programme_gets_what_the_composition_guarantees(monkeypatch):
+    topology = load_topology(SUITE / "eth4_mixed.json")
+    monkeypatch.setattr(allreduce_bound, "_LARGEST", 100)
+    best = bound(topology, on(topology, "all_reduce"))
+    assert best.is_composition and best.algbw == best.composition == Fraction(2, 3)
+    assert best.cut and "too large to tell" in best.explain()
+    assert synthesize(topology, on(topology, "all_reduce")).algbw >= best.algbw
+
+
+def test_a_programme_given_up_still_proves_a_bound(monkeypatch):
+    topology = load_topology(SUITE / "torus_4x4_failed.json")
+    exact = bound(topology, on(topology, "all_reduce"))
+    monkeypatch.setattr(allreduce_bound, "_WORK", 0)
+    early = bound(topology, on(topology, "all_reduce"))
+    assert not early.is_composition and early.algbw >= exact.algbw
+    schedule = synthesize(topology, on(topology, "all_reduce"))
+    assert early.composition <= schedule.algbw <= exact.algbw
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

@@ -19,7 +19,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -51,6 +51,8 @@ class Bound:
             (all_to_all, gather, scatter); the priced links are ``cut``.
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
+        is_composition: the value is ``composition``, not a limit: the fabric is too large for all_reduce's programme
+            (some 400 ranks).
 
     The bound of all_reduce holds for every schedule that adds each part of the array up a tree to some rank and
     copies it down a tree from there; the other bounds hold for every schedule.
@@ -63,6 +65,7 @@ class Bound:
     cut: tuple[tuple[int, int], ...]
     by_dual: bool = False
     composition: Fraction | None = None
+    is_composition: bool = False
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -83,6 +86,11 @@ class Bound:
         else:
             noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
             why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
+        if self.is_composition:
+            return (
+                f"{where}: {rate} is what reduce-scatter and then all-gather guarantee. The fabric is too large to "
+                f"tell whether more is possible; in the slower of the two, these links bind: {shown}."
+            )
         sentence = f"{where}: at most {rate}, because {why}."
         if self.composition is not None and self.composition < self.algbw:
             less = f"{float(self.composition):.6g} {unit}"
@@ -187,6 +195,7 @@ def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
         cut=_links(topology, best.binding),
         by_dual=True,
         composition=composition,
+        is_composition=not best.is_proved,
     )
 
 
@@ -199,7 +208,10 @@ def find_division(topology: Topology) -> tuple[Division, Fraction]:
     weights = (1,) * topology.num_ranks
     gather, scatter = (find_optimum(topology, weights, is_reversed=reverse) for reverse in (False, True))
     composition = topology.num_ranks / (gather.inverse_x_achieved + scatter.inverse_x_achieved)
-    return divide_links(topology, composition=composition), composition
+    division = divide_links(topology, composition=composition)
+    if not division.is_proved:
+        division = replace(division, binding=max(gather, scatter, key=lambda phase: phase.inverse_x).arcs)
+    return division, composition
 
 
 def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:
