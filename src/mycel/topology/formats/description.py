@@ -158,9 +158,9 @@ class Description:
 
         if boxes == 1 and network is not None:
             raise TopologyError(f"{self._source}: a network between boxes needs more than one box")
-        if boxes * (len(self._vertices) + len(self._exits)) >= MAX_VERTICES:
+        if boxes > 1 and boxes * (len(self._vertices) + len(self._exits)) >= MAX_VERTICES:
             raise TopologyError(f"{self._source}: {boxes} boxes have more than {MAX_VERTICES} ranks and switches")
-        if boxes * (len(self._cables) + 4 * len(self._exits)) >= MAX_LINKS:
+        if boxes > 1 and boxes * (len(self._cables) + 4 * len(self._exits)) >= MAX_LINKS:
             raise TopologyError(f"{self._source}: {boxes} boxes have more than {MAX_LINKS} links")
         drop = boxes == 1 and self._joined_without_fallback()
         if drop:

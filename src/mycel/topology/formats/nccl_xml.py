@@ -32,6 +32,8 @@ _LANE = {"2.5": 15, "5": 30, "8": 60, "16": 120, "32": 240, "64": 480}
 _BETWEEN_SOCKETS = {"AuthenticAMD": 16, "GenuineIntel": 10, "arm64": 6, "ppc64": 32}
 _BETWEEN_OTHERS = 10
 
+_MOST_CPUS = 256
+
 _CHILDREN = {
     "system": ("cpu",),
     "cpu": ("pci", "nic"),
@@ -85,6 +87,8 @@ class _Reader:
         cpus = self._children(self._root)
         if not cpus:
             raise self._error(self._root, "<system> holds no <cpu>")
+        if len(cpus) > _MOST_CPUS:
+            raise self._error(self._root, f"<system> holds {len(cpus)} <cpu>; at most {_MOST_CPUS} make a machine")
         labels: list[str] = []
         for cpu in cpus:
             label = f"cpu{cpu.attributes.get('numaid', len(labels))}"

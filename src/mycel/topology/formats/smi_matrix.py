@@ -24,7 +24,7 @@ _PCIE_GBPS = 12
 _SOCKETS_GBPS = 10
 #: NVLinks of the GPUs that have most of them.
 _MOST_NVLINKS = 18
-_MOST_DEVICES = 1024
+_MOST_DEVICES = 256
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DEVICE = re.compile(r"(?:GPU|NIC)\d{1,4}|mlx\d_\w{1,40}|[a-z][\w.]{0,40}_\d{1,4}")
@@ -72,8 +72,10 @@ def parse_nvidia_smi(text: str, *, source: str) -> Description:
         if not _DEVICE.fullmatch(token):
             break
         devices.append(token)
-    if len(devices) > _MOST_DEVICES or len(set(devices)) != len(devices):
-        raise TopologyError(f"{source}:{at + 1}: {len(devices)} devices, of which {len(set(devices))} differ")
+    if len(devices) > _MOST_DEVICES:
+        raise TopologyError(f"{source}:{at + 1}: {len(devices)} devices; at most {_MOST_DEVICES} make a machine")
+    if len(set(devices)) != len(devices):
+        raise TopologyError(f"{source}:{at + 1}: a device has two columns")
     rows: dict[str, list[str]] = {}
     nodes: dict[str, str] = {}
     for number, line in enumerate(lines[at + 1 :], start=at + 2):
@@ -112,14 +114,16 @@ def _nvidia_machine(
     links = {(a, b): int(rows[a][index[b]][2:]) for a in gpus for b in gpus if rows[a][index[b]].startswith("NV")}
     if links:
         machine.notes.append(f"an NVLink is taken at {_NVLINK_GBPS} GB/s a direction")
-    of_gpu = {a: sum(count for (x, _), count in links.items() if x == a) for a in gpus}
-    if max(of_gpu.values(), default=0) > _MOST_NVLINKS:
+    total, most = dict.fromkeys(gpus, 0), dict.fromkeys(gpus, 0)
+    for (a, _), count in links.items():
+        total[a] += count
+        most[a] = max(most[a], count)
+    if max(total.values(), default=0) > _MOST_NVLINKS:
         machine.notes.append(f"more NVLinks than a GPU's {_MOST_NVLINKS}: they lead to an NVSwitch")
         machine.switch("nvswitch")
         for a in gpus:
-            count = max((count for (x, _), count in links.items() if x == a), default=0)
-            if count:
-                machine.cable(a, "nvswitch", gigabytes(count * _NVLINK_GBPS))
+            if most[a]:
+                machine.cable(a, "nvswitch", gigabytes(most[a] * _NVLINK_GBPS))
     else:
         for (a, b), count in links.items():
             machine.cable(a, b, gigabytes(count * _NVLINK_GBPS), one_way=True)
