@@ -204,7 +204,11 @@ def _bandwidth_table(report: Report) -> str:
         "Measured in one run, rounds of the backends alternating; a time is that of the slowest rank. Size is "
         "that of the whole array; algbw is size over time. The bound is exact: no schedule on this "
         "fabric moves data faster"
-        + (", all-reduce being a reduce-scatter followed by an all-gather." if report.bounds else ".")
+        + (
+            ", for all-reduce among those that add each part up a tree and copy it down one."
+            if report.bounds
+            else "."
+        )
     )
     if not report.bounds:
         note = "Measured in one run over loopback, rounds of the backends alternating; no fabric, hence no bound."
