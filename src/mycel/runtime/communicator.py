@@ -30,7 +30,7 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import CommunicationError, MycelError, SynthesisError
+from mycel.errors import CollectiveTimeoutError, CommunicationError, MycelError, SynthesisError
 from mycel.runtime import engine as e
 from mycel.runtime.control import Control
 from mycel.runtime.faults import Faults, pack_kind
@@ -250,19 +250,25 @@ class Communicator:
         Raises:
             CommunicationError: the group has failed before.
         """
-        with self._order:
-            ticket = self._ticket(call, timeout_s)
-            if ticket.job is None:
-                ticket.finished.set()
-                return ticket
-            ring = self._ready_ring()
-            while len(self._queued) >= e.RING_CAPACITY - 1:
-                self.wait(self._queued[0])
-            ring[e.RING_SLOTS + int(ring[e.RING_SUBMITTED]) % e.RING_CAPACITY] = ticket.job.address
-            self._queued.append(ticket)
-            ring[e.RING_SUBMITTED] += 1
-            os.eventfd_write(self._wake_fd, 1)
+        while True:
+            with self._order:
+                if len(self._queued) < e.RING_CAPACITY - 1:
+                    return self._enqueue(self._ticket(call, timeout_s))
+                oldest = self._queued[0]
+            # The ring is full. Its owner needs the lock to take the oldest off, so wait without it.
+            oldest.finished.wait(oldest.timeout_s)
+
+    def _enqueue(self, ticket: Ticket) -> Ticket:
+        """Hand a ticket to the engine's thread; the caller holds the lock and has seen that the ring has room."""
+        if ticket.job is None:
+            ticket.finished.set()
             return ticket
+        ring = self._ready_ring()
+        ring[e.RING_SLOTS + int(ring[e.RING_SUBMITTED]) % e.RING_CAPACITY] = ticket.job.address
+        self._queued.append(ticket)
+        ring[e.RING_SUBMITTED] += 1
+        os.eventfd_write(self._wake_fd, 1)
+        return ticket
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> bool:
         """Wait for a started collective; ``False``: it is still under way after ``timeout_s``.
@@ -301,7 +307,7 @@ class Communicator:
         try:
             prepared = self._prepare(call, choice)
         except CommunicationError as error:
-            kind = "timeout" if "time" in str(error) else "lost"
+            kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "lost"
             raise self._faults.poison(kind, f"{what}: {error}") from None
         op = 4 if call.average else call.reduce_op
         job = Job(

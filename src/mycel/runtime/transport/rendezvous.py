@@ -70,11 +70,9 @@ class Rendezvous:
         CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
     """
 
-    def __init__(
-        self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float, incarnation: str = ""
-    ) -> None:
+    def __init__(self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float) -> None:
         self.rank, self.size = rank, size
-        self._prefix = f"mycel/{incarnation}"
+        self._prefix = "mycel/"
         self._store = store
         self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
         self._listener = socket.create_server((bind, 0), backlog=_BACKLOG)
