@@ -32,6 +32,10 @@ def test_everything(run_ranks: RunRanks, world_size: int) -> None:
     assert_same_bits(results)
 
 
+def test_a_full_ring_waits_and_goes_on(run_ranks: RunRanks) -> None:
+    run_ranks(2, "collectives", "more_than_the_ring_holds")
+
+
 def test_operations_that_gloo_carries_out_do_not_hang(run_ranks: RunRanks) -> None:
     run_ranks(4, "collectives", "many_not_scheduled")
 

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.runtime.engine import RING_CAPACITY
+
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)
 SIZES = (0, 1, 7, 1000, 300001)
@@ -367,6 +369,22 @@ def many_not_scheduled(rank: int, size: int) -> None:
         each_other = torch.zeros(size)
         dist.all_to_all_single(each_other, torch.full((size,), float(rank)), [1] * size, [1] * size)
         assert each_other.tolist() == list(range(size))
+
+
+def more_than_the_ring_holds(rank: int, size: int) -> None:
+    """One rank starts more collectives than its ring has slots while the other has started none."""
+    tensors = [torch.ones(1) for _ in range(RING_CAPACITY + 100)]
+    if rank == size - 1:
+        # Comes only when the others have filled their rings: they say so before they start the first one too many.
+        dist.recv(torch.zeros(1), src=0)
+    works = []
+    for number, tensor in enumerate(tensors):
+        if rank == 0 and number == RING_CAPACITY - 1:
+            dist.send(torch.zeros(1), dst=size - 1)
+        works.append(dist.all_reduce(tensor, async_op=True))
+    for work in works:
+        work.wait()
+    assert all(tensor.item() == size for tensor in tensors)
 
 
 CHECKS: tuple[Callable[[int, int], Any], ...] = (
