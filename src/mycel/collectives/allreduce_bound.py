@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.balance import solve_exactly, unbalanced_switches
+from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
@@ -48,7 +48,6 @@ _TOLERANCE = 1e-9
 #: known when the work is used up prove a bound, usually the optimum; to find the parts that meet it takes longer.
 _LARGEST = 8_000_000
 _WORK = 60_000_000
-_DENOMINATORS = (1, 2, 6, 12, 60, 840, 10**4, 10**6)
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -285,17 +284,7 @@ class _Programme:
 
     def price_bound(self, prices: tuple[list[float], list[float]]) -> tuple[Fraction, tuple[int, ...]]:
         """Exact bound from the dual solution: any prices of cuts and potentials of switches give one."""
-        top = max((-y for y in prices[0]), default=0.0)
-        best: tuple[Fraction, tuple[int, ...]] | None = None
-        for denominator in _DENOMINATORS:
-            cut_price = [Fraction(max(0.0, -y) / top).limit_denominator(denominator) for y in prices[0]]
-            potential = [Fraction(z / top).limit_denominator(denominator) for z in prices[1]]
-            found = self.priced(cut_price, potential)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
-        if best is None:
-            raise SynthesisError("the linear programme that divides the links gave no dual solution")
-        return best
+        return best_price(prices, self.priced, "divides the links")
 
     def priced(self, cut: list[Fraction], potential: list[Fraction]) -> tuple[Fraction, tuple[int, ...]] | None:
         """Sum the constraints at these prices: (links at the dearer of their two prices) / (cheapest root)."""

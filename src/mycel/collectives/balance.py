@@ -10,7 +10,7 @@ value is a bound by weak duality no matter how it was rounded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, lcm
@@ -21,7 +21,10 @@ import numpy.typing as npt
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.errors import SynthesisError
 
-__all__ = ["Balanced", "balance", "solve_exactly", "unbalanced_switches"]
+__all__ = ["Balanced", "balance", "best_price", "solve_exactly", "unbalanced_switches"]
+
+#: Denominators to which dual prices are rounded in turn, before the exact bound they prove is worked out.
+_DENOMINATORS = (1, 2, 6, 12, 60, 840, 10**4, 10**6)
 
 _TOLERANCE = 1e-9
 _ROUNDS = 500
@@ -202,17 +205,7 @@ class _Programme:
 
     def price_bound(self, prices: tuple[list[float], list[float]]) -> tuple[Fraction, tuple[int, ...]]:
         """Exact bound from the dual solution: cut prices y >= 0 and any switch potentials give one."""
-        top = max((-y for y in prices[0]), default=0.0)
-        best: tuple[Fraction, tuple[int, ...]] | None = None
-        for denominator in (1, 2, 6, 12, 60, 840, 10**4, 10**6):
-            cut_price = [Fraction(max(0.0, -y) / top).limit_denominator(denominator) for y in prices[0]]
-            potential = [Fraction(z / top).limit_denominator(denominator) for z in prices[1]]
-            found = self._price(cut_price, potential)
-            if found is not None and (best is None or found[0] < best[0]):
-                best = found
-        if best is None:
-            raise SynthesisError("the linear programme that balances switches gave no dual solution")
-        return best
+        return best_price(prices, self._price, "balances switches")
 
     def _price(self, cut: list[Fraction], potential: list[Fraction]) -> tuple[Fraction, tuple[int, ...]] | None:
         weight = sum((y * self.missing(side) for y, side in zip(cut, self.sides, strict=True)), Fraction(0))
@@ -269,3 +262,31 @@ def _subtract(
         else:
             row.pop(v, None)
     return constant - factor * other[1]
+
+
+def best_price(
+    prices: tuple[list[float], list[float]],
+    priced: Callable[[list[Fraction], list[Fraction]], tuple[Fraction, tuple[int, ...]] | None],
+    purpose: str,
+) -> tuple[Fraction, tuple[int, ...]]:
+    """The lowest bound that a dual solution proves, over several roundings of it to fractions.
+
+    Args:
+        prices: dual values of the cuts (not positive) and of the switches' balance, as the solver gives them.
+        priced: from exact cut prices and switch potentials to the bound they prove and the arcs that bind.
+        purpose: what the programme does, for the message.
+
+    Raises:
+        SynthesisError: no rounding proves anything.
+    """
+    top = max((-y for y in prices[0]), default=0.0)
+    best: tuple[Fraction, tuple[int, ...]] | None = None
+    for denominator in _DENOMINATORS:
+        cut_price = [Fraction(max(0.0, -y) / top).limit_denominator(denominator) for y in prices[0]]
+        potential = [Fraction(z / top).limit_denominator(denominator) for z in prices[1]]
+        found = priced(cut_price, potential)
+        if found is not None and (best is None or found[0] < best[0]):
+            best = found
+    if best is None:
+        raise SynthesisError(f"the linear programme that {purpose} gave no dual solution")
+    return best
