@@ -59,6 +59,7 @@ def test_a_right_schedule(written):
     assert result.exit_code == 0
     assert json.loads(result.output) == {
         "ok": True,
+        "format": "mycel",
         "collective": "all_reduce",
         "num_ranks": 2,
         "method": "by_hand",
