@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,10 +28,11 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS
+from mycel.collectives.synth.options import parse_options
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 
-__all__ = ["count_trees", "register", "schedule_record", "trees_a_root"]
+__all__ = ["count_trees", "method_options", "register", "schedule_record", "trees_a_root"]
 
 
 def count_trees(schedule: Schedule) -> int:
@@ -78,6 +79,21 @@ def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: 
     }
 
 
+def method_options(method: str, texts: Sequence[str], k: int | None) -> dict[str, Any]:
+    """Arguments for a method from ``--option NAME=VALUE`` and ``-k``.
+
+    Raises:
+        UsageError: an option that the method does not have, given twice, or of the wrong kind.
+    """
+    methods = SYNTHESIZERS | CLASSICS
+    options = parse_options(method, methods[method], texts) if method in methods else {}
+    if k is not None:
+        if "k" in options:
+            raise UsageError("option 'k' is given twice")
+        options["k"] = k
+    return options
+
+
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
 
@@ -96,6 +112,12 @@ def register(app: typer.Typer) -> None:
         k: Annotated[
             int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")
         ] = None,
+        option: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--option", metavar="NAME=VALUE", help="An option of the method, such as k=2; may be repeated."
+            ),
+        ] = None,
         root: RootOption = None,
         summary: Annotated[
             bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
@@ -108,8 +130,10 @@ def register(app: typer.Typer) -> None:
         fabric = load_fabric(topology)
         wanted = make_collective(fabric, collective, root)
         if summary:
-            if k is not None or output is not None or method not in (None, "forest"):
-                raise UsageError("--summary plans a forest and makes no schedule: leave out -k, -o and --method")
+            if k is not None or option or output is not None or method not in (None, "forest"):
+                raise UsageError(
+                    "--summary plans a forest and makes no schedule: leave out -k, --option, -o and --method"
+                )
             with _drawn_progress() as report:
                 best, record = summarise(fabric, wanted, report)
             print(json.dumps(record) if json_output else show_plan(best, record))
@@ -117,7 +141,7 @@ def register(app: typer.Typer) -> None:
         started = time.perf_counter()
         best = bound(fabric, wanted)
         method = method or methods_for(wanted.name)[0]
-        options: dict[str, Any] = {} if k is None else {"k": k}
+        options = method_options(method, option or [], k)
         with _drawn_progress() as report:
             if method == "forest":
                 options["progress"] = report
@@ -126,7 +150,7 @@ def register(app: typer.Typer) -> None:
         seconds = time.perf_counter() - started
         if output is not None:
             _write(schedule, output)
-        record = schedule_record(best, schedule, k=k, seconds=seconds)
+        record = schedule_record(best, schedule, k=options.get("k"), seconds=seconds)
         if json_output:
             print(json.dumps(record))
         else:

@@ -24,7 +24,7 @@ from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["SYNTHESIZERS", "Synthesizer", "methods_for", "synthesize"]
+__all__ = ["NAMED_ONLY", "SYNTHESIZERS", "Synthesizer", "methods_for", "synthesize"]
 
 
 #: ``(topology, collective, **its own options) -> Schedule``; raises ``SynthesisError`` where none of its kind exists.
@@ -40,16 +40,21 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
 
 #: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
 _POINTED_METHODS = ("flow", "direct")
+#: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
+NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {}
 
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
     """Methods that serve a collective; the first is for large messages and the default.
 
+    Those in ``NAMED_ONLY`` are not among them: the runtime and ``select`` try all of these.
+
     Examples:
         >>> methods_for("all_to_all")
         ('flow', 'direct')
     """
-    return tuple(method for method in SYNTHESIZERS if (method in _POINTED_METHODS) == (name in POINTED))
+    ours = [method for method in SYNTHESIZERS if method not in NAMED_ONLY]
+    return tuple(method for method in ours if (method in _POINTED_METHODS) == (name in POINTED))
 
 
 def synthesize(topology: Topology, collective: Collective, method: str | None = None, **options: Any) -> Schedule:
@@ -73,8 +78,12 @@ def synthesize(topology: Topology, collective: Collective, method: str | None = 
     methods = SYNTHESIZERS | CLASSICS
     if method not in methods:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
-    if method not in serving and method not in CLASSICS:
-        raise UsageError(f"method {method!r} does not serve {collective.name}; methods that do: {', '.join(serving)}")
+    if method not in CLASSICS:
+        serving += tuple(named for named, served in NAMED_ONLY.items() if collective.name in served)
+        if method not in serving:
+            raise UsageError(
+                f"method {method!r} does not serve {collective.name}; methods that do: {', '.join(serving)}"
+            )
     known = set(signature(methods[method]).parameters) - {"topology", "collective"}
     if unknown := sorted(set(options) - known):
         has = f"its options: {', '.join(sorted(known))}" if known else "it has none"
