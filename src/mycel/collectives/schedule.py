@@ -1,7 +1,8 @@
 """Schedule: who sends which chunk to whom, over which links, copied or reduced, after what.
 
-The array of the collective is cut into ``num_units`` equal units (a multiple of the number of blocks); a *chunk*
-is a run of units; chunks partition the array and none crosses a block. Every rank has one place for every chunk.
+The array of the collective is cut into ``num_units`` equal units (a multiple of the collective's ``total_weight``:
+every block is a whole number of them, in proportion to its weight); a *chunk* is a run of units; chunks partition
+the array and none crosses a block. Every rank has one place for every chunk.
 A *transfer* reads the chunk at its source and, at its destination, overwrites the chunk (copy) or adds to it
 (reduce). It happens after the transfers it names, which stand before it in the tuple: the order of the tuple is
 an order in which everything may be done, and pipelining follows it.
@@ -12,11 +13,12 @@ Sizes in bytes do not occur here: a schedule serves every size (see ``lower``).
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 from mycel.collectives.spec import Collective
@@ -94,17 +96,17 @@ class Schedule:
             self._check_transfer(position, transfer)
 
     def _check_chunks(self) -> None:
-        blocks = self.collective.num_blocks
-        if self.num_units <= 0 or self.num_units % blocks:
-            raise ScheduleError(f"{self.num_units} units do not divide into {blocks} blocks")
-        per_block = self.num_units // blocks
+        weight = self.collective.total_weight
+        if self.num_units <= 0 or self.num_units % weight:
+            what = "blocks" if self.collective.weights is None else "parts, as the weights of the blocks need"
+            raise ScheduleError(f"{self.num_units} units do not divide into {weight} {what}")
         reached = 0
         for position, chunk in sorted(enumerate(self.chunks), key=lambda item: item[1].start):
             if chunk.start != reached or chunk.stop <= chunk.start:
                 raise ScheduleError(
                     f"chunk {position} covers units {chunk.start}..{chunk.stop}; expected one starting at {reached}"
                 )
-            if chunk.start // per_block != (chunk.stop - 1) // per_block:
+            if chunk.stop > self.block_starts[self.block_of(position) + 1]:
                 raise ScheduleError(f"chunk {position} ({chunk.start}..{chunk.stop}) crosses a block boundary")
             reached = chunk.stop
         if reached != self.num_units:
@@ -167,9 +169,17 @@ class Schedule:
         """Longest chain of transfers that wait for each other."""
         return 1 + max(self.levels, default=-1)
 
+    @cached_property
+    def block_starts(self) -> tuple[int, ...]:
+        """First unit of every block, and after them the end of the array."""
+        unit = self.num_units // self.collective.total_weight
+        return tuple(accumulate((weight * unit for weight in self.collective.block_weights), initial=0))
+
     def block_of(self, chunk: int) -> int:
         """Block that a chunk lies in."""
-        return self.chunks[chunk].start // (self.num_units // self.collective.num_blocks)
+        if self.collective.weights is None:
+            return self.chunks[chunk].start // (self.num_units // self.collective.num_blocks)
+        return bisect_right(self.block_starts, self.chunks[chunk].start) - 1
 
     # -- JSON form ----------------------------------------------------------------------------------------
 
@@ -183,6 +193,7 @@ class Schedule:
                 "name": self.collective.name,
                 "num_ranks": self.collective.num_ranks,
                 "root": self.collective.root,
+                **({} if self.collective.weights is None else {"weights": list(self.collective.weights)}),
             },
             "topology": {
                 "name": self.topology.name,
@@ -221,7 +232,7 @@ class Schedule:
                     for s, d, c, lat in fabric["links"]
                 ),
             )
-            root = spec["root"]
+            root, weights = spec["root"], spec.get("weights")
             return cls(
                 version=_whole(data["version"]),
                 method=_string(data["method"]),
@@ -229,6 +240,7 @@ class Schedule:
                     name=spec["name"],
                     num_ranks=_whole(spec["num_ranks"]),
                     root=None if root is None else _whole(root),
+                    weights=None if weights is None else tuple(map(_whole, weights)),
                 ),
                 topology=topology,
                 num_units=_whole(data["num_units"]),
@@ -257,7 +269,7 @@ class Schedule:
         c = self.collective
         lines = [
             f"mycel.schedule {self.version}",
-            f"collective {c.name} {c.num_ranks}" + ("" if c.root is None else f" root {c.root}"),
+            f"collective {c.to_text()}",
             f"method {self.method}",
             f"topology {json.dumps(self.topology.name)} {self.topology.unit}",
         ]

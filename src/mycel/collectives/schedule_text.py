@@ -12,7 +12,7 @@ __all__ = ["parse_schedule"]
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEADER = re.compile(r"mycel\.schedule (\d+)")
-_COLLECTIVE = re.compile(r"collective (\w+) (\d+)(?: root (\d+))?")
+_COLLECTIVE = re.compile(r"collective (\w+) (\d+)(?: root (\d+))?(?: weights (\d+(?:,\d+)*))?")
 _METHOD = re.compile(r"method (\S+)")
 _TOPOLOGY = re.compile(rf"topology ({_STRING}) (\S+)")
 _VERTEX = re.compile(rf"(rank|switch) (\d+) ({_STRING})(?: in ({_STRING}))?")
@@ -62,6 +62,8 @@ def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, An
         out["version"] = int(m[1])
     elif m := _COLLECTIVE.fullmatch(line):
         out["collective"] = {"name": m[1], "num_ranks": int(m[2]), "root": int(m[3]) if m[3] else None}
+        if m[4]:
+            out["collective"]["weights"] = [int(weight) for weight in m[4].split(",")]
     elif m := _METHOD.fullmatch(line):
         out["method"] = m[1]
     elif m := _TOPOLOGY.fullmatch(line):

@@ -6,16 +6,19 @@ reduce_scatter), or the whole array (all_reduce, broadcast, reduce). gather and 
 
 all_to_all has a block a pair of ranks: block ``s * N + d`` goes from rank s to rank d. The array of that is N times
 what a rank gives and gets; sizes and bandwidths that people see count one rank's part of it (``num_parts``).
+
+Blocks are of one size unless ``weights`` say how they relate: the v forms of other libraries.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import Literal, get_args
 
 from mycel.errors import UsageError
 
-__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "Collective", "CollectiveName"]
+__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName"]
 
 CollectiveName = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "gather", "scatter"
@@ -28,6 +31,8 @@ COLLECTIVES: tuple[CollectiveName, ...] = get_args(CollectiveName)
 POINTED: tuple[CollectiveName, ...] = ("all_to_all", "gather", "scatter")
 #: Collectives with a root.
 ROOTED: tuple[CollectiveName, ...] = ("broadcast", "reduce", "gather", "scatter")
+#: Collectives whose blocks may differ in size: each block is one rank's, or goes from one rank to one other.
+UNEVEN: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 _A_BLOCK_A_RANK = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
@@ -39,14 +44,24 @@ class Collective:
         name: one of ``COLLECTIVES``.
         num_ranks: world size, at least 2.
         root: the rank that has (broadcast, scatter) or gets (reduce, gather) the array; ``None`` for the others.
+        weights: relative sizes of the blocks, whole numbers, 0 for a block of nothing; kept in lowest terms. ``None``
+            stands for equal blocks, however they were given.
 
     Raises:
-        UsageError: unknown name, too few ranks, a root missing, superfluous or out of range.
+        UsageError: unknown name, too few ranks, a root missing, superfluous or out of range; weights for a collective
+            without blocks of its own ranks, too few or too many, negative, or none that has to move.
+
+    Examples:
+        >>> Collective(name="all_gather", num_ranks=3, weights=(4, 2, 0)).weights
+        (2, 1, 0)
+        >>> print(Collective(name="all_gather", num_ranks=3, weights=(5, 5, 5)).weights)
+        None
     """
 
     name: CollectiveName
     num_ranks: int
     root: int | None = None
+    weights: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
@@ -57,10 +72,44 @@ class Collective:
             raise UsageError(f"{self.name} {'needs a root' if self.root is None else 'has no root'}")
         if self.root is not None and not 0 <= self.root < self.num_ranks:
             raise UsageError(f"{self.name}: root {self.root} is not among ranks 0..{self.num_ranks - 1}")
+        if self.weights is not None:
+            self._check_weights(self.weights)
+            shared = gcd(*self.weights)
+            lowest = tuple(weight // shared for weight in self.weights)
+            object.__setattr__(self, "weights", None if set(lowest) == {1} else lowest)
+
+    def _check_weights(self, weights: tuple[int, ...]) -> None:
+        if self.name not in UNEVEN:
+            raise UsageError(f"{self.name} has no blocks to weigh; weights are for {', '.join(UNEVEN)}")
+        if len(weights) != self.num_blocks:
+            what = "a pair of ranks, row by row" if self.name == "all_to_all" else "a rank"
+            raise UsageError(
+                f"{self.name} over {self.num_ranks} ranks needs {self.num_blocks} weights, one {what}; "
+                f"got {len(weights)}"
+            )
+        for block, weight in enumerate(weights):
+            if isinstance(weight, bool) or not isinstance(weight, int) or weight < 0:
+                raise UsageError(
+                    f"{self.name}: weight {weight!r} of block {block}; weights are whole numbers, at least 0"
+                )
+        stays = range(0, self.num_blocks, self.num_ranks + 1) if self.root is None else (self.root,)
+        moves = sum(weights) - (sum(weights[block] for block in stays) if self.name in POINTED else 0)
+        if not moves:
+            raise UsageError(f"{self.name}: no block that has to move has a weight above 0")
+
+    @property
+    def block_weights(self) -> tuple[int, ...]:
+        """Relative size of every block; ones where they are equal."""
+        return (1,) * self.num_blocks if self.weights is None else self.weights
+
+    @property
+    def total_weight(self) -> int:
+        """Sum of ``block_weights``: the least number of equal units that blocks are whole numbers of."""
+        return self.num_blocks if self.weights is None else sum(self.weights)
 
     @property
     def num_blocks(self) -> int:
-        """Into how many equal parts the array falls: one a rank where ranks own parts, one a pair, or one."""
+        """Into how many blocks the array falls: one a rank where ranks own parts, one a pair, or one."""
         if self.name == "all_to_all":
             return self.num_ranks**2
         return self.num_ranks if self.name in _A_BLOCK_A_RANK else 1
@@ -69,6 +118,12 @@ class Collective:
     def num_parts(self) -> int:
         """How many times the size that people mean fits into the array: N for all_to_all, whose size is a rank's."""
         return self.num_ranks if self.name == "all_to_all" else 1
+
+    def to_text(self) -> str:
+        """The operation in a line, as the text forms of schedules and programs have it."""
+        root = "" if self.root is None else f" root {self.root}"
+        weights = "" if self.weights is None else f" weights {','.join(map(str, self.weights))}"
+        return f"{self.name} {self.num_ranks}{root}{weights}"
 
     @property
     def reduces(self) -> bool:
