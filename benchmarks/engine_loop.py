@@ -11,10 +11,8 @@ line of JSON a row.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import socket
-import subprocess
 import tempfile
 import threading
 import time
@@ -39,6 +37,7 @@ from mycel.runtime.reference import execute_in_python
 from mycel.runtime.warm import warm
 from mycel.topology.builders import loopback
 from mycel.units import format_seconds, format_size, parse_size
+from record import append, commit
 
 RANKS = 2
 LOOPS = ("python", "compiled", "gloo")
@@ -146,18 +145,6 @@ def be_rank(rank: int, num_bytes: int, repeats: int, store_file: str, results: m
         sock.close()
 
 
-def commit() -> str | None:
-    """Revision of this checkout, where there is one."""
-    found = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip() or None
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", type=parse_size, default=parse_size("64MB"), help="of the array")
@@ -202,8 +189,7 @@ def main() -> None:
                 "hardware": describe_hardware(),
                 "versions": dict(describe_versions()),
             }
-            with options.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            append(options.output, [row])
 
 
 if __name__ == "__main__":

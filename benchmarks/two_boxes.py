@@ -9,12 +9,9 @@ output file as one JSON line: a ``Measurement`` with the question, the commit an
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -25,9 +22,8 @@ from mycel.cli.bench import bench_table, wide_console
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.topology.model import Topology
+from record import CLUSTERS, ROOT, append, stamp
 
-ROOT = Path(__file__).resolve().parents[1]
-CLUSTERS = ROOT / "examples" / "clusters"
 LARGE = 16 << 20
 BACKENDS = ("gloo", "mycel")
 
@@ -141,26 +137,16 @@ def questions(repeats: int) -> dict[str, Question]:
     }
 
 
-def commit() -> str:
-    """Short name of the commit, with ``+`` when files differ from it; ``unknown`` outside a checkout."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "unknown"
-
-
 def ask(name: str, question: Question, console: Console, output: Path) -> list[tuple[Target, float]]:
     """Measures one question; returns its targets with what came out."""
     console.rule(question.title, align="left")
-    stamp = {"question": name, "commit": commit(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+    marks = {"question": name, **stamp()}
     points: Points = {}
     for place in question.places:
         rows = bench_cases(place, question.cases, backends=BACKENDS)
         console.print(bench_table(rows, baseline=BACKENDS[0]))
-        with output.open("a", encoding="utf-8") as file:
-            for m in rows:
-                points[m.world_size, m.collective, m.mode, m.backend] = m
-                file.write(json.dumps({**m.to_json(), **stamp}) + "\n")
+        append(output, [{**m.to_json(), **marks} for m in rows])
+        points |= {(m.world_size, m.collective, m.mode, m.backend): m for m in rows}
     return [(target, target.value(points)) for target in question.targets]
 
 
@@ -175,7 +161,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",")
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no question is called {unknown[0]!r}; there are {', '.join(known)}")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     console = wide_console()
     results = [result for name in chosen for result in ask(name, known[name], console, options.output)]
     table = Table(title="Targets", title_justify="left", header_style="bold")

@@ -15,6 +15,8 @@ from mycel.bench.case import BENCH_COLLECTIVES, Case
 from mycel.bench.measurement import Measurement
 from mycel.bench.ranks import run_on_cluster, run_on_loopback
 from mycel.bench.run import bench_cases
+from mycel.collectives.cost import PIECE_BYTES
+from mycel.collectives.synth import methods_for
 from mycel.emulate import check_support
 from mycel.errors import CommunicationError, EmulationError, UsageError
 from mycel.topology import to_json
@@ -65,6 +67,9 @@ def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
         assert m.algbw == pytest.approx(m.bytes * 8 / m.median_s / 1e6)
         assert m.fraction_of_bound is not None
         assert m.fingerprint == topology.fingerprint
+        chosen = (m.method, m.piece_bytes)
+        assert chosen == (None, None) if m.backend == "gloo" else m.method in methods_for(m.collective)
+        assert m.backend == "gloo" or m.piece_bytes in PIECE_BYTES
 
 
 def test_bench_on_loopback_over_gloo() -> None:

@@ -12,7 +12,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -47,6 +47,8 @@ class Measurement:
         emulated: whether links were shaped; if not, the figures are of this machine's loopback.
         hardware: processor and cores.
         versions: of mycel, torch, python and the kernel.
+        method, piece_bytes: the schedule that mycel chose and the longest message it was cut into; ``None`` for
+            other backends.
     """
 
     collective: str
@@ -68,6 +70,8 @@ class Measurement:
     emulated: bool
     hardware: str
     versions: Mapping[str, str]
+    method: str | None = None
+    piece_bytes: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; ``from_json`` reads it back to an equal measurement."""
@@ -82,11 +86,12 @@ class Measurement:
         """The measurement that ``to_json`` wrote.
 
         Raises:
-            UsageError: a key is missing or unknown.
+            UsageError: a key is missing (one with a default may be) or unknown.
         """
         known = {field.name for field in fields(cls)}
-        if set(data) != known:
-            missing, unknown = sorted(known - set(data)), sorted(set(data) - known)
+        needed = {field.name for field in fields(cls) if field.default is MISSING}
+        missing, unknown = sorted(needed - set(data)), sorted(set(data) - known)
+        if missing or unknown:
             raise UsageError(f"not a measurement: missing keys {missing}, unknown keys {unknown}")
         return cls(**data)
 
@@ -105,6 +110,8 @@ def summarize(
     fingerprint: str | None,
     emulated: bool,
     mode: str = "blocking",
+    method: str | None = None,
+    piece_bytes: int | None = None,
 ) -> Measurement:
     """A measurement from the times of its repeats.
 
@@ -147,6 +154,8 @@ def summarize(
         emulated=emulated,
         hardware=describe_hardware(),
         versions=describe_versions(),
+        method=method,
+        piece_bytes=piece_bytes,
     )
 
 

@@ -136,6 +136,8 @@ def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -
         fingerprint=topology.fingerprint if isinstance(topology, Topology) else None,
         emulated=emulated,
         mode=case.mode,
+        method=record["method"],
+        piece_bytes=record["piece_bytes"],
     )
 
 

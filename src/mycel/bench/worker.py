@@ -15,12 +15,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from mycel.bench.case import Case, cases_from_text
+from mycel.bench.case import ELEMENT_BYTES, Case, cases_from_text
+from mycel.collectives.spec import Collective, CollectiveName
 
 __all__ = ["Operands", "main", "prepare", "run_case"]
 
@@ -119,7 +120,8 @@ def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.Pro
         control: group for barriers and for the maximum over ranks.
 
     Returns:
-        A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank) and ``correct`` (everywhere).
+        A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank), ``correct`` (everywhere), and
+        the ``method`` and ``piece_bytes`` that mycel chose (``None`` for other backends).
     """
     rank, world_size = dist.get_rank(control), dist.get_world_size(control)
     _warm_up(case, groups, control, rank, world_size)
@@ -132,7 +134,13 @@ def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.Pro
             times[name] += seconds
             right[name] &= ok
     return [
-        {"case": asdict(case), "backend": name, **_over_ranks(times[name], right[name], control)} for name in groups
+        {
+            "case": asdict(case),
+            "backend": name,
+            **_over_ranks(times[name], right[name], control),
+            **_chosen(case, group, world_size),
+        }
+        for name, group in groups.items()
     ]
 
 
@@ -226,6 +234,18 @@ def _round(
         seconds.append(time.perf_counter() - begin)
         right &= operands.is_right()
     return seconds, right
+
+
+def _chosen(case: Case, group: dist.ProcessGroup, world_size: int) -> dict[str, object]:
+    """What the group's communicator runs for a case; nothing where the backend has none."""
+    communicator = getattr(group, "communicator", None)
+    if communicator is None:
+        return {"method": None, "piece_bytes": None}
+    name = cast(CollectiveName, case.collective)
+    collective = Collective(name=name, num_ranks=world_size, root=0 if name == "broadcast" else None)
+    num_bytes = case.num_elements(world_size) * ELEMENT_BYTES * collective.num_parts
+    choice = communicator.choice(name, collective.root, num_bytes)
+    return {"method": choice.method, "piece_bytes": choice.piece_bytes}
 
 
 def _spin_until_done(work: Work | None) -> None:

@@ -1,0 +1,89 @@
+"""Gloo and mycel on every emulated fabric of ``examples/clusters``: five collectives, 256 KB to 16 MB.
+
+    python benchmarks/fabrics.py                          # all fabrics, 8 to 10 minutes on two quiet cores
+    python benchmarks/fabrics.py --only ring4,two_boxes   # some of them
+    python benchmarks/fabrics.py --fresh                  # measure again what is recorded already
+
+Every measurement is appended to ``benchmarks/recorded/fabrics/measured.jsonl`` as soon as it is there, with the
+commit and the time. A case that is recorded for this fabric is not measured again, so an interrupted sweep goes on
+where it stopped. ``python benchmarks/simulation.py --write`` puts the figures beside simulated ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mycel.bench import BENCH_COLLECTIVES, Case, Measurement, bench_cases
+from mycel.cli.bench import bench_table, wide_console
+from mycel.emulate import acquire_privileges
+from mycel.errors import MycelError
+from mycel.topology import load_topology
+from mycel.units import format_size, parse_size
+from record import CLUSTERS, RECORDED, append, read, stamp
+
+FABRICS = ("star4", "star8", "two_boxes", "shared_uplink", "slow_nic", "ring4", "ring8", "torus_2x4")
+SIZES = ("256KB", "1MB", "4MB", "16MB")
+BACKENDS = ("gloo", "mycel")
+OUTPUT = RECORDED / "fabrics" / "measured.jsonl"
+#: From this size on a case gets the fewer repeats: Gloo takes seconds a call there.
+LARGE = 4 << 20
+
+
+def cases(collectives: Sequence[str], sizes: Sequence[int], repeats: int) -> list[Case]:
+    """Every collective at every size."""
+    return [
+        Case(collective=c, num_bytes=size, repeats=repeats if size < LARGE else max(1, repeats - 2))
+        for c in collectives
+        for size in sizes
+    ]
+
+
+def missing(wanted: Sequence[Case], fingerprint: str, output: Path) -> list[Case]:
+    """Cases that the file does not have for this fabric over every backend."""
+    have = {
+        (row["collective"], row["bytes"], row["backend"]) for row in read(output) if row["fingerprint"] == fingerprint
+    }
+    return [case for case in wanted if any((case.collective, case.num_bytes, b) not in have for b in BACKENDS)]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measures what is missing; exit code 1 where a result was wrong."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(FABRICS), help="names of files in examples/clusters")
+    parser.add_argument("--collectives", default=",".join(BENCH_COLLECTIVES))
+    parser.add_argument("--sizes", default=",".join(SIZES))
+    parser.add_argument("--repeats", type=int, default=5, help="rounds; two fewer from 4MB on")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is recorded")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    options = parser.parse_args(arguments)
+    wanted = cases(options.collectives.split(","), [parse_size(s) for s in options.sizes.split(",")], options.repeats)
+    acquire_privileges()
+    console, right, begin = wide_console(), True, time.monotonic()
+    for name in options.only.split(","):
+        topology = load_topology(CLUSTERS / f"{name}.yaml")
+        left = wanted if options.fresh else missing(wanted, topology.fingerprint, options.output)
+        if not left:
+            console.print(f"{name}: recorded already")
+            continue
+        marks = stamp()
+
+        def keep(m: Measurement, marks: dict[str, str] = marks) -> None:
+            append(options.output, [{**m.to_json(), **marks}])
+            print(f"{m.topology} {m.collective} {format_size(m.bytes)} {m.backend}: {m.median_s:.4f} s", flush=True)
+
+        rows = bench_cases(topology, left, backends=BACKENDS, progress=keep)
+        console.print(bench_table(rows, baseline=BACKENDS[0]))
+        console.print(f"{name}: after {time.monotonic() - begin:.0f} s", highlight=False)
+        right = right and all(m.correct for m in rows)
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except MycelError as error:
+        sys.exit(f"fabrics: {error}")

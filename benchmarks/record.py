@@ -1,0 +1,62 @@
+"""What the benchmarks share: where figures are kept, their stamp, and tables in pages that are made from them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORDED = ROOT / "benchmarks" / "recorded"
+CLUSTERS = ROOT / "examples" / "clusters"
+SUITE = ROOT / "tests" / "data" / "topologies"
+
+
+def commit() -> str:
+    """Short name of the commit, with ``+`` when files differ from it; ``unknown`` outside a checkout."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "unknown"
+
+
+def stamp() -> dict[str, str]:
+    """Commit and time, for a recorded line."""
+    return {"commit": commit(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """JSON lines; none where there is no file yet."""
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+
+
+def append(file: Path, lines: Iterable[Mapping[str, Any]]) -> None:
+    """Add JSON lines to a file, made with its folder where it is new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("a", encoding="utf-8") as out:
+        for line in lines:
+            out.write(json.dumps(line) + "\n")
+
+
+def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A table; cells as they print."""
+    lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def with_section(page: str, name: str, text: str) -> str:
+    """The page with ``text`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
+    marks = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+    if not marks.search(page):
+        raise SystemExit(f"the page has no place for a table: <!-- {name}:begin --> ... <!-- {name}:end -->")
+    return marks.sub(lambda m: m.group(1) + text + m.group(2), page)
+
+
+def write_section(file: Path, name: str, text: str) -> None:
+    """``with_section``, in place."""
+    file.write_text(with_section(file.read_text(encoding="utf-8"), name, text), encoding="utf-8")
