@@ -1,11 +1,14 @@
 """Schedule: who sends which chunk to whom, over which links, copied or reduced, after what.
 
-The array of the collective is cut into ``num_units`` equal units (a multiple of the collective's ``total_weight``:
-every block is a whole number of them, in proportion to its weight); a *chunk* is a run of units; chunks partition
-the array and none crosses a block. Every rank has one place for every chunk.
+The array of the collective is cut into ``num_units`` equal units (a multiple of the number of blocks); a *chunk*
+is a run of units; chunks partition the array and none crosses a block. Every rank has one place for every chunk.
 A *transfer* reads the chunk at its source and, at its destination, overwrites the chunk (copy) or adds to it
 (reduce). It happens after the transfers it names, which stand before it in the tuple: the order of the tuple is
 an order in which everything may be done, and pipelining follows it.
+
+The ends of a transfer are *nodes*: the ranks, and after them the switches that can copy and add, in the order of
+``Topology.nodes``. Such a switch has a place for every chunk too, empty before; an addition into an empty place of a
+switch starts the sum there, so that contributions may come in any order.
 
 Sizes in bytes do not occur here: a schedule serves every size (see ``lower``).
 """
@@ -49,10 +52,10 @@ class Transfer:
 
     Attributes:
         chunk: index into the schedule's chunks.
-        src: sending rank.
-        dst: receiving rank.
+        src: sending node: a rank, or a computing switch.
+        dst: receiving node.
         reduce: add to what ``dst`` holds instead of overwriting it.
-        path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch.
+        path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch that forwards.
         after: indices of earlier transfers that must be complete before this one reads its source.
     """
 
@@ -116,13 +119,13 @@ class Schedule:
         where = f"transfer {position} (chunk {transfer.chunk}, {transfer.src} -> {transfer.dst})"
         if not 0 <= transfer.chunk < len(self.chunks):
             raise ScheduleError(f"{where}: no such chunk; chunks are 0..{len(self.chunks) - 1}")
-        n = self.topology.num_ranks
-        if not (0 <= transfer.src < n and 0 <= transfer.dst < n):
-            raise ScheduleError(f"{where}: ranks are 0..{n - 1}")
+        n, nodes, path = self.topology.num_ranks, self.topology.nodes, transfer.path
+        if not (0 <= transfer.src < len(nodes) and 0 <= transfer.dst < len(nodes)):
+            switches = f", switches that compute {n}..{len(nodes) - 1}" if len(nodes) > n else ""
+            raise ScheduleError(f"{where}: ranks are 0..{n - 1}{switches}")
         if transfer.src == transfer.dst:
             raise ScheduleError(f"{where}: a rank does not send to itself")
-        ranks, path = self.topology.ranks, transfer.path
-        if len(path) < 2 or path[0] != ranks[transfer.src] or path[-1] != ranks[transfer.dst]:
+        if len(path) < 2 or path[0] != nodes[transfer.src] or path[-1] != nodes[transfer.dst]:
             raise ScheduleError(f"{where}: path {path} does not lead from {transfer.src} to {transfer.dst}")
         for hop in pairwise(path):
             if hop not in self.topology.capacity:
@@ -133,6 +136,12 @@ class Schedule:
         for earlier in transfer.after:
             if not 0 <= earlier < position:
                 raise ScheduleError(f"{where}: 'after' names transfer {earlier}, which does not stand before it")
+
+    @cached_property
+    def num_nodes(self) -> int:
+        """Ranks and, where transfers end in switches, those up to the last one used: places per chunk."""
+        last = max((max(t.src, t.dst) for t in self.transfers), default=0)
+        return max(self.collective.num_ranks, last + 1)
 
     # -- what it costs ------------------------------------------------------------------------------------
 
@@ -198,7 +207,9 @@ class Schedule:
             "topology": {
                 "name": self.topology.name,
                 "unit": self.topology.unit,
-                "vertices": [[v.kind, v.label, v.box] for v in self.topology.vertices],
+                "vertices": [
+                    [v.kind, v.label, v.box, *([True] if v.computes else [])] for v in self.topology.vertices
+                ],
                 "links": [[k.src, k.dst, k.capacity, k.latency_s] for k in self.topology.links],
             },
             "num_units": self.num_units,
@@ -224,8 +235,13 @@ class Schedule:
                 name=_string(fabric["name"]),
                 unit=_string(fabric["unit"]),
                 vertices=tuple(
-                    Vertex(kind=k, label=_string(label), box=None if box is None else _string(box))
-                    for k, label, box in fabric["vertices"]
+                    Vertex(
+                        kind=k,
+                        label=_string(label),
+                        box=None if box is None else _string(box),
+                        computes=_is_marked(computes),
+                    )
+                    for k, label, box, *computes in fabric["vertices"]
                 ),
                 links=tuple(
                     Link(src=_whole(s), dst=_whole(d), capacity=_whole(c), latency_s=float(lat))
@@ -275,7 +291,7 @@ class Schedule:
         ]
         for i, v in enumerate(self.topology.vertices):
             box = "" if v.box is None else f" in {json.dumps(v.box)}"
-            lines.append(f"{v.kind} {i} {json.dumps(v.label)}{box}")
+            lines.append(f"{v.kind} {i} {json.dumps(v.label)}{box}{' computes' if v.computes else ''}")
         lines += [f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}" for k in self.topology.links]
         lines.append(f"units {self.num_units}")
         lines += [f"chunk {i} {chunk.start}..{chunk.stop}" for i, chunk in enumerate(self.chunks)]
@@ -302,6 +318,13 @@ def _is_reduce(kind: str) -> bool:
     if kind not in ("reduce", "copy"):
         raise ScheduleError(f"transfer kind {kind!r}; expected 'copy' or 'reduce'")
     return kind == "reduce"
+
+
+def _is_marked(rest: list[Any]) -> bool:
+    """What stands behind kind, label and box of a vertex: nothing, or true for a switch that computes."""
+    if rest and (len(rest) > 1 or not isinstance(rest[0], bool)):
+        raise TypeError(f"{rest!r} where nothing, or true for a switch that computes, was expected")
+    return bool(rest and rest[0])
 
 
 def _whole(value: Any) -> int:

@@ -15,7 +15,7 @@ _HEADER = re.compile(r"mycel\.schedule (\d+)")
 _COLLECTIVE = re.compile(r"collective (\w+) (\d+)(?: root (\d+))?(?: weights (\d+(?:,\d+)*))?")
 _METHOD = re.compile(r"method (\S+)")
 _TOPOLOGY = re.compile(rf"topology ({_STRING}) (\S+)")
-_VERTEX = re.compile(rf"(rank|switch) (\d+) ({_STRING})(?: in ({_STRING}))?")
+_VERTEX = re.compile(rf"(rank|switch) (\d+) ({_STRING})(?: in ({_STRING}))?( computes)?")
 _LINK = re.compile(r"link (\d+) -> (\d+) (\d+) (\S+)")
 _UNITS = re.compile(r"units (\d+)")
 _CHUNK = re.compile(r"chunk (\d+) (\d+)\.\.(\d+)")
@@ -57,7 +57,8 @@ def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, An
         fabric["links"].append([int(m[1]), int(m[2]), int(m[3]), float(m[4])])
     elif m := _VERTEX.fullmatch(line):
         _in_order(int(m[2]), len(fabric["vertices"]), "vertex", number)
-        fabric["vertices"].append([m[1], json.loads(m[3]), json.loads(m[4]) if m[4] else None])
+        box = json.loads(m[4]) if m[4] else None
+        fabric["vertices"].append([m[1], json.loads(m[3]), box, *([True] if m[5] else [])])
     elif m := _HEADER.fullmatch(line):
         out["version"] = int(m[1])
     elif m := _COLLECTIVE.fullmatch(line):

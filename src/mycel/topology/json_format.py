@@ -8,7 +8,8 @@
      "links": [{"src": 0, "dst": 2, "capacity": 10, "latency": 5e-05}, ...]}
 
 Ids are ``0 .. V-1`` in any order; ``gpu`` and ``rank`` mean the same. ``label``, ``box`` and ``latency`` (seconds)
-may be left out. Links are directed. Anything else at the top level (``note``, ``family``) is for people and ignored.
+may be left out. ``"computes": true`` marks a switch that can copy and add (SHARP). Links are directed. Anything else
+at the top level (``note``, ``family``) is for people and ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mycel.topology.suggest import nearest
 __all__ = ["from_json", "parse_json", "to_json"]
 
 _KINDS: dict[str, VertexKind] = {"gpu": "rank", "rank": "rank", "switch": "switch"}
-_NODE_KEYS = ("id", "type", "label", "box")
+_NODE_KEYS = ("id", "type", "label", "box", "computes")
 _LINK_KEYS = ("src", "dst", "capacity", "latency")
 
 
@@ -90,6 +91,8 @@ def to_json(topology: Topology) -> dict[str, Any]:
         node["label"] = vertex.label
         if vertex.box is not None:
             node["box"] = vertex.box
+        if vertex.computes:
+            node["computes"] = True
         nodes.append(node)
     links: list[dict[str, Any]] = []
     for link in topology.links:
@@ -118,11 +121,14 @@ def _vertices(nodes: list[Any], source: str) -> tuple[Vertex, ...]:
         kind = node["type"]
         if not isinstance(kind, str) or kind not in _KINDS:
             raise TopologyError(f"{where}: type {kind!r} is unknown; expected 'gpu', 'rank' or 'switch'")
-        box = node.get("box")
+        box, computes = node.get("box"), node.get("computes", False)
+        if not isinstance(computes, bool):
+            raise TopologyError(f"{where}: computes must be true or false, got {_kind_of(computes)}")
         found[number] = Vertex(
             kind=_KINDS[kind],
             label=_text(node.get("label", str(number)), f"{where}: label"),
             box=None if box is None else _text(box, f"{where}: box"),
+            computes=computes,
         )
     return tuple(found[number] for number in range(len(nodes)))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Literal
@@ -20,17 +20,20 @@ VertexKind = Literal["rank", "switch"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vertex:
-    """One end of links: a rank, which computes, or a switch, which only forwards.
+    """One end of links: a rank, which has data, or a switch, which has none.
 
     Attributes:
         kind: ``"rank"`` or ``"switch"``.
         label: the name a person gave it; unique in a topology.
         box: the machine it belongs to, where that is known (used for drawing and placement).
+        computes: the switch can copy what it receives to several ports, and add what it receives at several
+            (NVLink SHARP, InfiniBand SHARP); other switches only forward. False for ranks, which always can.
     """
 
     kind: VertexKind
     label: str
     box: str | None = None
+    computes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +108,16 @@ class Topology:
         return {vertex: rank for rank, vertex in enumerate(self.ranks)}
 
     @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """Vertex index of everything that can be the end of a transfer: the ranks, then computing switches."""
+        return (*self.ranks, *(i for i in self.switches if self.vertices[i].computes))
+
+    @cached_property
+    def node_of(self) -> dict[int, int]:
+        """Node number of each vertex in ``nodes``; of a rank's vertex, its rank number."""
+        return {vertex: node for node, vertex in enumerate(self.nodes)}
+
+    @cached_property
     def capacity(self) -> dict[tuple[int, int], int]:
         """Capacity of each link by ``(src, dst)``."""
         return {(link.src, link.dst): link.capacity for link in self.links}
@@ -138,7 +151,7 @@ class Topology:
         """Twelve hexadecimal digits that change when anything but the name does."""
         payload = [
             self.unit,
-            [[v.kind, v.label, v.box] for v in self.vertices],
+            [[v.kind, v.label, v.box, *([True] if v.computes else [])] for v in self.vertices],
             [[k.src, k.dst, k.capacity, k.latency_s] for k in self.links],
         ]
         return hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:12]
@@ -172,6 +185,16 @@ class Topology:
         except TopologyError:
             return self._induced(list(range(len(self.vertices))), members)
 
+    def with_vertices(self, vertices: Iterable[Vertex]) -> Topology:
+        """The same links between other vertices."""
+        return Topology(name=self.name, unit=self.unit, vertices=tuple(vertices), links=self.links)
+
+    def without_computing(self) -> Topology:
+        """The fabric with switches that only forward: what programs over sockets can use."""
+        if len(self.nodes) == self.num_ranks:
+            return self
+        return self.with_vertices(replace(vertex, computes=False) for vertex in self.vertices)
+
     def _induced(self, kept: list[int], members: set[int]) -> Topology:
         index = {old: new for new, old in enumerate(kept)}
         vertices = tuple(
@@ -179,6 +202,7 @@ class Topology:
                 kind="rank" if old in members else "switch",
                 label=self.vertices[old].label,
                 box=self.vertices[old].box,
+                computes=self.vertices[old].computes,
             )
             for old in kept
         )
@@ -197,6 +221,10 @@ class Topology:
             if vertex.kind not in ("rank", "switch"):
                 raise TopologyError(
                     f"{self.name}: vertex {vertex.label!r} is a {vertex.kind!r}; expected rank or switch"
+                )
+            if vertex.kind == "rank" and vertex.computes:
+                raise TopologyError(
+                    f"{self.name}: rank {vertex.label!r} is marked 'computes'; every rank does, only switches differ"
                 )
             if vertex.label in seen:
                 raise TopologyError(f"{self.name}: two vertices are called {vertex.label!r}")

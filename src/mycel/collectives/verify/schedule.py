@@ -8,6 +8,9 @@ order that is allowed.
    leads to the same result, and one of them speaks for all.
 2. *That one is right.* The transfers are replayed in the order of the tuple with, at every place, the number of
    times each rank's contribution is in it. Counts, not flags: a contribution added twice is seen.
+
+Places are those of ranks and of switches that copy and add. A switch's hold nothing before, may hold anything after,
+and additions start from zero there: they commute with the first of them, too.
 """
 
 from __future__ import annotations
@@ -140,7 +143,7 @@ def _whose(ranks: list[int]) -> str:
 
 def _initial_counts(schedule: Schedule, block: int) -> npt.NDArray[np.int64]:
     n = schedule.collective.num_ranks
-    counts = np.zeros((n, n), dtype=np.int64)
+    counts = np.zeros((schedule.num_nodes, n), dtype=np.int64)  # switches hold nothing before
     for rank in range(n):
         for owner in schedule.collective.initial(rank, block):
             counts[rank, owner] = 1
@@ -159,7 +162,7 @@ def _replay(schedule: Schedule, chunk: int, members: list[int], held: npt.NDArra
             if not schedule.collective.reduces:
                 problem = f"{_name(schedule, index)} adds, but {schedule.collective.name} combines nothing"
                 raise _wrong(schedule, chunk, t.dst, problem, index)
-            if not filled[t.dst]:
+            if not filled[t.dst] and t.dst < schedule.collective.num_ranks:
                 problem = f"{_name(schedule, index)} adds to it while it is empty"
                 raise _wrong(schedule, chunk, t.dst, problem, index)
             np.minimum(held[t.dst] + held[t.src], _MANY, out=held[t.dst])
@@ -267,6 +270,11 @@ def _title(schedule: Schedule) -> str:
     return f"{schedule.collective.name} over {schedule.collective.num_ranks} ranks"
 
 
+def _node(schedule: Schedule, node: int) -> str:
+    n = schedule.collective.num_ranks
+    return f"rank {node}" if node < n else f"switch {schedule.topology.label(schedule.topology.nodes[node])} ({node})"
+
+
 def _name(schedule: Schedule, index: int) -> str:
     t = schedule.transfers[index]
     return f"transfer {index} (step {schedule.levels[index]}, {t.src} -> {t.dst})"
@@ -276,6 +284,6 @@ def _wrong(schedule: Schedule, chunk: int, rank: int, problem: str, index: int) 
     members = [i for i, t in enumerate(schedule.transfers) if t.chunk == chunk]
     step = schedule.levels[index] if index >= 0 else -1
     return VerificationError(
-        f"{_title(schedule)} is wrong at rank {rank}, chunk {chunk}: {problem}",
+        f"{_title(schedule)} is wrong at {_node(schedule, rank)}, chunk {chunk}: {problem}",
         grid=draw_grid(schedule, chunk, rank, step, members),
     )

@@ -3,9 +3,10 @@
 networkx is imported when ``to_networkx`` is called, not before; ``from_networkx`` does not need the package itself.
 
 Attributes of a node: ``kind`` (``"rank"``, the default, or ``"switch"``), ``label`` (default: the node as text),
-``box``. Of an edge: ``capacity`` (a positive integer, or a rate such as ``"25 GB/s"``; default 1) and ``latency_s``.
-Of the graph: ``name``, and ``unit`` for integer capacities (default ``"link"``). Edges of an undirected graph are
-cables that carry their capacity each way; parallel edges of a multigraph add up.
+``box``, ``computes`` (of a switch: true where it can copy and add). Of an edge: ``capacity`` (a positive integer, or
+a rate such as ``"25 GB/s"``; default 1) and ``latency_s``. Of the graph: ``name``, and ``unit`` for integer
+capacities (default ``"link"``). Edges of an undirected graph are cables that carry their capacity each way; parallel
+edges of a multigraph add up.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ def from_networkx(graph: Any) -> Topology:  # Any: networkx has no types, and ne
         if kind not in ("rank", "switch"):
             raise TopologyError(f"{name}: node {node!r}: kind {kind!r} is neither 'rank' nor 'switch'")
         index[node] = len(vertices)
+        computes = data.get("computes", False)
+        if not isinstance(computes, bool):
+            raise TopologyError(f"{name}: node {node!r}: computes {computes!r} is neither True nor False")
         label = str(data.get("label", node))
-        vertices.append(Vertex(kind=kind, label=label, box=None if box is None else str(box)))
+        vertices.append(Vertex(kind=kind, label=label, box=None if box is None else str(box), computes=computes))
     rates: dict[tuple[int, int], Fraction] = {}
     latencies: dict[tuple[int, int], float] = {}
     units: set[str] = set()
@@ -97,6 +101,8 @@ def to_networkx(topology: Topology) -> Any:  # Any: networkx has no types
     graph = nx.DiGraph(name=topology.name, unit=topology.unit)
     for number, vertex in enumerate(topology.vertices):
         graph.add_node(number, kind=vertex.kind, label=vertex.label, box=vertex.box)
+        if vertex.computes:
+            graph.nodes[number]["computes"] = True
     for link in topology.links:
         graph.add_edge(link.src, link.dst, capacity=link.capacity, latency_s=link.latency_s)
     return graph
