@@ -1,25 +1,38 @@
-"""Random fabrics: bounds against enumeration of cuts and an independent linear programme, forests against bounds."""
+"""Random fabrics: bounds against enumeration of cuts and an independent linear programme, forests against bounds.
+
+``python tests/property/test_forest_optimal.py 200`` tries that many fabrics and prints what they were.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
+from collections import Counter
 from fractions import Fraction
 from itertools import chain, combinations
+from math import ceil, floor
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import lil_matrix
+from scipy.sparse.csgraph import maximum_flow
 
 from mycel.collectives.bound import bound, find_optimum, root_weights
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.verify import verify_schedule
+from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
 NAMES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+FEW = settings(QUICK, max_examples=25)
+SUITE = Path(__file__).parents[1] / "data" / "topologies"
+NAMES_OF_SUITE = sorted(json.loads((SUITE / "expected.json").read_text()))
 
 
 def make(num_ranks, num_switches, capacity):
@@ -63,6 +76,21 @@ def any_fabrics(draw, most_ranks=5, most_switches=3, largest=6):
         if a != b:
             capacity[a, b] = draw(st.integers(1, largest))
     return make(n, switches, capacity)
+
+
+@st.composite
+def mirrored_fabrics(draw, most_ranks=5, most_switches=3, largest=6):
+    """A tree over everything and random cables, every link as wide one way as the other."""
+    n = draw(st.integers(2, most_ranks))
+    switches = draw(st.integers(0, most_switches))
+    order = draw(st.permutations(range(n + switches)))
+    cables = {(order[draw(st.integers(0, i - 1))], order[i]) for i in range(1, n + switches)}
+    ends = st.sampled_from(order)
+    cables |= {(a, b) for a, b in draw(st.lists(st.tuples(ends, ends), max_size=6)) if a != b}
+    widths = {frozenset(cable): draw(st.integers(1, largest)) for cable in sorted(cables)}
+    return make(
+        n, switches, {hop: width for cable, width in widths.items() for hop in (tuple(cable), tuple(cable)[::-1])}
+    )
 
 
 def collective_on(name, fabric, root):
@@ -218,23 +246,179 @@ def test_all_reduce_reaches_the_optimum_over_flows(fabric):
 
 
 @QUICK
-@given(
-    fabric=st.one_of(balanced_fabrics(), any_fabrics()),
-    name=st.sampled_from(("all_gather", "reduce_scatter")),
-    k=st.integers(1, 4),
-)
-def test_given_k_is_verified_and_no_better_than_the_bound(fabric, name, k):
-    collective = collective_on(name, fabric, 0)
-    schedule = synthesize(fabric, collective, k=k)
-    verify_schedule(schedule)
-    assert schedule.algbw <= bound(fabric, collective).algbw
-    assert (k * fabric.num_ranks) % schedule.num_units == 0
-
-
-@QUICK
 @given(fabric=st.one_of(balanced_fabrics(), any_fabrics()), name=st.sampled_from(NAMES), root=st.integers(0, 5))
 def test_tree_is_right_on_any_fabric(fabric, name, root):
     collective = collective_on(name, fabric, root)
     schedule = synthesize(fabric, collective, method="tree")
     verify_schedule(schedule)
     assert schedule.num_units == collective.num_blocks
+
+
+# -- few trees ------------------------------------------------------------------------------------------------
+
+
+def least_units(fabric, demand, directions):
+    """The least time in which whole units move, from flows: units c <= U * capacity of each link in each direction,
+    balanced at switches, that hold for each rank apart a flow of everything. ``demand`` is what each rank roots, or
+    what all do together."""
+    links, n = fabric.links, fabric.num_ranks
+    num_links = len(links)
+    roots = num_links * len(directions)
+    flows = roots + n
+    scale = flows + len(directions) * n * num_links
+    rows, low, high = [], [], []
+
+    def add(row, least, most):
+        rows.append(row)
+        low.append(least)
+        high.append(most)
+
+    for e, k in enumerate(links):
+        add({phase * num_links + e: 1 for phase in range(len(directions))} | {scale: -k.capacity}, -np.inf, 0)
+    for phase, is_reversed in enumerate(directions):
+        ends = [(k.dst, k.src) if is_reversed else (k.src, k.dst) for k in links]
+
+        def net(base, vertex, ends=ends):
+            return {base + e: 1 if t == vertex else -1 for e, (t, h) in enumerate(ends) if vertex in (t, h)}
+
+        for switch in fabric.switches:
+            add(net(phase * num_links, switch), 0, 0)
+        for rank in range(n):
+            base = flows + (phase * n + rank) * num_links
+            for e in range(num_links):
+                add({base + e: 1, phase * num_links + e: -1}, -np.inf, 0)
+            for vertex in range(len(fabric.vertices)):
+                if vertex != fabric.ranks[rank]:
+                    made = {roots + fabric.rank_of[vertex]: -1} if vertex in fabric.rank_of else {}
+                    add(net(base, vertex) | made, 0, 0)
+    total = demand if isinstance(demand, int) else sum(demand)
+    add({roots + r: 1 for r in range(n)}, total, total)
+    matrix = lil_matrix((len(rows), scale + 1))
+    for i, row in enumerate(rows):
+        for j, a in row.items():
+            matrix[i, j] = a
+    lower, upper = np.zeros(scale + 1), np.full(scale + 1, np.inf)
+    if not isinstance(demand, int):
+        lower[roots:flows] = upper[roots:flows] = demand
+    whole = np.zeros(scale + 1)
+    whole[:flows] = 1
+    cost = np.zeros(scale + 1)
+    cost[scale] = 1
+    result = milp(
+        cost,
+        integrality=whole,
+        bounds=Bounds(lower, upper),
+        constraints=LinearConstraint(matrix.tocsr(), low, high),
+        options={"time_limit": 60.0, "mip_rel_gap": 0.0},
+    )
+    assert result.status == 0, result.message
+    return result.fun
+
+
+def fewest_units(fabric, name, k):
+    n = fabric.num_ranks
+    if name == "all_reduce":
+        return least_units(fabric, k * n, (False, True))
+    return least_units(fabric, (k,) * n, (name == "reduce_scatter",))
+
+
+def assert_least(fabric, name, k):
+    schedule = synthesize(fabric, collective_on(name, fabric, 0), k=k)
+    verify_schedule(schedule)
+    assert (k * fabric.num_ranks) % schedule.num_units == 0
+    units = k * fabric.num_ranks / schedule.algbw
+    assert float(units) == pytest.approx(fewest_units(fabric, name, k), rel=1e-6)
+
+
+@FEW
+@given(
+    fabric=st.one_of(balanced_fabrics(most_ranks=4, most_switches=2), any_fabrics(most_ranks=4, most_switches=2)),
+    name=st.sampled_from(("all_gather", "reduce_scatter", "all_reduce")),
+    k=st.integers(1, 4),
+)
+def test_given_k_is_the_optimum_over_whole_units(fabric, name, k):
+    assert_least(fabric, name, k)
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+@pytest.mark.parametrize("name", ["eth4_asym_bal", "eth4_asym_unbal", "eth4_mixed", "ring_8"])
+def test_given_k_of_all_reduce_is_the_optimum_over_whole_units(name, k):
+    assert_least(load_topology(SUITE / f"{name}.json"), "all_reduce", k)
+
+
+def has_units(fabric, scale, k):
+    """Whether the whole parts of the capacities let every rank receive k units of each rank (scipy's flows)."""
+    n, source = fabric.num_ranks, len(fabric.vertices)
+    limit = lil_matrix((source + 1, source + 1), dtype=np.int32)
+    for link in fabric.links:
+        limit[link.src, link.dst] = floor(scale * link.capacity)
+    for rank in fabric.ranks:
+        limit[source, rank] = k
+    limit = limit.tocsr()
+    return all(maximum_flow(limit, source, rank).flow_value == k * n for rank in fabric.ranks)
+
+
+@pytest.mark.parametrize("name", NAMES_OF_SUITE)
+def test_given_k_is_exact_on_the_suite(name):
+    fabric = load_topology(SUITE / f"{name}.json")
+    for collective, turned in (("all_gather", fabric), ("reduce_scatter", fabric.reversed())):
+        for k in (1, 2, 4):
+            schedule = synthesize(fabric, collective_on(collective, fabric, 0), k=k)
+            verify_schedule(schedule)
+            units = k * fabric.num_ranks / schedule.algbw
+            before = max(Fraction(ceil(units * b) - 1, b) for b in {link.capacity for link in fabric.links})
+            assert has_units(turned, units, k)
+            assert not has_units(turned, before, k)
+
+
+# -- by hand --------------------------------------------------------------------------------------------------
+
+
+def reference(fabric, name, root):
+    """The optimum of a collective from flows, in array parts over time."""
+    if name == "all_reduce":
+        return all_reduce_rate(fabric)
+    weights = root_weights(collective_on(name, fabric, root))
+    return sum(weights) * flow_rate(fabric.reversed() if name in ("reduce_scatter", "reduce") else fabric, weights)
+
+
+def check_everything(fabric):
+    """Every collective of one fabric: bound equal to the independent programme, schedule equal to the bound."""
+    for name in NAMES:
+        collective = collective_on(name, fabric, 0)
+        best = bound(fabric, collective)
+        assert float(best.algbw) == pytest.approx(reference(fabric, name, 0), rel=1e-7), (name, fabric)
+        schedule = synthesize(fabric, collective)
+        verify_schedule(schedule)
+        assert schedule.algbw == best.algbw, (name, fabric)
+
+
+def try_fabrics(count):
+    """Check so many different fabrics; what they were."""
+    kinds, seen = Counter(), set()
+
+    @settings(QUICK, max_examples=2 * count)
+    @given(fabric=st.one_of(balanced_fabrics(), any_fabrics(), mirrored_fabrics()))
+    def check(fabric):
+        key = (fabric.num_ranks, *sorted(fabric.capacity.items()))
+        if len(seen) == count or key in seen:
+            return
+        seen.add(key)
+        check_everything(fabric)
+        mirror = "symmetric" if fabric.capacity == fabric.reversed().capacity else "not symmetric"
+        kinds[mirror, "with switches" if fabric.switches else "ranks alone"] += 1
+
+    check()
+    return kinds
+
+
+def test_a_few_fabrics_of_every_kind():
+    kinds = try_fabrics(20)
+    assert sum(kinds.values()) == 20 and len(kinds) == 4
+
+
+if __name__ == "__main__":
+    tried = try_fabrics(int(sys.argv[1]))
+    for kind, number in sorted(tried.items()):
+        print(f"{number:5d} {', '.join(kind)}")
+    print(f"{sum(tried.values()):5d} fabrics, {', '.join(NAMES)}: bound, independent programme and schedule agree")

@@ -13,11 +13,12 @@ References:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil, floor, gcd, lcm
+from math import ceil, gcd, lcm
 
 import numpy as np
 
@@ -30,10 +31,13 @@ from mycel.collectives.synth.array_forest import Forest, grow_forest
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
+from mycel.collectives.synth.units import UnitProgramme, Units, Verdict, least_scale
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["RoutedTree", "build_forest", "scale", "synthesize"]
+
+_log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 Path = tuple[int, ...]
@@ -70,7 +74,8 @@ def synthesize(
     Args:
         topology: the fabric.
         collective: what to move, over all of the fabric's ranks.
-        k: trees a root; the fewest that meet the bound exactly if not given.
+        k: trees a root; the fewest that meet the bound exactly if not given. For all_reduce, units a rank: the array
+            is cut into k units for each rank, of which any rank may be the root of any number.
         progress: called with what is being done, how much of it is done, and how much there is.
 
     Raises:
@@ -91,12 +96,47 @@ def synthesize(
     if collective.name in ("all_gather", "all_reduce", "broadcast"):
         down = build_forest(topology, weights, is_reversed=False, k=k, progress=progress)
     schedule = _emit(topology, collective, weights, up, down)
-    if collective.name == "all_reduce" and k is None:
+    if collective.name == "all_reduce":
         # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
         division, _ = find_division(topology)
-        if schedule.algbw < division.algbw:
+        if k is None and schedule.algbw < division.algbw:
             return _synthesize_divided(topology, collective, division, progress)
+        if k is not None and division.is_proved:
+            return _synthesize_units(topology, schedule, k * topology.num_ranks, division.limit, progress)
     return schedule
+
+
+def _synthesize_units(
+    topology: Topology, composition: Schedule, total: int, limit: Fraction, progress: Progress | None
+) -> Schedule:
+    """All-reduce of an array of so many units in the least time; the composition where nothing is faster.
+
+    Which rank is the root of how many units is free, and so is how each link is divided.
+    """
+    graphs = [FlowGraph.of(topology), FlowGraph.of(topology, is_reversed=True)]
+    programme = UnitProgramme(graphs, demand=None, total=total)
+    capacity = [link.capacity for link in topology.links]
+    units, is_proved = least_scale(programme.ask, capacity, low=total / limit, high=total / composition.algbw)
+    if not is_proved:
+        _log.info("%s: a better all_reduce of %d units may exist", topology.name, total)
+    if units is None:
+        return composition
+    weights = tuple(units.demand.tolist())
+    forests = []
+    for graph, part in zip(graphs, units.parts, strict=True):
+        best = Optimum(
+            graph=graph,
+            is_reversed=graph is graphs[1],
+            weights=weights,
+            inverse_x=total / limit,
+            capacities=tuple(map(Fraction, part.tolist())),
+            inverse_x_achieved=Fraction(1),
+            arcs=(),
+            by_dual=True,
+        )
+        forests.append(_grow(topology, best, part, units.demand, progress))
+    down, up = forests
+    return _emit(topology, composition.collective, weights, [tree.reversed() for tree in up], down)
 
 
 def _synthesize_divided(
@@ -198,34 +238,29 @@ def scale(best: Optimum) -> tuple[IntArray, IntArray]:
 
 
 def _scale_to_k(best: Optimum, topology: Topology, k: int) -> tuple[IntArray, IntArray]:
-    """Least scale U at which the whole parts of U * capacity, balanced again, hold k trees a unit of weight.
+    """Least scale U at which the whole parts of U * capacity hold k trees a unit of weight, and what they use.
 
-    The whole parts change only where U * capacity passes an integer, so bisection ends on such a value. Where
-    balancing again needs capacity to be trimmed, a smaller U that trimming missed may exist.
+    Taking capacity away from unbalanced switches step by step is quick and may miss what is there; where it fails,
+    an integer programme decides.
     """
     demand = as_int64([k * w for w in best.weights])
     optimal_capacity, optimal_demand = scale(best)
     own_k = int(optimal_demand.sum()) // sum(best.weights)
-    copies = ceil(Fraction(k, own_k))
-    found = optimal_capacity * copies  # holds copies * own_k >= k trees, balanced
-    sizes = sorted({link.capacity for link in topology.links})
-    capacity = np.array([link.capacity for link in topology.links], dtype=object)
-    low = k * best.inverse_x_achieved
-    low = min(Fraction(ceil(low * b), b) for b in sizes)
-    high = copies * own_k * best.inverse_x_achieved
-    while low <= high:
-        middle = (low + high) / 2
-        whole = as_int64([floor(middle * int(c)) for c in capacity])
+    copies = ceil(Fraction(k, own_k))  # copies * own_k >= k trees fit, balanced
+    programme = UnitProgramme([best.graph], demand=demand.tolist(), total=int(demand.sum()))
+
+    def ask(whole: IntArray) -> tuple[Verdict, Units | None]:
+        if best.graph.check(whole, demand)[0].any():
+            return "no", None
         trimmed = trim_to_balance(best.graph, whole, demand)
-        if trimmed is None:
-            low = min(Fraction(floor(middle * b) + 1, b) for b in sizes)
-            continue
-        found = trimmed
-        least = max(Fraction(floor(middle * b), b) for b in sizes)  # same whole parts as at the middle
-        high = max((Fraction(ceil(least * b) - 1, b) for b in sizes), default=low)
-        if high < low:
-            break
-    return found, demand
+        return programme.ask(whole) if trimmed is None else ("yes", Units(demand=demand, parts=(trimmed,)))
+
+    capacity = [link.capacity for link in topology.links]
+    low, high = k * best.inverse_x, copies * own_k * best.inverse_x_achieved
+    units, is_proved = least_scale(ask, capacity, low=low, high=high)
+    if not is_proved:
+        _log.info("%s: better forests of %d trees a root may exist", topology.name, k)
+    return (optimal_capacity * copies if units is None else units.parts[0]), demand
 
 
 def _route(trees: Sequence[Tree], logical: LogicalGraph, vertex: Sequence[int]) -> list[RoutedTree]:
