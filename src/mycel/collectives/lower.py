@@ -13,12 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program
+from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program, block_sizes
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
 from mycel.errors import ScheduleError
@@ -28,26 +27,69 @@ __all__ = ["Plan", "chunk_bounds", "lower"]
 Ints = npt.NDArray[np.int64]
 
 
-def chunk_bounds(schedule: Schedule, num_elements: int) -> Ints:
+def chunk_bounds(schedule: Schedule, num_elements: int, block_elements: Sequence[int] | None = None) -> Ints:
     """First element and end of each chunk, shape ``[num_chunks, 2]``, for an array of ``num_elements``.
 
-    Units are mapped onto elements proportionally inside each block and rounded down, so that any number of elements
-    that divides into the blocks is cut without gaps; small arrays leave some chunks empty.
+    Units are mapped onto elements proportionally inside each block and rounded down, so that blocks of any length
+    are cut without gaps; short ones leave some chunks empty.
+
+    Args:
+        schedule: where the chunks are.
+        num_elements: length of the whole array.
+        block_elements: length of each block; in proportion to the collective's weights if not given.
+
+    Raises:
+        ScheduleError: see ``Plan.expand``.
     """
-    blocks = schedule.collective.num_blocks
-    if num_elements % blocks:
-        raise ScheduleError(f"{schedule.collective.name}: {num_elements} elements do not divide into {blocks} blocks")
-    units_per_block, block = schedule.num_units // blocks, num_elements // blocks
-    spans = [(c.start, c.stop) for c in schedule.chunks]
-    # Exact in Python integers: units times elements may exceed 64 bits.
-    bounds = [
-        (
-            start // units_per_block * block + block * (start % units_per_block) // units_per_block,
-            (stop - 1) // units_per_block * block + block * ((stop - 1) % units_per_block + 1) // units_per_block,
+    sizes = block_sizes(schedule.collective, num_elements, block_elements)
+    cuts = _Cuts.of(schedule)
+    return np.stack(cuts.within(sizes), axis=1) + _starts(sizes)[cuts.block, None]
+
+
+def _starts(sizes: Ints) -> Ints:
+    """Where each of a row of blocks starts."""
+    starts = np.zeros(len(sizes), dtype=np.int64)
+    np.cumsum(sizes[:-1], out=starts[1:])
+    return starts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Cuts:
+    """Of each chunk: its block, its first unit and its end inside it, and the block's units."""
+
+    block: Ints
+    start: Ints
+    stop: Ints
+    units: Ints
+    most_units: int
+    empty_blocks: Ints
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> _Cuts:
+        block = np.array([schedule.block_of(chunk) for chunk in range(len(schedule.chunks))], dtype=np.int64)
+        first = np.array(schedule.block_starts, dtype=np.int64)
+        units = np.diff(first)
+        return cls(
+            block=block,
+            start=np.array([chunk.start for chunk in schedule.chunks], dtype=np.int64) - first[block],
+            stop=np.array([chunk.stop for chunk in schedule.chunks], dtype=np.int64) - first[block],
+            units=units[block],
+            most_units=int(units.max()),
+            empty_blocks=np.flatnonzero(units == 0),
         )
-        for start, stop in spans
-    ]
-    return np.array(bounds, dtype=np.int64).reshape(-1, 2)
+
+    def within(self, sizes: Ints) -> tuple[Ints, Ints]:
+        """First element and end of each chunk, counted from the start of its block, where blocks have these sizes."""
+        for block in self.empty_blocks.tolist():
+            if sizes[block]:
+                raise ScheduleError(
+                    f"block {block} has {sizes[block]} elements, but weight 0 in the schedule, which moves none of it"
+                )
+        size, start, stop = sizes[self.block], self.start, self.stop
+        if int(sizes.max()) * self.most_units >= 1 << 62:  # exact in Python's integers
+            size, start, stop = size.astype(object), start.astype(object), stop.astype(object)
+        first, end = size * start // self.units, size * stop // self.units
+        return first.astype(np.int64, copy=False), end.astype(np.int64, copy=False)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -184,6 +226,8 @@ class Plan:
         levels = self.schedule.levels
         self._chunk = np.array([r.chunk for r in roles], dtype=np.int64)
         self._level = np.array([levels[r.transfer] for r in roles], dtype=np.int64)
+        self._cuts = _Cuts.of(self.schedule)
+        self._block = self._cuts.block[self._chunk]
         self._transfer = np.array([r.transfer for r in roles], dtype=np.int64)
         self._fixed = np.zeros(len(roles), dtype=COLUMNS)
         for i, r in enumerate(roles):
@@ -191,36 +235,36 @@ class Plan:
         pairs = [(i, need) for i, r in enumerate(roles) for need in r.needs]
         self._need_pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
-    def _bases(self, bounds: Ints, scratch_base: Ints, which: npt.NDArray[Any], block: int) -> Ints:
-        """First element of each role's chunk inside the buffer ``which`` of each role."""
-        start: Ints = bounds[self._chunk, 0]
-        if self._in_place:
-            return start
+    def _layout(self, sizes: Ints) -> tuple[Ints, Ints]:
+        """First element of each block in INPUT and in OUTPUT; means nothing for blocks that are not there."""
         name, n = self.schedule.collective.name, self.schedule.collective.num_ranks
-        own = np.full(len(start), self.rank * block, dtype=np.int64)
-        if name == "all_to_all":
-            number = start // max(block, 1)  # s * N + d, at d in the input of s and at s in the output of d
-            in_input = start - n * own
-            in_output = start - number * block + number // n * block
-        else:
-            in_input = start - own if name in ("all_gather", "gather") else start
-            in_output = start if name in ("all_gather", "gather") else start - own
-        scratch = scratch_base[self._chunk]
-        chosen: Ints = np.select([which == Buffer.INPUT, which == Buffer.OUTPUT], [in_input, in_output], scratch)
-        return chosen
+        starts, nowhere = _starts(sizes), np.zeros_like(sizes)
+        if name == "all_to_all":  # s * N + d, at d in the input of s and at s in the output of d
+            nowhere[self.rank :: n] = _starts(sizes[self.rank :: n])
+            return starts - starts[self.rank * n], nowhere
+        return (starts, nowhere) if name in ("reduce_scatter", "scatter") else (nowhere, starts)
 
-    def expand(self, num_elements: int, piece_elements: int) -> Program:
+    def expand(
+        self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None
+    ) -> Program:
         """The program for an array of ``num_elements``, in pieces of at most ``piece_elements``.
 
+        Args:
+            num_elements: length of the whole array.
+            piece_elements: longest message.
+            block_elements: length of each block, 0 for none of it, if they are not in proportion to the collective's
+                weights. Any sizes will do: each chunk is its part of its own block, whatever that block's length.
+
         Raises:
-            ScheduleError: the elements do not divide into the collective's blocks, or a piece holds none.
+            ScheduleError: the elements do not divide into the collective's blocks, or are not what the blocks hold
+                together; a block has elements that the schedule does not move (weight 0); a piece holds none.
         """
         if piece_elements <= 0:
             raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
         schedule = self.schedule
-        bounds = chunk_bounds(schedule, num_elements)
-        block = num_elements // schedule.collective.num_blocks
-        size = bounds[:, 1] - bounds[:, 0]
+        sizes = block_sizes(schedule.collective, num_elements, block_elements)
+        inside, size = self._cuts.within(sizes)
+        size = size - inside
         pieces = -(-size // piece_elements)
         scratch_base = np.zeros(len(size), dtype=np.int64)
         scratch_elements = 0
@@ -242,8 +286,14 @@ class Plan:
         begin = size[chunk] * piece // np.maximum(pieces[chunk], 1)
         end = size[chunk] * (piece + 1) // np.maximum(pieces[chunk], 1)
         columns = self._fixed[role]
-        base = self._bases(bounds, scratch_base, self._fixed["buffer"], block)
-        operand = self._bases(bounds, scratch_base, self._fixed["operand_buffer"], block)
+        base = operand = inside[self._chunk]
+        own = None
+        if not self._in_place:
+            in_input, in_output = self._layout(sizes)
+            own = self._own_block()
+            places = (base + in_input[self._block], base + in_output[self._block], scratch_base[self._chunk])
+            base = np.choose(self._fixed["buffer"], places)  # places by the numbers of Buffer
+            operand = np.choose(self._fixed["operand_buffer"], places)
         columns["offset"] = base[role] + begin
         reads_operand = columns["op"] == Op.RECV_REDUCE
         columns["operand_offset"] = np.where(reads_operand, operand[role] + begin, 0)
@@ -251,8 +301,10 @@ class Plan:
         columns = columns[order]
 
         need_start, need_index = self._expand_needs(per_role, first, row_of)
-        if block and self._has_own_block():
-            columns, need_start, need_index = self._with_own_block(columns, need_start, need_index, block)
+        if own is not None and sizes[own]:
+            row = np.zeros(1, dtype=COLUMNS)  # nothing waits for it
+            row[0] = (Op.COPY, -1, Buffer.OUTPUT, in_output[own], sizes[own], Buffer.INPUT, in_input[own], 0)
+            columns, need_start = np.concatenate([columns, row]), np.append(need_start, need_start[-1])
         return Program(
             collective=schedule.collective,
             rank=self.rank,
@@ -262,6 +314,7 @@ class Plan:
             columns=columns,
             need_start=need_start,
             need_index=need_index,
+            block_elements=None if block_elements is None else tuple(sizes.tolist()),
         )
 
     def _expand_needs(self, per_role: Ints, first: Ints, row_of: Ints) -> tuple[Ints, Ints]:
@@ -276,20 +329,12 @@ class Plan:
         np.cumsum(np.bincount(source, minlength=len(row_of)), out=need_start[1:])
         return need_start, target[by_source]
 
-    def _has_own_block(self) -> bool:
-        """Whether INPUT holds something that this rank's OUTPUT needs, and that nobody sends."""
+    def _own_block(self) -> int | None:
+        """The block, if any, that is in this rank's INPUT and belongs in its OUTPUT, and that nobody sends."""
         c = self.schedule.collective
-        return c.name in ("all_gather", "all_to_all") or (c.name in POINTED and c.root == self.rank)
-
-    def _with_own_block(
-        self, columns: npt.NDArray[Any], need_start: Ints, need_index: Ints, block: int
-    ) -> tuple[npt.NDArray[Any], Ints, Ints]:
-        """Append the copy of the rank's own block from INPUT into OUTPUT; nothing waits for it."""
-        row = np.zeros(1, dtype=COLUMNS)
-        name, own = self.schedule.collective.name, self.rank * block
-        to, source = own if name != "scatter" else 0, own if name in ("all_to_all", "scatter") else 0
-        row[0] = (Op.COPY, -1, Buffer.OUTPUT, to, block, Buffer.INPUT, source, 0)
-        return np.concatenate([columns, row]), np.append(need_start, need_start[-1]), need_index
+        if c.name == "all_to_all":
+            return self.rank * (c.num_ranks + 1)
+        return self.rank if c.name == "all_gather" or (c.name in POINTED and c.root == self.rank) else None
 
 
 def _final_reduces(schedule: Schedule) -> frozenset[int]:
@@ -317,16 +362,21 @@ def _forwards(schedule: Schedule, number: int) -> bool:
     return schedule.collective.required(t.dst, schedule.block_of(t.chunk)) is None
 
 
-def lower(schedule: Schedule, num_elements: int, *, piece_elements: int) -> Sequence[Program]:
+def lower(
+    schedule: Schedule, num_elements: int, *, piece_elements: int, block_elements: Sequence[int] | None = None
+) -> Sequence[Program]:
     """Programs of all ranks for one size.
 
     Args:
         schedule: a verified schedule.
         num_elements: length of the collective's whole array.
         piece_elements: longest message, in elements.
+        block_elements: length of each block, if they are not in proportion to the collective's weights.
 
     Raises:
         ScheduleError: see ``Plan`` and ``Plan.expand``.
     """
     ranks = range(schedule.collective.num_ranks)
-    return tuple(Plan(schedule, rank).expand(num_elements, piece_elements) for rank in ranks)
+    return tuple(
+        Plan(schedule, rank).expand(num_elements, piece_elements, block_elements=block_elements) for rank in ranks
+    )

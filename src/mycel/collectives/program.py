@@ -25,7 +25,7 @@ OUTPUT one from each. gather's INPUT and scatter's OUTPUT are the rank's block; 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
@@ -37,7 +37,7 @@ import numpy.typing as npt
 from mycel.collectives.spec import Collective
 from mycel.errors import ScheduleError
 
-__all__ = ["PROGRAM_VERSION", "Buffer", "Channel", "Instruction", "Op", "Program"]
+__all__ = ["PROGRAM_VERSION", "Buffer", "Channel", "Instruction", "Op", "Program", "block_sizes"]
 
 PROGRAM_VERSION = 1
 
@@ -110,6 +110,43 @@ COLUMNS = np.dtype(
 )
 
 
+def block_sizes(
+    collective: Collective, num_elements: int, block_elements: Sequence[int] | None = None
+) -> npt.NDArray[np.int64]:
+    """Elements of each block of an array of ``num_elements``.
+
+    Args:
+        collective: whose blocks.
+        num_elements: length of the whole array.
+        block_elements: length of each block; in proportion to the collective's weights if not given.
+
+    Raises:
+        ScheduleError: the elements do not divide in proportion to the weights; too few or too many blocks, a
+            negative one, or blocks that do not add up to the array.
+    """
+    blocks, weight = collective.num_blocks, collective.total_weight
+    if block_elements is not None:
+        sizes = np.array(block_elements, dtype=np.int64)
+        if sizes.shape != (blocks,):
+            raise ScheduleError(f"{collective.name}: {len(block_elements)} block lengths given for {blocks} blocks")
+        if (sizes < 0).any():
+            block = int(np.flatnonzero(sizes < 0)[0])
+            raise ScheduleError(
+                f"{collective.name}: block {block} has {sizes[block]} elements; at least 0 are needed"
+            )
+        if int(sizes.sum()) != num_elements:
+            raise ScheduleError(
+                f"{collective.name}: blocks of {sizes.sum()} elements in all, for an array of {num_elements}"
+            )
+        return sizes
+    if num_elements % weight:
+        what = "blocks" if collective.weights is None else "parts, as the weights of the blocks need"
+        raise ScheduleError(f"{collective.name}: {num_elements} elements do not divide into {weight} {what}")
+    if collective.weights is None:
+        return np.full(blocks, num_elements // weight, dtype=np.int64)
+    return np.array(collective.weights, dtype=np.int64) * (num_elements // weight)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Program:
     """One rank's instructions, kept as read-only columns: a 64 MB all_reduce has thousands of them.
@@ -121,6 +158,7 @@ class Program:
         columns: structured array, a row an instruction, dtype ``COLUMNS``.
         need_start: row ``i`` needs ``need_index[need_start[i] : need_start[i+1]]``; shape ``[rows + 1]``.
         need_index: instruction indices.
+        block_elements: length of each block; ``None`` where they are in proportion to the collective's weights.
 
     Raises:
         ScheduleError: malformed; the message names the instruction.
@@ -134,15 +172,13 @@ class Program:
     columns: npt.NDArray[Any]
     need_start: npt.NDArray[np.int64]
     need_index: npt.NDArray[np.int64]
+    block_elements: tuple[int, ...] | None = None
     version: int = PROGRAM_VERSION
 
     def __post_init__(self) -> None:
         for array in (self.columns, self.need_start, self.need_index):
             array.setflags(write=False)
-        if self.num_elements % self.collective.num_blocks:
-            raise ScheduleError(
-                f"{self.num_elements} elements do not divide into {self.collective.num_blocks} blocks"
-            )
+        self.block_sizes.setflags(write=False)
         for channel in self.channels:
             if self.rank not in (channel.src, channel.dst) or channel.src == channel.dst:
                 raise ScheduleError(f"rank {self.rank}: channel {channel} is not one of its own")
@@ -179,17 +215,24 @@ class Program:
         ):
             raise ScheduleError(f"rank {self.rank}: 'needs' name instructions that do not exist")
 
+    @cached_property
+    def block_sizes(self) -> npt.NDArray[np.int64]:
+        """Elements of each block of the array."""
+        return block_sizes(self.collective, self.num_elements, self.block_elements)
+
     def length(self, buffer: Buffer) -> int:
         """Elements in a buffer."""
-        c = self.collective
-        block, at_root = self.num_elements // c.num_blocks, self.num_elements if self.rank == c.root else 0
+        c, sizes, n = self.collective, self.block_sizes, self.collective.num_ranks
+        at_root = self.num_elements if self.rank == c.root else 0
         if buffer is Buffer.SCRATCH:
             return self.scratch_elements
         if c.name == "all_to_all":
-            return c.num_ranks * block
+            given = sizes[self.rank * n : (self.rank + 1) * n]
+            return int((given if buffer is Buffer.INPUT else sizes[self.rank :: n]).sum())
+        block = int(sizes[self.rank]) if c.num_blocks == n else 0
         if buffer is Buffer.INPUT:
-            given = {"all_gather": block, "reduce_scatter": self.num_elements, "gather": block, "scatter": at_root}
-            return given.get(c.name, 0)
+            sources = {"all_gather": block, "reduce_scatter": self.num_elements, "gather": block, "scatter": at_root}
+            return sources.get(c.name, 0)
         return {"reduce_scatter": block, "gather": at_root, "scatter": block}.get(c.name, self.num_elements)
 
     def instruction(self, row: int) -> Instruction:
@@ -223,6 +266,7 @@ class Program:
         num_elements: int,
         scratch_elements: int,
         channels: tuple[Channel, ...],
+        block_elements: tuple[int, ...] | None = None,
     ) -> Program:
         """Build the columns from instruction objects."""
         items = tuple(instructions)
@@ -243,17 +287,18 @@ class Program:
             columns=columns,
             need_start=starts,
             need_index=index,
+            block_elements=block_elements,
         )
 
     def to_text(self) -> str:
         """A line an instruction, for people."""
-        c = self.collective
-        root = "" if c.root is None else f" root {c.root}"
         lines = [
             f"mycel.program {self.version}",
-            f"collective {c.name} {c.num_ranks}{root}",
+            f"collective {self.collective.to_text()}",
             f"rank {self.rank} elements {self.num_elements} scratch {self.scratch_elements}",
         ]
+        if self.block_elements is not None:
+            lines.append(f"blocks {','.join(map(str, self.block_elements))}")
         for number, ch in enumerate(self.channels):
             lines.append(f"channel {number} {ch.src} -> {ch.dst} via {'>'.join(map(str, ch.path))}")
         for number, i in enumerate(self.instructions):

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from mycel.collectives.program import Buffer, Op, Program
 from mycel.collectives.spec import Collective
@@ -56,7 +57,7 @@ def verify_programs(programs: Sequence[Program]) -> None:
 def _one_of_each_rank(programs: Sequence[Program], title: str) -> list[Program]:
     model = programs[0]
     for program in programs:
-        for name in ("collective", "num_elements", "version"):
+        for name in ("collective", "num_elements", "block_elements", "version"):
             ours, theirs = getattr(program, name), getattr(model, name)
             if ours != theirs:
                 raise VerificationError(
@@ -106,7 +107,8 @@ class _Replay:
             memories = {b: Memory(b.name.lower(), program.length(b)) for b in Buffer}
             places = [(memories[b], 0) for b in Buffer]
             if aliased:
-                places[Buffer.INPUT] = (memories[Buffer.OUTPUT], program.rank * program.length(Buffer.INPUT))
+                before, _ = _extents(program)[program.rank]
+                places[Buffer.INPUT] = (memories[Buffer.OUTPUT], before)
             self._fill(program, places)
             self.places.append(places)
         self.in_flight: dict[int, list[Piece]] = {}
@@ -123,22 +125,25 @@ class _Replay:
     def _fill(self, program: Program, places: list[tuple[Memory, int]]) -> None:
         c, rank = program.collective, program.rank
         source = Buffer.OUTPUT if c.name in _IN_PLACE else Buffer.INPUT
-        memory, start = places[source]
-        size = program.num_elements // c.num_blocks
-        for number, block in enumerate(_blocks_in(c, rank, source)):
-            at = start + number * size
+        memory, at = places[source]
+        extents = _extents(program)
+        for block in _blocks_in(c, rank, source):
+            first, end = extents[block]
+            size = end - first
             if size and c.initial(rank, block):
-                memory.fill(at, at + size, self.contents.own(rank), block * size - at)
+                memory.fill(at, at + size, self.contents.own(rank), first - at)
+            at += size
 
     def _check_output(self, program: Program) -> None:
         c, rank = program.collective, program.rank
         memory, start = self.places[rank][Buffer.OUTPUT]
-        size = program.num_elements // c.num_blocks
-        for number, block in enumerate(_blocks_in(c, rank, Buffer.OUTPUT)):
+        extents, stop = _extents(program), start
+        for block in _blocks_in(c, rank, Buffer.OUTPUT):
             required = c.required(rank, block)
-            at = start + number * size
-            for piece in memory.pieces(at, at + size) if required is not None and size else ():
-                problem = self._wrong_content(piece, block * size - at, required or frozenset(), c)
+            first, end = extents[block]
+            at, stop = stop, stop + end - first
+            for piece in memory.pieces(at, stop) if required is not None and at < stop else ():
+                problem = self._wrong_content(piece, first - at, required or frozenset(), c)
                 if problem:
                     writer = memory.writer(piece.start)
                     last = f"last write: {self._name(writer)}" if writer >= 0 else "it is never written"
@@ -258,6 +263,15 @@ class _Replay:
 
     def _wrong(self, rank: int, index: int, problem: str) -> VerificationError:
         return VerificationError(f"{self.title} is wrong: {describe(self.programs[rank], index)} {problem}")
+
+
+def _extents(program: Program) -> list[tuple[int, int]]:
+    """First element and end of every block in the whole array."""
+    c, lengths = program.collective, program.block_elements
+    if lengths is None:
+        whole = sum(c.block_weights)
+        lengths = tuple(program.num_elements * weight // whole for weight in c.block_weights)
+    return list(pairwise(accumulate(lengths, initial=0)))
 
 
 def _blocks_in(c: Collective, rank: int, buffer: Buffer) -> Sequence[int]:
