@@ -36,6 +36,10 @@ from mycel.topology.model import Topology
 __all__ = ["Bound", "Optimum", "bound", "find_division", "find_optimum", "root_weights"]
 
 
+#: Weights up to which an explanation names each of them.
+_SPOKEN = 16
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """The best a collective can do on a fabric.
@@ -44,7 +48,8 @@ class Bound:
         collective: which.
         topology: where.
         inverse_x: time, in array parts over capacity: with N ranks, ``N / inverse_x`` is ``algbw`` (for broadcast
-            and reduce, where one rank has or gets everything, ``1 / inverse_x`` is).
+            and reduce, where one rank has or gets everything, ``1 / inverse_x`` is; with uneven blocks, whose part is
+            a unit of weight, their ``total_weight`` takes the place of N, for all_to_all an N-th of it).
         algbw: array size over least time, in the topology's unit.
         cut: links that bind, ``(src, dst)`` vertices in the direction that data crosses them.
         by_dual: the proof is a weighted combination of cuts (unbalanced switches, all_reduce) or prices of links
@@ -75,6 +80,8 @@ class Bound:
         total = sum(fabric.capacity[hop] for hop in self.cut)
         c = self.collective
         where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
+        if c.weights is not None:
+            where += f", blocks of {_spoken(c.weights)},"
         rate = f"{float(self.algbw):.6g} {unit}"
         if c.name in POINTED:
             why = f"every way from rank to rank takes its share of the links that bind: {shown}"
@@ -123,10 +130,17 @@ class Optimum:
     by_dual: bool
 
 
+def _spoken(weights: tuple[int, ...]) -> str:
+    """Weights in words; of many, how many there are and how far they differ."""
+    if len(weights) <= _SPOKEN:
+        return " : ".join(map(str, weights))
+    return f"{len(weights)} weights from {min(weights)} to {max(weights)}"
+
+
 def root_weights(collective: Collective) -> tuple[int, ...]:
-    """How much of the array each rank is the root of: equal parts, or all of it at the collective's root."""
+    """How much of the array each rank is the root of: its block's weight, or all of it at the collective's root."""
     if collective.root is None:
-        return (1,) * collective.num_ranks
+        return collective.weights or (1,) * collective.num_ranks
     return tuple(int(rank == collective.root) for rank in range(collective.num_ranks))
 
 
@@ -179,7 +193,7 @@ def _bound_flow(topology: Topology, collective: Collective) -> Bound:
         collective=collective,
         topology=topology,
         inverse_x=best.inverse_x,
-        algbw=collective.num_ranks / best.inverse_x,
+        algbw=Fraction(collective.total_weight, collective.num_parts) / best.inverse_x,
         cut=_links(topology, [arc for arc, price in enumerate(best.prices) if price]),
         by_dual=True,
     )

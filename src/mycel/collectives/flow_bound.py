@@ -1,8 +1,8 @@
 """The least time of all_to_all, gather and scatter: concurrent flows, with exact proofs from both sides.
 
 Every byte of these collectives goes from one rank to one other, so that a schedule is a flow: one commodity a
-source, one unit from it to each of its destinations, within ``capacity * time`` of every link. A linear programme
-finds the least time, in floating point; what is reported rests on whole numbers only.
+source, as many units from it to each of its destinations as their block weighs, within ``capacity * time`` of every
+link. A linear programme finds the least time, in floating point; what is reported rests on whole numbers only.
 
 - *From below:* give every link a price per unit. Each unit pays at least the cheapest way from its source to its
   destination, and no link can be paid for more than ``capacity * time`` units. So any prices prove
@@ -56,16 +56,19 @@ class FlowOptimum:
     Attributes:
         fabric: the topology; turned round for gather, where everything comes to one rank.
         sources: ranks of ``fabric`` from which flows start.
-        flows: units over each link for each source, shape ``[sources, links]``; ``num_units`` of them go from a
-            source to each other rank.
-        num_units: units of a block; 0 if the flows have no small common denominator and are fractions of a block.
-        inverse_x: least time, in blocks over capacity; exact, or a lower bound.
+        demands: weight of the block from each source to each rank of ``fabric``, shape ``[sources, ranks]``; 0 to
+            itself.
+        flows: units over each link for each source, shape ``[sources, links]``; ``num_units`` of them for each unit
+            of demand.
+        num_units: units of a block of weight 1; 0 if the flows have no small common denominator and are fractions.
+        inverse_x: least time, in blocks of weight 1 over capacity; exact, or a lower bound.
         prices: of each link, non-negative whole numbers that prove it.
         is_exact: the flows reach ``inverse_x`` exactly.
     """
 
     fabric: Topology
     sources: tuple[int, ...]
+    demands: Ints
     flows: Floats
     num_units: int
     inverse_x: Fraction
@@ -85,36 +88,58 @@ def solve_flow(topology: Topology, collective: Collective) -> FlowOptimum:
         SynthesisError: the linear programme is too large or cannot be solved.
     """
     fabric = topology.reversed() if collective.name == "gather" else topology
-    sources = tuple(range(topology.num_ranks)) if collective.root is None else (collective.root,)
-    flows = _shortest(fabric, sources)
+    task = _task(fabric, collective)
+    flows = _shortest(task)
     prices = _busiest(fabric, flows)
-    below = _proven(fabric, sources, prices)
+    below = _proven(task, prices)
     if _time(fabric, flows, 1) == below:
-        return _optimum(fabric, sources, flows, 1, below, prices)
-    if len(sources) * len(fabric.links) > _MOST_VARIABLES:
+        return _optimum(task, flows, 1, below, prices)
+    if len(task.sources) * len(fabric.links) > _MOST_VARIABLES:
         raise SynthesisError(
-            f"{collective.name} on {topology.name}: a flow of {len(sources)} sources over {len(fabric.links)} links "
-            f"is too large to optimise (at most {_MOST_VARIABLES} pairs); use another method"
+            f"{collective.name} on {topology.name}: a flow of {len(task.sources)} sources over {len(fabric.links)} "
+            f"links is too large to optimise (at most {_MOST_VARIABLES} pairs); use another method"
         )
-    prices = _solve_prices(fabric, sources)
-    below = max(below, _proven(fabric, sources, prices))
-    flows = _solve_flows(fabric, sources, below)
+    prices = _solve_prices(task)
+    below = max(below, _proven(task, prices))
+    flows = _solve_flows(task, below)
     num_units = _common_denominator(flows)
-    return _optimum(fabric, sources, flows, num_units, below, prices)
+    return _optimum(task, flows, num_units, below, prices)
 
 
-def _optimum(
-    fabric: Topology, sources: tuple[int, ...], flows: Floats, num_units: int, below: Fraction, prices: Sequence[int]
-) -> FlowOptimum:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Task:
+    """What has to flow: ``demands[i, rank]`` from ``sources[i]`` to each rank of the fabric."""
+
+    fabric: Topology
+    sources: tuple[int, ...]
+    demands: Ints
+
+
+def _task(fabric: Topology, collective: Collective) -> _Task:
+    """The sources that have something to send, and how much to whom."""
+    n = collective.num_ranks
+    weights = np.array(collective.block_weights, dtype=np.int64)
+    demands = np.zeros((n, n), dtype=np.int64)
+    if collective.root is None:
+        demands[:] = weights.reshape(n, n)
+    else:
+        demands[collective.root] = weights
+    np.fill_diagonal(demands, 0)
+    sources = np.flatnonzero(demands.any(axis=1))
+    return _Task(fabric, tuple(sources.tolist()), demands[sources])
+
+
+def _optimum(task: _Task, flows: Floats, num_units: int, below: Fraction, prices: Sequence[int]) -> FlowOptimum:
     whole = np.round(flows * num_units)
-    is_exact = bool(num_units) and _conserves(fabric, sources, whole, num_units)
+    is_exact = bool(num_units) and _conserves(task, whole, num_units)
     if is_exact:
-        flows, is_exact = whole, _time(fabric, whole, num_units) <= below
+        flows, is_exact = whole, _time(task.fabric, whole, num_units) <= below
     else:
         num_units = 0
     return FlowOptimum(
-        fabric=fabric,
-        sources=sources,
+        fabric=task.fabric,
+        sources=task.sources,
+        demands=task.demands,
         flows=flows,
         num_units=num_units,
         inverse_x=below,
@@ -132,29 +157,29 @@ def _time(fabric: Topology, flows: Floats, num_units: int) -> Fraction:
     return max(Fraction(int(units), num_units * k.capacity) for units, k in zip(load, fabric.links, strict=True))
 
 
-def _conserves(fabric: Topology, sources: Sequence[int], flows: Floats, num_units: int) -> bool:
+def _conserves(task: _Task, flows: Floats, num_units: int) -> bool:
     """Whether every rank gets its units of every source, and nothing is lost or made elsewhere."""
+    fabric = task.fabric
     tail, head = _ends(fabric)
-    for source, flow in zip(sources, flows, strict=True):
+    for source, demand, flow in zip(task.sources, task.demands, flows, strict=True):
         net = np.zeros(len(fabric.vertices), dtype=np.int64)
         np.add.at(net, head, flow.astype(np.int64))
         np.subtract.at(net, tail, flow.astype(np.int64))
-        net[fabric.ranks[source]] += num_units * (fabric.num_ranks - 1)
-        net[[v for r, v in enumerate(fabric.ranks) if r != source]] -= num_units
+        net[fabric.ranks[source]] += num_units * demand.sum()
+        net[list(fabric.ranks)] -= num_units * demand
         if net.any() or (flow < 0).any():
             return False
     return True
 
 
-def _proven(fabric: Topology, sources: Sequence[int], prices: Sequence[int]) -> Fraction:
+def _proven(task: _Task, prices: Sequence[int]) -> Fraction:
     """Time that prices prove."""
+    fabric = task.fabric
     outgoing = _outgoing(fabric, prices)
-    cheapest = sum(
-        distance[vertex]
-        for source in sources
-        for distance in [_distances(outgoing, fabric.ranks[source])[0]]
-        for vertex in fabric.ranks
-    )
+    cheapest = 0
+    for source, demand in zip(task.sources, task.demands.tolist(), strict=True):
+        distance, _ = _distances(outgoing, fabric.ranks[source])
+        cheapest += sum(units * distance[vertex] for units, vertex in zip(demand, fabric.ranks, strict=True))
     worth = sum(price * k.capacity for price, k in zip(prices, fabric.links, strict=True))
     return Fraction(cheapest, worth) if worth else Fraction(0)
 
@@ -191,15 +216,16 @@ def _weights(fabric: Topology) -> list[int]:
     return [3 if fabric.vertices[link.dst].kind == "rank" else 1 for link in fabric.links]
 
 
-def _shortest(fabric: Topology, sources: Sequence[int]) -> Floats:
+def _shortest(task: _Task) -> Floats:
     """Flows along one shortest path a pair."""
+    fabric = task.fabric
     outgoing = _outgoing(fabric, _weights(fabric))
-    flows = np.zeros((len(sources), len(fabric.links)))
-    for row, source in enumerate(sources):
+    flows = np.zeros((len(task.sources), len(fabric.links)))
+    for row, (source, demand) in enumerate(zip(task.sources, task.demands.tolist(), strict=True)):
         _, last = _distances(outgoing, fabric.ranks[source])
-        for vertex in fabric.ranks:
-            while vertex != fabric.ranks[source]:
-                flows[row, last[vertex]] += 1
+        for units, vertex in zip(demand, fabric.ranks, strict=True):
+            while units and vertex != fabric.ranks[source]:
+                flows[row, last[vertex]] += units
                 vertex = fabric.links[last[vertex]].src
     return flows
 
@@ -218,7 +244,7 @@ def _ends(fabric: Topology) -> tuple[Ints, Ints]:
     return tail, np.array([link.dst for link in fabric.links], dtype=np.int64)
 
 
-def _solve(fabric: Topology, sources: Sequence[int], cost: Floats, time: float | None) -> tuple[Floats, Floats]:
+def _solve(task: _Task, cost: Floats, time: float | None) -> tuple[Floats, Floats]:
     """Minimise ``cost`` of flows, or the time of them if ``time`` is not given.
 
     Returns:
@@ -227,6 +253,7 @@ def _solve(fabric: Topology, sources: Sequence[int], cost: Floats, time: float |
     from scipy.optimize import linprog
     from scipy.sparse import block_diag, coo_matrix, csr_matrix, hstack, identity
 
+    fabric, sources = task.fabric, task.sources
     tail, head = _ends(fabric)
     links, rows = len(fabric.links), np.arange(len(fabric.links))
     incidence = csr_matrix(
@@ -234,10 +261,12 @@ def _solve(fabric: Topology, sources: Sequence[int], cost: Floats, time: float |
         shape=(len(fabric.vertices), links),
     )
     blocks, demand = [], []
-    for source in sources:
+    for source, wanted in zip(sources, task.demands, strict=True):
         others = [v for v in range(len(fabric.vertices)) if v != fabric.ranks[source]]
         blocks.append(incidence[others])
-        demand += [float(fabric.vertices[v].kind == "rank") for v in others]
+        arriving = np.zeros(len(fabric.vertices))
+        arriving[list(fabric.ranks)] = wanted
+        demand += arriving[others].tolist()
     # Scaled to at most 1: the solver's tolerances are absolute.
     capacity = np.array([float(link.capacity) for link in fabric.links])
     capacity /= capacity.max()
@@ -254,22 +283,22 @@ def _solve(fabric: Topology, sources: Sequence[int], cost: Floats, time: float |
     return np.maximum(flows, 0.0), -np.asarray(result.ineqlin.marginals, dtype=np.float64)
 
 
-def _solve_prices(fabric: Topology, sources: Sequence[int]) -> list[int]:
+def _solve_prices(task: _Task) -> list[int]:
     """Whole-numbered prices that prove the least time, as nearly as floating point finds them."""
-    cost = np.zeros(len(sources) * len(fabric.links) + 1)
+    cost = np.zeros(len(task.sources) * len(task.fabric.links) + 1)
     cost[-1] = 1.0
-    _, prices = _solve(fabric, sources, cost, None)
+    _, prices = _solve(task, cost, None)
     prices = np.where(prices > 1e-9 * prices.max(), prices, 0.0) / prices.max()
     parts = _common_denominator(prices) or _PRICE_PARTS
     return [int(price) for price in np.round(prices * parts)]
 
 
-def _solve_flows(fabric: Topology, sources: Sequence[int], least: Fraction) -> Floats:
+def _solve_flows(task: _Task, least: Fraction) -> Floats:
     """Among the flows that take the least time, those over the shortest ways: few relays, no cycles."""
-    cost = np.tile(np.array(_weights(fabric), dtype=np.float64), len(sources))
-    largest = max(link.capacity for link in fabric.links)
+    cost = np.tile(np.array(_weights(task.fabric), dtype=np.float64), len(task.sources))
+    largest = max(link.capacity for link in task.fabric.links)
     # A little longer than what the prices prove, which rounding may have put below what flows can reach.
-    return _solve(fabric, sources, cost, float(least * largest) * (1 + 1e-8))[0]
+    return _solve(task, cost, float(least * largest) * (1 + 1e-8))[0]
 
 
 def _common_denominator(values: Floats) -> int:

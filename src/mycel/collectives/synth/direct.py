@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.flow import schedule_of_parts
+from mycel.collectives.synth.flow import ends_of_blocks, schedule_of_parts
 from mycel.collectives.synth.tree import shortest_routes
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -30,7 +30,10 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     n = collective.num_ranks
     if n != topology.num_ranks:
         raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
-    routes = {
-        (src, dst): [(1, route.vertices)] for src in range(n) for dst, route in shortest_routes(topology, src).items()
+    routes = [shortest_routes(topology, src) for src in range(n)]
+    parts = {
+        (src, dst): [(weight, routes[src][dst].vertices)]
+        for weight, (src, dst) in zip(collective.block_weights, ends_of_blocks(collective), strict=True)
+        if weight and src != dst
     }
-    return schedule_of_parts(topology, collective, "direct", routes, 1)
+    return schedule_of_parts(topology, collective, "direct", parts, 1)

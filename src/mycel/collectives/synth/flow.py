@@ -25,9 +25,9 @@ from mycel.collectives.synth.ordering import in_level_order
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Part", "schedule_of_parts", "synthesize"]
+__all__ = ["Part", "ends_of_blocks", "schedule_of_parts", "synthesize"]
 
-#: Units of a block where the flow has no small common denominator.
+#: Units of a block of weight 1 where the flow has no small common denominator.
 _ROUNDED_UNITS = 5040
 #: What is left of a flow in floating point, and means nothing.
 _DUST = 1e-7
@@ -53,8 +53,8 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         )
     best = solve_flow(topology, collective)
     parts: dict[tuple[int, int], list[Part]] = {}
-    for source, flow in zip(best.sources, best.flows, strict=True):
-        for far, found in _take_apart(best, source, flow.copy()).items():
+    for source, demand, flow in zip(best.sources, best.demands.tolist(), best.flows, strict=True):
+        for far, found in _take_apart(best, source, demand, flow.copy()).items():
             pair = (far, source) if collective.name == "gather" else (source, far)
             turn = -1 if collective.name == "gather" else 1
             parts[pair] = [(units, path[::turn]) for units, path in found]
@@ -69,7 +69,7 @@ def schedule_of_parts(
     collective: Collective,
     method: str,
     parts: dict[tuple[int, int], list[Part]],
-    units_per_block: int,
+    unit: int,
 ) -> Schedule:
     """The schedule in which every block goes in parts along paths.
 
@@ -77,17 +77,17 @@ def schedule_of_parts(
         topology: the fabric.
         collective: an all_to_all, gather or scatter.
         method: what to call the schedule's maker.
-        parts: of the block from a rank to another, by that pair; their units add up to a block's.
-        units_per_block: units of a block.
+        parts: of the block from a rank to another, by that pair; their units add up to the block's.
+        unit: units of a block of weight 1.
     """
     n = collective.num_ranks
     chunks: list[Chunk] = []
     transfers: list[Transfer] = []
-    for block in range(collective.num_blocks):
-        source, target = _ends_of(collective, block)
-        reached = block * units_per_block
-        if source == target:
-            chunks.append(Chunk(start=reached, stop=reached + units_per_block))
+    reached = 0
+    for weight, (source, target) in zip(collective.block_weights, ends_of_blocks(collective), strict=True):
+        if source == target and weight:
+            chunks.append(Chunk(start=reached, stop=reached + weight * unit))
+            reached = chunks[-1].stop
         for units, path in parts.get((source, target), ()):
             transfers += _along(topology, path, len(chunks), len(transfers))
             chunks.append(Chunk(start=reached, stop=reached + units))
@@ -96,18 +96,19 @@ def schedule_of_parts(
         collective=collective,
         topology=topology,
         method=method,
-        num_units=collective.num_blocks * units_per_block,
+        num_units=collective.total_weight * unit,
         chunks=tuple(chunks),
         # In one step each rank goes round the others from its own place, so that nobody is everyone's first.
         transfers=in_level_order(transfers, lambda t: ((t.dst - t.src) % n, t.src)),
     )
 
 
-def _ends_of(collective: Collective, block: int) -> tuple[int, int]:
-    """Which rank has a block before, and which needs it."""
-    if collective.root is None:
-        return divmod(block, collective.num_ranks)
-    return (block, collective.root) if collective.name == "gather" else (collective.root, block)
+def ends_of_blocks(collective: Collective) -> list[tuple[int, int]]:
+    """Of each block, which rank has it before and which needs it."""
+    n, root = collective.num_ranks, collective.root
+    if root is None:
+        return [divmod(block, n) for block in range(n * n)]
+    return [(rank, root) if collective.name == "gather" else (root, rank) for rank in range(n)]
 
 
 def _along(topology: Topology, path: tuple[int, ...], chunk: int, number: int) -> list[Transfer]:
@@ -126,8 +127,8 @@ def _along(topology: Topology, path: tuple[int, ...], chunk: int, number: int) -
     ]
 
 
-def _take_apart(best: FlowOptimum, source: int, flow: Floats) -> dict[int, list[Part]]:
-    """Paths from a source to every other rank whose units add up to its flow; ``flow`` is used up."""
+def _take_apart(best: FlowOptimum, source: int, demand: list[int], flow: Floats) -> dict[int, list[Part]]:
+    """Paths from a source to every rank that gets something, with its units in all; ``flow`` is used up."""
     fabric, start = best.fabric, best.fabric.ranks[source]
     incoming: list[list[int]] = [[] for _ in fabric.vertices]
     for number, link in enumerate(fabric.links):
@@ -135,9 +136,9 @@ def _take_apart(best: FlowOptimum, source: int, flow: Floats) -> dict[int, list[
             incoming[link.dst].append(number)
     out: dict[int, list[Part]] = {}
     for rank, vertex in enumerate(fabric.ranks):
-        if rank == source:
+        if not demand[rank]:
             continue
-        left = float(best.num_units or 1)
+        left = float(demand[rank] * (best.num_units or 1))
         found: list[tuple[float, tuple[int, ...]]] = []
         while left > _DUST:
             path = _widest(fabric, incoming, flow, start, vertex)
@@ -147,7 +148,7 @@ def _take_apart(best: FlowOptimum, source: int, flow: Floats) -> dict[int, list[
             flow[path] -= width
             left -= width
             found.append((width, (start, *(fabric.links[number].dst for number in path))))
-        out[rank] = _in_units(found, best.num_units)
+        out[rank] = _in_units(found, best.num_units, demand[rank] * _ROUNDED_UNITS)
     return out
 
 
@@ -173,13 +174,13 @@ def _widest(fabric: Topology, incoming: list[list[int]], flow: Floats, start: in
     return None
 
 
-def _in_units(found: Sequence[tuple[float, tuple[int, ...]]], num_units: int) -> list[Part]:
-    """Whole units: as they are, or, where the flow is a fraction, rounded so that they add up (largest remainder)."""
+def _in_units(found: Sequence[tuple[float, tuple[int, ...]]], num_units: int, rounded: int) -> list[Part]:
+    """Whole units: as they are, or, where the flow is a fraction, rounded to add up (largest remainder)."""
     if num_units:
         return [(round(width), path) for width, path in found]
     shares = np.array([width for width, _ in found])
-    shares *= _ROUNDED_UNITS / shares.sum()
+    shares *= rounded / shares.sum()
     units = np.floor(shares).astype(int)
-    for most in np.argsort(units - shares, kind="stable")[: _ROUNDED_UNITS - int(units.sum())]:
+    for most in np.argsort(units - shares, kind="stable")[: rounded - int(units.sum())]:
         units[most] += 1
     return [(int(count), path) for count, (_, path) in zip(units, found, strict=True) if count]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
@@ -97,8 +97,11 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
     routes = [shortest_routes(topology, rank) for rank in range(n)]
     if collective.num_blocks == n:
-        transfers = _exchange(topology, collective, routes)
-        chunks = tuple(Chunk(start=rank, stop=rank + 1) for rank in range(n))
+        weights = collective.block_weights
+        owners = [rank for rank in range(n) if weights[rank]]
+        transfers = _exchange(topology, collective, owners, routes)
+        ends = list(accumulate(weights))
+        chunks = tuple(Chunk(start=ends[rank] - weights[rank], stop=ends[rank]) for rank in owners)
     else:
         root = collective.root if collective.root is not None else _centre(topology, routes)
         transfers = _through_root(topology, collective, root, routes)
@@ -107,7 +110,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         collective=collective,
         topology=topology,
         method="tree",
-        num_units=collective.num_blocks,
+        num_units=collective.total_weight,
         chunks=chunks,
         # In one step each rank goes round the others from its own place, so that nobody is everyone's first.
         transfers=in_level_order(transfers, lambda t: ((t.dst - t.src) % n, t.src)),
@@ -179,21 +182,24 @@ def _through_root(
     return transfers
 
 
-def _exchange(topology: Topology, collective: Collective, routes: list[dict[int, Route]]) -> list[Transfer]:
+def _exchange(
+    topology: Topology, collective: Collective, owners: list[int], routes: list[dict[int, Route]]
+) -> list[Transfer]:
+    """Direct exchange of the blocks of ``owners``, one chunk each."""
     transfers: list[Transfer] = []
     n = collective.num_ranks
-    for owner in range(n):
+    for chunk, owner in enumerate(owners):
         others = [(owner + shift) % n for shift in range(1, n)]
         into: dict[int, list[int]] = {}
         if collective.name == "all_gather":
             for src, dst, path in _hops(topology, owner, [routes[owner][other].vertices for other in others]):
                 after = tuple(into.get(src, ()))
                 into[dst] = [len(transfers)]
-                transfers.append(Transfer(chunk=owner, src=src, dst=dst, reduce=False, path=path, after=after))
+                transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=False, path=path, after=after))
         else:
             inward = [routes[other][owner].vertices[::-1] for other in others]
             for src, dst, path in reversed(_hops(topology, owner, inward)):
                 after = tuple(into.get(dst, ()))
                 into.setdefault(src, []).append(len(transfers))
-                transfers.append(Transfer(chunk=owner, src=dst, dst=src, reduce=True, path=path[::-1], after=after))
+                transfers.append(Transfer(chunk=chunk, src=dst, dst=src, reduce=True, path=path[::-1], after=after))
     return transfers

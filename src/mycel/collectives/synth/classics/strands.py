@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
@@ -28,7 +29,7 @@ class Strand:
     """One share of a block.
 
     Attributes:
-        block: block of the collective's array; every block has equally many strands, of equal size.
+        block: block of the collective's array; every block has equally many strands, each an equal part of it.
         up: edges (child, parent) by which it is reduced to one rank, each after those into its source.
         down: edges (parent, child) by which it is copied from there, each after that into its source.
     """
@@ -80,6 +81,9 @@ def from_strands(topology: Topology, collective: Collective, method: str, strand
             )
         return routes[src][dst].vertices
 
+    weights = collective.block_weights
+    strands = [strand for strand in strands if weights[strand.block]]
+    ends = list(accumulate(weights[strand.block] for strand in strands))
     transfers: list[Transfer] = []
     for chunk, strand in enumerate(strands):
         into: dict[int, list[int]] = {}
@@ -101,7 +105,7 @@ def from_strands(topology: Topology, collective: Collective, method: str, strand
         collective=collective,
         topology=topology,
         method=method,
-        num_units=len(strands),
-        chunks=tuple(Chunk(start=i, stop=i + 1) for i in range(len(strands))),
+        num_units=ends[-1],
+        chunks=tuple(Chunk(start=start, stop=stop) for start, stop in pairwise([0, *ends])),
         transfers=in_level_order(transfers, lambda t: ((t.dst - t.src) % n, t.src)),
     )
