@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from mycel.bench import Case
+from mycel.topology.load import load_topology
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,3 +62,39 @@ def test_lines_read_back(script: Any, tmp_path: Path) -> None:
     assert record.read(tmp_path / "a.jsonl") == [{"a": 1}, {"b": [2]}]
     assert record.read(tmp_path / "b.jsonl") == []
     assert set(record.stamp()) == {"commit", "time"} and json.dumps(record.stamp())
+
+
+def page_of(script: Any, name: str, text: str, page: Path) -> tuple[str, str]:
+    written = page.read_text(encoding="utf-8")
+    return written, script("record").with_section(written, name, text)
+
+
+def test_the_table_of_methods_is_that_of_its_lines(script: Any) -> None:
+    quality = script("quality")
+    lines = script("record").read(quality.OUTPUT)
+    written, made = page_of(script, "quality", quality.table(lines), quality.PAGE)
+    assert written == made, "run: python benchmarks/quality.py"
+    assert {line["fabric"] for line in lines} == set(quality.fabrics())
+    for name, file in quality.fabrics().items():
+        assert {m["fingerprint"] for m in lines if m["fabric"] == name} == {load_topology(file).fingerprint}
+
+
+def test_the_best_methods_meet_the_bound_and_no_figure_passes_it(script: Any) -> None:
+    quality = script("quality")
+    lines = script("record").read(quality.OUTPUT)
+    for line in lines:
+        assert 0 < line["simulated_of_bound"] <= line["modelled_of_bound"] * (1 + 1e-3)
+        assert line["modelled_of_bound"] == 1 or line["method"] not in ("forest", "flow")
+    flows = {m["fabric"]: m["simulated_of_bound"] for m in lines if m["method"] == "flow"}
+    assert min(flows["torus_2x4"], flows["two_boxes"]) >= 0.95
+
+
+def test_a_method_is_measured_as_it_is(script: Any) -> None:
+    """Direct exchange on a ring of eight loads the links 1.25 times as much as the flow."""
+    quality = script("quality")
+    lines = quality.measure("ring8", load_topology(quality.fabrics()["ring8"]), "all_to_all")
+    assert [(m["method"], round(m["modelled_of_bound"], 9)) for m in lines] == [("flow", 1.0), ("direct", 0.8)]
+    assert all(m["simulated_algbw"] < m["modelled_algbw"] <= m["bound_algbw"] for m in lines)
+    recorded = [m for m in script("record").read(quality.OUTPUT) if m["fabric"] == "ring8"]
+    again = {m["method"]: m["modelled_algbw"] for m in recorded if m["collective"] == "all_to_all"}
+    assert again == {m["method"]: m["modelled_algbw"] for m in lines}
