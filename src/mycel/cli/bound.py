@@ -10,6 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
+from mycel.cli.request import RanksOption, WeightsOption, choose_group, read_weights
 from mycel.collectives.bound import Bound, bound
 from mycel.collectives.sensitivity import Gain, sensitivity
 from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective, CollectiveName
@@ -56,15 +57,16 @@ def load_fabric(spec: str) -> Topology:
     return found.topology
 
 
-def make_collective(topology: Topology, name: str, root: int | None) -> Collective:
+def make_collective(topology: Topology, name: str, root: int | None, weights: str | None = None) -> Collective:
     """The collective a command line names, over all ranks; its root is 0 where it needs one and none is given.
 
     Raises:
-        UsageError: unknown name, or a root where none belongs or out of range.
+        UsageError: unknown name, a root where none belongs or out of range, or weights that do not fit.
     """
     if root is None and name in ROOTED:
         root = 0
-    return Collective(name=cast(CollectiveName, name), num_ranks=topology.num_ranks, root=root)
+    sizes = None if weights is None else read_weights(weights)
+    return Collective(name=cast(CollectiveName, name), num_ranks=topology.num_ranks, root=root, weights=sizes)
 
 
 def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
@@ -72,6 +74,8 @@ def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
     record: dict[str, Any] = {"collective": best.collective.name}
     if best.collective.root is not None:
         record["root"] = best.collective.root
+    if best.collective.weights is not None:
+        record["weights"] = list(best.collective.weights)
     if best.composition is not None:
         record["reduce_scatter_then_all_gather"] = float(best.composition)
     return record | {
@@ -109,10 +113,12 @@ def register(app: typer.Typer) -> None:
         topology: TopologyArgument,
         collective: CollectiveOption,
         root: RootOption = None,
+        weights: WeightsOption = None,
+        ranks: RanksOption = None,
         json_output: JsonOption = False,
     ) -> None:
-        fabric = load_fabric(topology)
-        wanted = make_collective(fabric, collective, root)
+        fabric, root = choose_group(load_fabric(topology), ranks, root)
+        wanted = make_collective(fabric, collective, root, weights)
         started = time.perf_counter()
         best = bound(fabric, wanted)
         seconds = time.perf_counter() - started

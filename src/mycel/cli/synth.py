@@ -23,6 +23,7 @@ from mycel.cli.bound import (
     make_collective,
 )
 from mycel.cli.plan import show_plan, summarise
+from mycel.cli.request import RanksOption, WeightsOption, choose_group
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
@@ -46,10 +47,10 @@ def count_trees(schedule: Schedule) -> int:
 def trees_a_root(schedule: Schedule) -> int | None:
     """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce).
 
-    Of all_to_all, gather and scatter, units that each block has, one a path.
+    Of all_to_all, gather and scatter, units that each block has, one a path. Of uneven blocks, units of weight 1.
     """
     if schedule.collective.name in POINTED:
-        return schedule.num_units // schedule.collective.num_blocks
+        return schedule.num_units // schedule.collective.total_weight
     if schedule.collective.name != "all_reduce":
         return schedule.num_units // sum(root_weights(schedule.collective)) or 1
     receivers: list[set[int]] = [set() for _ in schedule.chunks]
@@ -119,6 +120,8 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         root: RootOption = None,
+        weights: WeightsOption = None,
+        ranks: RanksOption = None,
         summary: Annotated[
             bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
         ] = False,
@@ -127,8 +130,8 @@ def register(app: typer.Typer) -> None:
         ] = None,
         json_output: JsonOption = False,
     ) -> None:
-        fabric = load_fabric(topology)
-        wanted = make_collective(fabric, collective, root)
+        fabric, root = choose_group(load_fabric(topology), ranks, root)
+        wanted = make_collective(fabric, collective, root, weights)
         if summary:
             if k is not None or option or output is not None or method not in (None, "forest"):
                 raise UsageError(

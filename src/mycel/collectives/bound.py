@@ -81,7 +81,7 @@ class Bound:
         c = self.collective
         where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
         if c.weights is not None:
-            where += f", blocks of {_spoken(c.weights)},"
+            where += f" (blocks {_spoken(c.weights)})"
         rate = f"{float(self.algbw):.6g} {unit}"
         if c.name in POINTED:
             why = f"every way from rank to rank takes its share of the links that bind: {shown}"

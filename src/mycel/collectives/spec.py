@@ -80,7 +80,7 @@ class Collective:
 
     def _check_weights(self, weights: tuple[int, ...]) -> None:
         if self.name not in UNEVEN:
-            raise UsageError(f"{self.name} has no blocks to weigh; weights are for {', '.join(UNEVEN)}")
+            raise UsageError(f"{self.name} has one array and no blocks to weigh; weights are for {', '.join(UNEVEN)}")
         if len(weights) != self.num_blocks:
             what = "a pair of ranks, row by row" if self.name == "all_to_all" else "a rank"
             raise UsageError(

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from mycel.collectives.export import chrome_trace, dot, msccl_xml
 from mycel.collectives.schedule import Schedule
-from mycel.errors import UsageError
+from mycel.errors import ScheduleError, UsageError
 
 __all__ = ["FORMATS", "SUFFIXES", "export", "format_of"]
 
@@ -31,6 +31,10 @@ FORMATS: dict[str, Exporter] = {
 
 #: Ends of file names that mean a format.
 SUFFIXES: dict[str, str] = {".dot": "dot", ".gv": "dot", ".trace.json": "chrome_trace", ".xml": "msccl_xml"}
+
+
+#: Formats that say how much each transfer moves, and so can express blocks of different sizes.
+_UNEVEN = ("dot", "chrome_trace")
 
 
 def format_of(name: str) -> str | None:
@@ -57,4 +61,6 @@ def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> str:
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
+    if schedule.collective.weights is not None and form not in _UNEVEN:
+        raise ScheduleError(f"{form} has equal blocks only; uneven ones: {', '.join(_UNEVEN)} and mycel's own JSON")
     return FORMATS[form](schedule, num_bytes)

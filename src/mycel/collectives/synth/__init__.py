@@ -68,8 +68,8 @@ def synthesize(topology: Topology, collective: Collective, method: str | None = 
         options: passed on to the method, such as ``k`` for ``forest``.
 
     Raises:
-        UsageError: unknown method, one for other collectives, an option the method does not have, or a collective
-            over another number of ranks than the fabric has.
+        UsageError: unknown method, one for other collectives or for equal blocks only, an option the method does not
+            have, or a collective over another number of ranks than the fabric has.
         SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
     """
     serving = methods_for(collective.name)
@@ -84,6 +84,9 @@ def synthesize(topology: Topology, collective: Collective, method: str | None = 
             raise UsageError(
                 f"method {method!r} does not serve {collective.name}; methods that do: {', '.join(serving)}"
             )
+    if collective.weights is not None and method in NAMED_ONLY:
+        able = ", ".join(methods_for(collective.name))
+        raise UsageError(f"method {method!r} plans equal blocks only; methods for uneven ones: {able}")
     known = set(signature(methods[method]).parameters) - {"topology", "collective"}
     if unknown := sorted(set(options) - known):
         has = f"its options: {', '.join(sorted(known))}" if known else "it has none"
