@@ -51,4 +51,7 @@ def register(app: typer.Typer) -> None:
                     print(f"\n{error.grid}")
             raise typer.Exit(1) from None
         summary = facts.pop("summary")
-        print(json.dumps({"ok": True, **facts}) if json_output else f"right: {summary}")
+        if json_output:
+            print(json.dumps({"ok": True, **facts}))
+        else:
+            print("\n".join([f"right: {summary}", *facts.get("notes", ())]))

@@ -3,6 +3,7 @@
 =================  ==========================================================================================
 format             what it is
 =================  ==========================================================================================
+``msccl_xml``      thread blocks of MSCCL's runtimes
 ``mycel``          a mycel schedule, in JSON or text form
 =================  ==========================================================================================
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mycel.collectives.imports import mycel_schedule
+from mycel.collectives.imports import msccl_xml, mycel_schedule
 from mycel.collectives.imports.content import Content
 from mycel.errors import ScheduleError, UsageError, VerificationError
 
@@ -31,7 +32,8 @@ class Reader:
 
     Attributes:
         is_mine: whether a file is of this format, right or wrong. The first reader that says so has it.
-        check: verifies; gives facts for JSON, among them ``summary``: one line for people. Raises ``ScheduleError``
+        check: verifies; gives facts for JSON, among them ``summary``: one line for people, and perhaps ``notes``:
+            further lines. Raises ``ScheduleError``
             for a malformed file and ``VerificationError`` for a wrong schedule.
     """
 
@@ -41,6 +43,7 @@ class Reader:
 
 #: Formats by name, in the order in which they are asked. The last takes what nobody else knows.
 READERS: dict[str, Reader] = {
+    "msccl_xml": Reader(is_mine=msccl_xml.is_mine, check=msccl_xml.check),
     "mycel": Reader(is_mine=lambda content: True, check=mycel_schedule.check),
 }
 
@@ -57,7 +60,7 @@ def read_content(file: Path) -> Content:
     except OSError as error:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
     try:
-        text = raw.decode("utf-8")
+        text = raw.decode("utf-8-sig")
         return Content(text=text, data=json.loads(text) if text.lstrip().startswith("{") else None)
     except UnicodeDecodeError:
         raise ScheduleError(f"{file}: not a schedule: neither JSON nor text in UTF-8") from None

@@ -44,7 +44,7 @@ def parse_elements(text: str, *, source: str) -> Element:
         (stack[-1].children if stack else roots).append(element)
         stack.append(element)
         if len(stack) > _DEEPEST:
-            raise TopologyError(f"{source}:{element.line}: not a topology: nested too deeply")
+            raise TopologyError(f"{source}:{element.line}: nested too deeply")
 
     def end(tag: str) -> None:
         stack.pop()
