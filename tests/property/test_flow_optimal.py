@@ -7,7 +7,7 @@ from itertools import pairwise
 import networkx as nx
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -17,6 +17,7 @@ from mycel.collectives.lower import lower
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
+from mycel.errors import UsageError
 from mycel.topology.model import Link, Topology, Vertex
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,9 +42,12 @@ def fabrics(draw: st.DrawFn) -> Topology:
     )
 
 
-def on(fabric: Topology, name: str, root: int) -> Collective:
+def on(fabric: Topology, name: str, root: int, weights: list[int] | None = None) -> Collective:
+    """The collective, of equal blocks, or of as many of the weights as it has blocks."""
     n = fabric.num_ranks
-    return Collective(name=name, num_ranks=n, root=None if name == "all_to_all" else root % n)
+    blocks = n * n if name == "all_to_all" else n
+    sizes = None if weights is None else tuple(weights[:blocks])
+    return Collective(name=name, num_ranks=n, root=None if name == "all_to_all" else root % n, weights=sizes)
 
 
 def least_time_by_paths(fabric: Topology, collective: Collective) -> float:
@@ -70,7 +74,10 @@ def least_time_by_paths(fabric: Topology, collective: Collective) -> float:
     load[:, -1] = [-k.capacity for k in fabric.links]
     cost = np.zeros(len(paths) + 1)
     cost[-1] = 1
-    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(load)), A_eq=whole, b_eq=np.ones(len(pairs)))
+    n, blocks = fabric.num_ranks, collective.weights
+    numbers = [s * n + d if collective.root is None else s + d - collective.root for s, d in pairs]
+    size = np.ones(len(pairs)) if blocks is None else np.array([blocks[b] for b in numbers])
+    found = linprog(cost, A_ub=load, b_ub=np.zeros(len(load)), A_eq=whole, b_eq=size)
     return float(found.fun)
 
 
@@ -119,3 +126,30 @@ def test_programs_are_right(fabric: Topology, name: str, method: str, size: int,
     collective = on(fabric, name, 1)
     schedule = synthesize(fabric, collective, method=method)
     verify_programs(lower(schedule, size * collective.num_blocks, piece_elements=piece))
+
+
+weight_lists = st.lists(st.sampled_from((0, 0, 1, 2, 5)), min_size=25, max_size=25)
+
+
+@QUICK
+@given(fabric=fabrics(), name=st.sampled_from(NAMES), root=st.integers(0, 4), weights=weight_lists)
+def test_uneven_blocks_meet_a_bound_that_paths_confirm(
+    fabric: Topology, name: str, root: int, weights: list[int]
+) -> None:
+    try:
+        collective = on(fabric, name, root, weights)
+    except UsageError:
+        assume(False)
+    best = bound(fabric, collective)
+    assert float(best.inverse_x) == pytest.approx(least_time_by_paths(fabric, collective), rel=1e-7)
+    total = sum(collective.block_weights)
+    assert best.algbw * best.inverse_x * (fabric.num_ranks if name == "all_to_all" else 1) == total
+    for method in ("flow", "direct"):
+        schedule = synthesize(fabric, collective, method=method)
+        verify_schedule(schedule)
+        verify_link_loads(schedule, schedule.algbw)
+        assert schedule.algbw <= best.algbw
+        if method == "flow" and solve_flow(fabric, collective).is_exact:
+            assert schedule.algbw == best.algbw
+        elif method == "flow":
+            assert 0.999 * best.algbw <= schedule.algbw

@@ -422,3 +422,68 @@ if __name__ == "__main__":
     for kind, number in sorted(tried.items()):
         print(f"{number:5d} {', '.join(kind)}")
     print(f"{sum(tried.values()):5d} fabrics, {', '.join(NAMES)}: bound, independent programme and schedule agree")
+
+
+# -- uneven blocks ----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def weighted(draw, fabrics):
+    """A fabric and a weight a rank: any, many of them 0, or one that has everything."""
+    fabric = draw(fabrics)
+    n = fabric.num_ranks
+    weights = draw(st.lists(st.sampled_from((0, 0, 1, 2, 3, 7)), min_size=n, max_size=n))
+    if not any(weights):
+        weights[draw(st.integers(0, n - 1))] = 1
+    return fabric, tuple(weights)
+
+
+def uneven_on(name, fabric, weights):
+    return Collective(name=name, num_ranks=fabric.num_ranks, weights=weights)
+
+
+@QUICK
+@given(given_=weighted(balanced_fabrics(most_ranks=5, most_switches=3)))
+def test_the_bound_of_uneven_blocks_is_the_worst_of_all_cuts(given_):
+    fabric, weights = given_
+    total = sum(weights)
+    assert bound(fabric, uneven_on("all_gather", fabric, weights)).algbw == total / worst_cut(fabric, weights)
+    turned = worst_cut(fabric.reversed(), weights)
+    assert bound(fabric, uneven_on("reduce_scatter", fabric, weights)).algbw == total / turned
+
+
+@QUICK
+@given(given_=weighted(any_fabrics()), name=st.sampled_from(("all_gather", "reduce_scatter")))
+def test_the_bound_of_uneven_blocks_is_the_optimum_over_flows(given_, name):
+    fabric, weights = given_
+    best = bound(fabric, uneven_on(name, fabric, weights))
+    rate = flow_rate(fabric.reversed() if name == "reduce_scatter" else fabric, weights)
+    assert float(best.algbw) == pytest.approx(sum(weights) * rate, rel=1e-7)
+
+
+@QUICK
+@given(
+    given_=weighted(st.one_of(balanced_fabrics(), any_fabrics())),
+    name=st.sampled_from(("all_gather", "reduce_scatter")),
+    k=st.integers(1, 3),
+)
+def test_forests_of_uneven_blocks_meet_the_bound(given_, name, k):
+    fabric, weights = given_
+    collective = uneven_on(name, fabric, weights)
+    best = bound(fabric, collective)
+    schedule = synthesize(fabric, collective)
+    verify_schedule(schedule)
+    assert schedule.algbw == best.algbw
+    for other in (synthesize(fabric, collective, k=k), synthesize(fabric, collective, method="tree")):
+        verify_schedule(other)
+        assert other.algbw <= best.algbw
+
+
+@QUICK
+@given(fabric=st.one_of(balanced_fabrics(), any_fabrics()), root=st.integers(0, 5))
+def test_one_rank_that_has_everything_is_the_root_of_a_broadcast(fabric, root):
+    n = fabric.num_ranks
+    weights = tuple(int(rank == root % n) for rank in range(n))
+    for uneven, rooted in (("all_gather", "broadcast"), ("reduce_scatter", "reduce")):
+        expected = bound(fabric, collective_on(rooted, fabric, root)).algbw
+        assert bound(fabric, uneven_on(uneven, fabric, weights)).algbw == expected

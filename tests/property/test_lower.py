@@ -3,14 +3,16 @@
 The runner here knows nothing of schedules: it keeps numbers in numpy arrays and a queue a channel, and picks at
 random what to do next among all that the execution model of ``mycel.collectives.program`` allows. It is the
 verifier's opposite: concrete values in one order, where the verifier has symbols and all orders. Mutants must fail
-at the verifier.
+at the verifier. Blocks are equal, in proportion to weights, or of any length.
 """
 
 from __future__ import annotations
 
 import random
 from collections import deque
+from dataclasses import replace
 from functools import cache
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Channel, Op, Program
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective
+from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, UNEVEN, Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_programs
 from mycel.errors import ScheduleError, VerificationError
@@ -42,21 +44,33 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 @cache
-def schedule(where: int, name: str, method: str, root: int) -> Schedule:
+def schedule(where: int, name: str, method: str, root: int, is_weighted: bool = False) -> Schedule:
     topology = FABRICS[where]
-    rooted = root % topology.num_ranks if name in ROOTED else None
-    return synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks, root=rooted), method=method)
+    n = topology.num_ranks
+    rooted = root % n if name in ROOTED else None
+    weights = tuple((3 * i + root) % 4 for i in range(n * n if name == "all_to_all" else n)) if is_weighted else None
+    return synthesize(topology, Collective(name=name, num_ranks=n, root=rooted, weights=weights), method=method)
 
 
 @st.composite
 def lowered(draw: st.DrawFn, least: int = 0) -> tuple[Program, ...]:
+    name, method = draw(st.sampled_from([(name, method) for name in COLLECTIVES for method in methods_for(name)]))
     made = schedule(
         draw(st.integers(0, len(FABRICS) - 1)),
-        *draw(st.sampled_from([(name, method) for name in COLLECTIVES for method in methods_for(name)])),
+        name,
+        method,
         draw(st.integers(0, 6)),
+        name in UNEVEN and draw(st.booleans()),
     )
-    elements = draw(st.integers(least, 40)) * made.collective.num_blocks
-    return tuple(lower(made, elements, piece_elements=draw(st.integers(1, 17))))
+    elements = draw(st.integers(least, 40)) * made.collective.total_weight
+    lengths = None
+    if name in UNEVEN and draw(st.booleans()):
+        choice = random.Random(draw(st.integers(0, 2**32 - 1)))
+        weights = made.collective.block_weights
+        lengths = [choice.choice((0, 1, 2, 11)) if weight else 0 for weight in weights]
+        elements = sum(lengths)
+        assume(elements >= least)
+    return tuple(lower(made, elements, piece_elements=draw(st.integers(1, 17)), block_elements=lengths))
 
 
 # -- running programs on numbers ------------------------------------------------------------------------------
@@ -128,25 +142,42 @@ def contributions_of(programs: tuple[Program, ...], seed: int) -> list[np.ndarra
     return [random_numbers.integers(-1000, 1000, size) for size in sizes]
 
 
+def lengths_of(program: Program) -> list[int]:
+    """Elements of every block, as they were asked for."""
+    c = program.collective
+    if program.block_elements is not None:
+        return list(program.block_elements)
+    whole = sum(c.weights) if c.weights else c.num_blocks
+    return [program.num_elements * weight // whole for weight in c.weights or [1] * c.num_blocks]
+
+
+def cut(array: np.ndarray, lengths: list[int]) -> list[np.ndarray]:
+    """The array in parts of these lengths."""
+    assert len(array) == sum(lengths)
+    return np.split(array, list(accumulate(lengths))[:-1])
+
+
 def promised(programs: tuple[Program, ...], given_: list[np.ndarray]) -> list[np.ndarray | None]:
     """What every rank's OUTPUT must be; ``None``: anything."""
     collective = programs[0].collective
     n, root = collective.num_ranks, collective.root
+    lengths = lengths_of(programs[0])
     if collective.name == "all_gather":
         return [np.concatenate(given_)] * n
     if collective.name == "gather":
         return [np.concatenate(given_) if rank == root else None for rank in range(n)]
     if collective.name == "scatter":
-        return list(np.split(given_[root or 0], n))
+        return list(cut(given_[root or 0], lengths))
     if collective.name == "all_to_all":
-        return [np.concatenate([np.split(array, n)[rank] for array in given_]) for rank in range(n)]
+        rows = [cut(array, lengths[rank * n : (rank + 1) * n]) for rank, array in enumerate(given_)]
+        return [np.concatenate([row[rank] for row in rows]) for rank in range(n)]
     if collective.name == "broadcast":
         return [given_[root or 0]] * n
     total = np.sum(given_, axis=0)
     if collective.name == "all_reduce":
         return [total] * n
     if collective.name == "reduce_scatter":
-        return list(np.split(total, n))
+        return list(cut(total, lengths))
     return [total if rank == root else None for rank in range(n)]
 
 
@@ -186,6 +217,7 @@ def rewritten(program: Program, columns: np.ndarray, keep: np.ndarray | None = N
         columns=columns[indices].copy(),
         need_start=starts,
         need_index=np.array([n for row in needs for n in row], dtype=np.int64),
+        block_elements=program.block_elements,
     )
 
 
@@ -236,6 +268,26 @@ def test_a_mutant_is_rejected(kind: str, programs: tuple[Program, ...], rank: in
     assert wrong is not None
     with pytest.raises(VerificationError):
         verify_programs(wrong)
+
+
+@QUICK
+@given(
+    where=st.integers(0, len(FABRICS) - 1),
+    method=st.sampled_from(("flow", "direct")),
+    seed=st.integers(0, 2**32 - 1),
+    piece=st.integers(1, 5),
+)
+def test_programs_for_other_lengths_are_rejected(where: int, method: str, seed: int, piece: int) -> None:
+    """Every rank gives and gets as much as before, so that all offsets are in range, but not of the same blocks."""
+    made, choice = schedule(where, "all_to_all", method, 0), random.Random(seed)
+    n = made.collective.num_ranks
+    lengths = [choice.randrange(1, 5) for _ in range(n * n)]
+    programs = lower(made, sum(lengths), piece_elements=piece, block_elements=lengths)
+    (a, b), (c, d) = choice.sample(range(n), 2), choice.sample(range(n), 2)
+    for source, target, more in ((a, c, -1), (a, d, 1), (b, c, 1), (b, d, -1)):
+        lengths[source * n + target] += more
+    with pytest.raises(VerificationError):
+        verify_programs([replace(program, block_elements=tuple(lengths)) for program in programs])
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
