@@ -147,4 +147,4 @@ def bound_algbw(topology: Topology, collective: str) -> Fraction:
 
     root = 0 if collective in ("broadcast", "reduce") else None
     name = cast(CollectiveName, collective)
-    return bound(topology, Collective(name=name, num_ranks=topology.num_ranks, root=root)).algbw
+    return bound(topology.without_computing(), Collective(name=name, num_ranks=topology.num_ranks, root=root)).algbw

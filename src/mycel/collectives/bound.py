@@ -28,6 +28,7 @@ import numpy.typing as npt
 from mycel.collectives.allreduce_bound import Division, divide_links
 from mycel.collectives.balance import balance, unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
+from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import POINTED, Collective
 from mycel.errors import SynthesisError, UsageError
@@ -56,11 +57,17 @@ class Bound:
             (all_to_all, gather, scatter); the priced links are ``cut``.
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
-        is_composition: the value is ``composition``, not a limit: the fabric is too large for all_reduce's programme
-            (some 400 ranks).
+        is_composition: the value is no limit but what switches that only forward allow (``composition``, where the
+            fabric is too large for that programme, too): it is too large for all_reduce's programme (some 400 ranks;
+            with switches that copy and add some 100).
+        without_computing: of all_reduce on a fabric with switches that copy and add, the ``algbw`` if they only
+            forwarded; ``algbw`` itself where they gain nothing. ``None`` on other fabrics and for other collectives.
 
-    The bound of all_reduce holds for every schedule that adds each part of the array up a tree to some rank and
-    copies it down a tree from there; the other bounds hold for every schedule.
+    The bound of all_reduce holds for every schedule that adds each part of the array up a tree to some rank, or some
+    switch that adds, and copies it down a tree from there; each tree may branch in any computing switches (with more
+    than two of those on a fabric: in all of them or in none, and a schedule that mixes may do better). The other
+    bounds hold for every schedule in which switches only forward; where every switch has as much capacity in as out,
+    they are cuts, and hold with switches that copy and add as well.
     """
 
     collective: Collective
@@ -71,6 +78,7 @@ class Bound:
     by_dual: bool = False
     composition: Fraction | None = None
     is_composition: bool = False
+    without_computing: Fraction | None = None
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -93,6 +101,11 @@ class Bound:
         else:
             noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
             why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
+        if self.is_composition and self.without_computing is not None:
+            return (
+                f"{where}: {rate} is what switches that only forward guarantee. The fabric is too large to tell what "
+                f"those that copy and add gain; without them, these links bind: {shown}."
+            )
         if self.is_composition:
             return (
                 f"{where}: {rate} is what reduce-scatter and then all-gather guarantee. The fabric is too large to "
@@ -102,7 +115,21 @@ class Bound:
         if self.composition is not None and self.composition < self.algbw:
             less = f"{float(self.composition):.6g} {unit}"
             sentence += f" Reduce-scatter and then all-gather over equal shares would guarantee {less}."
+        if self.without_computing is not None:
+            sentence += f" {self._explain_computing(self.without_computing)}"
         return sentence
+
+    def _explain_computing(self, without: Fraction) -> str:
+        fabric = self.topology
+        labels = [fabric.label(vertex) for vertex in fabric.nodes[fabric.num_ranks :]]
+        shown = ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
+        which = f"{'Switch' if len(labels) == 1 else 'Switches'} {shown}"
+        rate = f"{float(without):.6g} {fabric.unit}"
+        if without == self.algbw:
+            return f"{which} could copy and add, which gains nothing here."
+        verb = "copies and adds" if len(labels) == 1 else "copy and add"
+        times = f"{float(self.algbw / without):.4g}"
+        return f"{which} {verb}; if switches only forwarded, it would be {rate}, {times} times less."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -201,15 +228,18 @@ def _bound_flow(topology: Topology, collective: Collective) -> Bound:
 
 def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
     best, composition = find_division(topology)
+    with_switches = divide_with_switches(topology, without=best.limit)
+    limit, binding = with_switches.limit, with_switches.binding or best.binding
     return Bound(
         collective=collective,
         topology=topology,
-        inverse_x=collective.num_ranks / best.limit,
-        algbw=best.limit,
-        cut=_links(topology, best.binding),
+        inverse_x=collective.num_ranks / limit,
+        algbw=limit,
+        cut=_links(topology, binding),
         by_dual=True,
         composition=composition,
-        is_composition=not best.is_proved,
+        is_composition=not (best.is_proved and with_switches.is_proved),
+        without_computing=best.limit if len(topology.nodes) > topology.num_ranks else None,
     )
 
 

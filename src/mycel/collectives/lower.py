@@ -109,9 +109,12 @@ class _Role:
 class Plan:
     """One rank's part of a schedule, ready to be expanded for any size.
 
+    A switch that copies and adds has a part as well: everything it holds is in SCRATCH, and what comes first of a
+    chunk starts the sum.
+
     Args:
         schedule: a schedule; verify it first.
-        rank: whose part.
+        rank: whose part; a node, see ``Topology.nodes``.
 
     Raises:
         ScheduleError: the schedule needs something a program cannot express: a dependency on a transfer that
@@ -121,7 +124,8 @@ class Plan:
     def __init__(self, schedule: Schedule, rank: int) -> None:
         self.schedule = schedule
         self.rank = rank
-        self._in_place = schedule.collective.name in ("all_reduce", "broadcast", "reduce")
+        self._is_switch = rank >= schedule.collective.num_ranks
+        self._in_place = not self._is_switch and schedule.collective.name in ("all_reduce", "broadcast", "reduce")
         keys = sorted(
             {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers if rank in (t.src, t.dst)}
         )
@@ -153,22 +157,23 @@ class Plan:
                 )
             elif t.reduce:
                 first = t.chunk not in last_reduce
+                starts = first and self._is_switch
                 if first and self._place(t.chunk, reduced=True) is Buffer.SCRATCH:
                     self._scratch_chunks.append(t.chunk)
                 role = _Role(
                     transfer=number,
                     chunk=t.chunk,
-                    op=Op.RECV_REDUCE,
+                    op=Op.RECV if starts else Op.RECV_REDUCE,
                     channel=channel,
                     buffer=self._place(t.chunk, reduced=True),
                     operand=self._place(t.chunk, reduced=not first),
-                    final=number in final,
+                    final=number in final and not starts,
                     # Reduced one after the other in the schedule's order: the same result in every run.
                     needs=[] if first else [last_reduce[t.chunk]],
                 )
                 last_reduce[t.chunk] = len(self._roles)
             else:
-                if schedule.collective.name == "reduce_scatter":
+                if schedule.collective.name == "reduce_scatter" and not self._is_switch:
                     raise ScheduleError(f"transfer {number}: a reduce_scatter program cannot copy into a partial sum")
                 role = _Role(
                     transfer=number,
@@ -179,6 +184,8 @@ class Plan:
                     operand=Buffer.INPUT,
                     final=False,
                 )
+                if self._is_switch:
+                    last_reduce[t.chunk] = len(self._roles)  # what is added later is added to this
             role_of[number] = len(self._roles)
             self._roles.append(role)
 
@@ -194,7 +201,7 @@ class Plan:
 
     def _landing(self, number: int, chunk: int) -> Buffer:
         """Where a chunk that is copied here lands; SCRATCH is set aside for one that only passes through."""
-        if self.schedule.collective.name not in POINTED:
+        if self.schedule.collective.name not in POINTED and not self._is_switch:
             return Buffer.OUTPUT
         place = self._place(chunk, reduced=False)
         if place is Buffer.INPUT:
@@ -207,6 +214,8 @@ class Plan:
 
     def _place(self, chunk: int, *, reduced: bool) -> Buffer:
         """Where this rank keeps a chunk, once something was reduced into it or before."""
+        if self._is_switch:
+            return Buffer.SCRATCH
         if self._in_place:
             return Buffer.OUTPUT
         collective, block = self.schedule.collective, self.schedule.block_of(chunk)
@@ -239,6 +248,8 @@ class Plan:
         """First element of each block in INPUT and in OUTPUT; means nothing for blocks that are not there."""
         name, n = self.schedule.collective.name, self.schedule.collective.num_ranks
         starts, nowhere = _starts(sizes), np.zeros_like(sizes)
+        if self._is_switch:
+            return nowhere, nowhere
         if name == "all_to_all":  # s * N + d, at d in the input of s and at s in the output of d
             nowhere[self.rank :: n] = _starts(sizes[self.rank :: n])
             return starts - starts[self.rank * n], nowhere
@@ -332,6 +343,8 @@ class Plan:
     def _own_block(self) -> int | None:
         """The block, if any, that is in this rank's INPUT and belongs in its OUTPUT, and that nobody sends."""
         c = self.schedule.collective
+        if self._is_switch:
+            return None
         if c.name == "all_to_all":
             return self.rank * (c.num_ranks + 1)
         return self.rank if c.name == "all_gather" or (c.name in POINTED and c.root == self.rank) else None
@@ -345,11 +358,11 @@ def _final_reduces(schedule: Schedule) -> frozenset[int]:
     have: dict[tuple[int, int], int] = {}
     final: set[int] = set()
     for number, t in enumerate(schedule.transfers):
-        sent = have.get((t.src, t.chunk), 1)
+        sent = have.get((t.src, t.chunk), 1)  # a switch holds nothing before, and sends nothing until it does
         if t.reduce:
-            total = have.get((t.dst, t.chunk), 1) + sent
-            have[t.dst, t.chunk] = total
-            if total == n and (name == "all_reduce" or not _forwards(schedule, number)):
+            before = have.get((t.dst, t.chunk), int(t.dst < n))
+            total = have[t.dst, t.chunk] = before + sent
+            if before and total == n and (name == "all_reduce" or not _forwards(schedule, number)):
                 final.add(number)
         else:
             have[t.dst, t.chunk] = sent
@@ -365,7 +378,7 @@ def _forwards(schedule: Schedule, number: int) -> bool:
 def lower(
     schedule: Schedule, num_elements: int, *, piece_elements: int, block_elements: Sequence[int] | None = None
 ) -> Sequence[Program]:
-    """Programs of all ranks for one size.
+    """Programs of all ranks for one size, and of the switches in which transfers end.
 
     Args:
         schedule: a verified schedule.
@@ -376,7 +389,7 @@ def lower(
     Raises:
         ScheduleError: see ``Plan`` and ``Plan.expand``.
     """
-    ranks = range(schedule.collective.num_ranks)
+    nodes = range(schedule.num_nodes)
     return tuple(
-        Plan(schedule, rank).expand(num_elements, piece_elements, block_elements=block_elements) for rank in ranks
+        Plan(schedule, node).expand(num_elements, piece_elements, block_elements=block_elements) for node in nodes
     )

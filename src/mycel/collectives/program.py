@@ -21,6 +21,9 @@ all_reduce, broadcast and reduce work in place: the array is in OUTPUT before an
 all_gather's INPUT is the rank's block, reduce_scatter's OUTPUT is. INPUT is never written. In all_gather the
 INPUT may be the very memory of the rank's block in OUTPUT. all_to_all's INPUT has a block for each rank, and its
 OUTPUT one from each. gather's INPUT and scatter's OUTPUT are the rank's block; the whole array is at the root only.
+
+Switches that copy and add have programs too, with numbers from ``num_ranks`` on: INPUT and OUTPUT are empty, and all
+that passes through is in SCRATCH.
 """
 
 from __future__ import annotations
@@ -226,6 +229,8 @@ class Program:
         at_root = self.num_elements if self.rank == c.root else 0
         if buffer is Buffer.SCRATCH:
             return self.scratch_elements
+        if self.rank >= n:
+            return 0
         if c.name == "all_to_all":
             given = sizes[self.rank * n : (self.rank + 1) * n]
             return int((given if buffer is Buffer.INPUT else sizes[self.rank :: n]).sum())

@@ -73,7 +73,7 @@ class Fabric:
         self._wiring = read_wiring(settings.wiring) if settings.wiring is not None else None
         self._whole: Topology | None = None
         if settings.topology is not None:
-            whole = load_topology(settings.topology)
+            whole = load_topology(settings.topology).without_computing()  # sockets end at ranks
             if whole.num_ranks != world_size:
                 raise UsageError(
                     f"{settings.topology} describes {whole.num_ranks} ranks, but the world size is {world_size}; "

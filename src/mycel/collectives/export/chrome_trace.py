@@ -19,12 +19,13 @@ def timeline(run: Simulation) -> dict[str, Any]:
     """The JSON object of a simulated run."""
     topology = run.schedule.topology
     events: list[dict[str, Any]] = []
-    for rank, vertex in enumerate(topology.ranks):
-        name = f"rank {rank} ({topology.label(vertex)})"
-        events.append({"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": {"name": name}})
+    num_ranks = run.schedule.collective.num_ranks
+    for node, vertex in enumerate(topology.nodes[: run.schedule.num_nodes]):
+        name = f"{_kind(node, num_ranks)} ({topology.label(vertex)})"
+        events.append({"ph": "M", "name": "process_name", "pid": node, "tid": 0, "args": {"name": name}})
     for number, channel in enumerate(run.channels):
         via = " > ".join(topology.label(vertex) for vertex in channel.path)
-        name = f"to rank {channel.dst}: {via}"
+        name = f"to {_kind(channel.dst, num_ranks)}: {via}"
         events.append({"ph": "M", "name": "thread_name", "pid": channel.src, "tid": number, "args": {"name": name}})
     for row in run.events:
         channel = run.channels[row["channel"]]
@@ -42,6 +43,10 @@ def timeline(run: Simulation) -> dict[str, Any]:
         )
     what = f"{run.schedule.collective.name} of {run.num_bytes} bytes on {topology.name} by {run.schedule.method}"
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"simulated": what}}
+
+
+def _kind(node: int, num_ranks: int) -> str:
+    return f"rank {node}" if node < num_ranks else f"switch {node}"
 
 
 def export(schedule: Schedule, num_bytes: int) -> str:

@@ -30,6 +30,9 @@ def export(schedule: Schedule, num_bytes: int) -> str:
                 "  }",
             ]
         lines += nodes
+    for node in range(schedule.collective.num_ranks, schedule.num_nodes):
+        label = f"{node}: {topology.label(topology.nodes[node])}"
+        lines.append(f"  {node} [label={_quoted(label)}, shape=box];")
     most = max(load.values())
     for (src, dst, reduce), units in sorted(load.items()):
         style = "dashed" if reduce else "solid"

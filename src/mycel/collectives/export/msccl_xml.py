@@ -56,6 +56,10 @@ def export(schedule: Schedule, num_bytes: int) -> str:
     name = schedule.collective.name
     if name not in COLLECTIVE_NAMES:
         raise ScheduleError(f"MSCCL XML cannot express {name}; it can: {', '.join(COLLECTIVE_NAMES)}")
+    if schedule.num_nodes > schedule.collective.num_ranks:
+        raise ScheduleError(
+            "MSCCL XML cannot express switches that copy and add; synthesize for the same fabric without 'computes'"
+        )
     programs = lower(schedule, schedule.num_units, piece_elements=MAX_COUNT)
     blocks = [_blocks(program) for program in programs]
     inplace, outofplace = _PLACES[name]

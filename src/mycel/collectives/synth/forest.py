@@ -4,7 +4,8 @@ The steps, each checked by exact flows: scale the capacities so that every rank 
 remove switches by edge splitting; pack spanning out-trees; divide trees until each of their edges is one physical
 path; say it as a schedule. A collective that reduces runs on the fabric turned round, its trees turned back.
 All-reduce reduces every chunk up one tree and copies it down another; where reduce-scatter and all-gather one after
-the other are not optimal, both forests are built from the parts of the links that each of them is best given.
+the other are not optimal, both forests are built from the parts of the links that each of them is best given. Where
+switches can copy and add, and that helps, they are not removed but spanned (``mycel.collectives.in_network_bound``).
 
 References:
     L. Zhao et al., "ForestColl: Throughput-Optimal Collective Communications on Heterogeneous Network Fabrics",
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil, gcd, lcm
@@ -24,10 +25,12 @@ import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
+from mycel.collectives.in_network_bound import NetworkDivision, divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
+from mycel.collectives.synth.in_network import root_at_switch, without_idle_switches
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
@@ -99,6 +102,10 @@ def synthesize(
     if collective.name == "all_reduce":
         # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
         division, _ = find_division(topology)
+        if k is None:
+            network = divide_with_switches(topology, without=max(schedule.algbw, division.algbw))
+            if network.phases:
+                return _synthesize_in_network(topology, collective, network, progress)
         if k is None and schedule.algbw < division.algbw:
             return _synthesize_divided(topology, collective, division, progress)
         if k is not None and division.is_proved:
@@ -161,6 +168,58 @@ def _synthesize_divided(
         )
         forests.append(_grow(topology, best, *scale(best), progress))
     up, down = forests
+    return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
+
+
+def _synthesize_in_network(
+    topology: Topology, collective: Collective, division: NetworkDivision, progress: Progress | None
+) -> Schedule:
+    """All-reduce through switches that copy and add: in each phase, those that it spans are packed as ranks are."""
+    forests: list[tuple[bool, Fraction, list[RoutedTree]]] = []
+    for phase in division.phases:
+        fabric = topology.with_vertices(
+            replace(vertex, kind="rank", computes=False) if number in phase.switches else vertex
+            for number, vertex in enumerate(topology.vertices)
+        )
+        shares = [phase.shares[vertex] for vertex in fabric.ranks]
+        unit = lcm(*(share.denominator for share in shares))
+        whole = [int(share * unit) for share in shares]
+        inverse = Fraction(unit, gcd(*whole))
+        best = Optimum(
+            graph=FlowGraph.of(fabric, is_reversed=phase.is_reversed),
+            is_reversed=phase.is_reversed,
+            weights=tuple(w // gcd(*whole) for w in whole),
+            inverse_x=inverse,
+            capacities=phase.part,
+            inverse_x_achieved=inverse,
+            arcs=(),
+            by_dual=True,
+        )
+        capacity, demand = scale(best)
+        node = [topology.node_of[vertex] for vertex in fabric.ranks]
+        trees = [
+            replace(
+                tree,
+                root=node[tree.root],
+                edges=without_idle_switches(
+                    tuple((node[src], node[dst], path) for src, dst, path in tree.edges), topology.num_ranks
+                ),
+            )
+            for tree in _grow(fabric, best, capacity, demand, progress)
+        ]
+        forests.append((phase.is_reversed, int(demand.sum()) / sum(shares, Fraction(0)), trees))
+    # Each phase counts in units of its own; all together in the largest that divides those of each.
+    common = Fraction(lcm(*(units.numerator for _, units, _ in forests)))
+    up, down = (
+        [
+            replace(tree, multiplicity=int(tree.multiplicity * (common / units)))
+            for phase_reversed, units, trees in forests
+            if phase_reversed == is_reversed
+            for tree in trees
+        ]
+        for is_reversed in (True, False)
+    )
+    weights = [sum(tree.multiplicity for tree in down if tree.root == node) for node in range(len(topology.nodes))]
     return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
 
 
@@ -313,7 +372,9 @@ def _emit(
     up: list[RoutedTree] | None,
     down: list[RoutedTree] | None,
 ) -> Schedule:
-    pieces = _pieces(topology.num_ranks, weights, up, down)
+    pieces = _pieces(len(weights), weights, up, down)
+    if up is not None and down is not None:
+        pieces = [_at_switch(piece, topology.num_ranks) for piece in pieces]
     divisor = gcd(*(piece.stop - piece.start for piece in pieces))
     transfers: list[Transfer] = []
     for chunk, piece in enumerate(pieces):
@@ -340,8 +401,13 @@ def _emit(
     )
 
 
+def _at_switch(piece: _Piece, num_ranks: int) -> _Piece:
+    up, down = root_at_switch(piece.up, piece.down, num_ranks)
+    return replace(piece, up=up, down=down)
+
+
 def _pieces(
-    num_ranks: int, weights: Sequence[int], up: list[RoutedTree] | None, down: list[RoutedTree] | None
+    num_roots: int, weights: Sequence[int], up: list[RoutedTree] | None, down: list[RoutedTree] | None
 ) -> list[_Piece]:
     """Each root's share cut at the boundaries of its trees in both directions; equal neighbours merged."""
     forests = [forest for forest in (up, down) if forest is not None]
@@ -349,7 +415,7 @@ def _pieces(
     common = lcm(*unit)
     pieces: list[_Piece] = []
     start = 0
-    for root in range(num_ranks):
+    for root in range(num_roots):
         runs: list[list[tuple[int, tuple[tuple[int, int, Path], ...]]]] = []
         for forest, trees_a_share in zip(forests, unit, strict=True):
             stretch, reached, run = common // trees_a_share, 0, []

@@ -39,7 +39,8 @@ def verify_programs(programs: Sequence[Program]) -> None:
     copy onto itself does nothing.
 
     Args:
-        programs: one of each rank, in any order, for the same collective and size.
+        programs: one of each rank, in any order, for the same collective and size; and of switches that copy and
+            add, which hold nothing before and may hold anything after.
 
     Raises:
         VerificationError: the message names rank, instruction, channel and elements.
@@ -64,10 +65,11 @@ def _one_of_each_rank(programs: Sequence[Program], title: str) -> list[Program]:
                     f"{title}: rank {program.rank} and rank {model.rank} disagree about {name}: {ours} and {theirs}"
                 )
     by_rank = {program.rank: program for program in programs}
-    expected = range(model.collective.num_ranks)
+    ranks = range(model.collective.num_ranks)
+    expected = range(max(len(ranks), len(programs)))
     if sorted(program.rank for program in programs) != list(expected):
         raise VerificationError(
-            f"{title}: expected one program of each of ranks 0..{expected[-1]}, got ranks "
+            f"{title}: expected one program of each of ranks 0..{ranks[-1]}, got ranks "
             f"{sorted(program.rank for program in programs)}"
         )
     return [by_rank[rank] for rank in expected]
@@ -277,6 +279,8 @@ def _extents(program: Program) -> list[tuple[int, int]]:
 def _blocks_in(c: Collective, rank: int, buffer: Buffer) -> Sequence[int]:
     """Which of the array's blocks stand in INPUT or OUTPUT, one after the other."""
     n, of_input = c.num_ranks, buffer is Buffer.INPUT
+    if rank >= n:
+        return ()
     if c.name in _IN_PLACE:
         return () if of_input else (0,)
     if c.name == "all_to_all":
