@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
+from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
 from mycel.errors import VerificationError
@@ -39,22 +39,31 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 @cache
-def made(where: int, name: str, method: str) -> Schedule:
-    root = 1 if name in ROOTED else None
-    return synthesize(FABRICS[where], Collective(name=name, num_ranks=FABRICS[where].num_ranks, root=root), method)
+def made(where: int, name: str, method: str, is_uneven: bool) -> Schedule:
+    n, root = FABRICS[where].num_ranks, 1 if name in ROOTED else None
+    weights = tuple((2 * i + 3) % 5 for i in range(n * n if name == "all_to_all" else n)) if is_uneven else None
+    return synthesize(FABRICS[where], Collective(name=name, num_ranks=n, root=root, weights=weights), method)
 
 
 schedules = st.builds(
     lambda where, served: made(where, *served),
     st.integers(0, len(FABRICS) - 1),
-    st.sampled_from([(name, method) for name in COLLECTIVES for method in methods_for(name)]),
+    st.sampled_from(
+        [
+            (name, method, is_uneven)
+            for name in COLLECTIVES
+            for method in methods_for(name)
+            for is_uneven in (False, True)
+            if name in UNEVEN or not is_uneven
+        ]
+    ),
 )
 
 
 @st.composite
 def lowered(draw: st.DrawFn) -> tuple[Program, ...]:
     schedule = draw(schedules)
-    elements = draw(st.integers(1, 12)) * schedule.collective.num_blocks
+    elements = draw(st.integers(1, 12)) * schedule.collective.total_weight
     return tuple(lower(schedule, elements, piece_elements=draw(st.integers(1, 6))))
 
 
