@@ -106,9 +106,11 @@ def simulate(
             f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes} with {overhead_s} s a message; "
             f"at least 1 byte, {_ELEMENT_BYTES} bytes and 0 s are needed"
         )
-    blocks, parts = schedule.collective.num_blocks, schedule.collective.num_parts
-    elements = -(-num_bytes * parts // (_ELEMENT_BYTES * blocks)) * blocks
-    programs = lower(schedule, elements, piece_elements=piece_bytes // _ELEMENT_BYTES)
+    collective, parts = schedule.collective, schedule.collective.num_parts
+    share = _ELEMENT_BYTES * collective.total_weight
+    blocks = [-(-num_bytes * parts * weight // share) for weight in collective.block_weights]
+    elements = sum(blocks)
+    programs = lower(schedule, elements, piece_elements=piece_bytes // _ELEMENT_BYTES, block_elements=blocks)
     traffic = _Traffic.of(programs)
     topology = schedule.topology
     rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
