@@ -171,6 +171,26 @@ def test_the_compiled_engine_gives_the_bits_of_the_plain_one(
     assert seen[0] == seen[1]
 
 
+@pytest.mark.parametrize("engine", [compiled, execute_in_python])
+@pytest.mark.parametrize("method", ["flow", "direct"])
+def test_all_to_all_of_any_lengths(engine: Execute, method: str) -> None:
+    """Some ranks exchange nothing, and one gives nothing to anybody."""
+    fabric, n = ring(num_ranks=4), 4
+    table = np.random.default_rng(5).integers(0, 900, (n, n))
+    table[2], table[0, 1], table[3, 3] = 0, 0, 1
+    schedule = synthesize(fabric, Collective(name="all_to_all", num_ranks=n), method=method)
+    lengths = table.ravel().tolist()
+    programs = tuple(lower(schedule, sum(lengths), piece_elements=100, block_elements=lengths))
+    given = [1000 * rank + np.arange(table[rank].sum()) for rank in range(n)]
+    results = [np.full(table[:, rank].sum(), -1) for rank in range(n)]
+    with cluster(programs, buffer_bytes=1) as wired:
+        jobs = [wired.job(rank, given[rank], results[rank]) for rank in range(n)]
+        assert run_together(jobs, [engine] * n) == [e.DONE] * n
+    rows = [np.split(part, np.cumsum(table[rank])[:-1]) for rank, part in enumerate(given)]
+    for rank, result in enumerate(results):
+        np.testing.assert_array_equal(result, np.concatenate([row[rank] for row in rows]))
+
+
 def test_a_prepared_program_runs_again_and_again() -> None:
     programs = programs_of(star(num_ranks=2), "all_reduce", 100, 9)
     with cluster(programs) as wired:
