@@ -297,8 +297,11 @@ def _solve_flows(task: _Task, least: Fraction) -> Floats:
     """Among the flows that take the least time, those over the shortest ways: few relays, no cycles."""
     cost = np.tile(np.array(_weights(task.fabric), dtype=np.float64), len(task.sources))
     largest = max(link.capacity for link in task.fabric.links)
-    # A little longer than what the prices prove, which rounding may have put below what flows can reach.
-    return _solve(task, cost, float(least * largest) * (1 + 1e-8))[0]
+    try:
+        return _solve(task, cost, float(least * largest))[0]
+    except SynthesisError:
+        # Rounding of the prices may have put what they prove below what flows can reach.
+        return _solve(task, cost, float(least * largest) * (1 + 1e-8))[0]
 
 
 def _common_denominator(values: Floats) -> int:
