@@ -22,7 +22,7 @@ from mycel.cli.bound import (
 )
 from mycel.collectives.bound import bound
 from mycel.errors import UsageError
-from mycel.topology.change import add_link, change_link, remove_link, scale_interfaces, scale_link
+from mycel.topology.change import add_link, change_link, compute_in_switch, remove_link, scale_interfaces, scale_link
 from mycel.topology.model import Topology
 from mycel.units import RATE_UNITS
 
@@ -51,6 +51,10 @@ def register(app: typer.Typer) -> None:
         scale_nic: Annotated[
             str | None, typer.Option("--scale-nic", help="So many times the bandwidth of every link out of a box.")
         ] = None,
+        compute: Annotated[
+            list[str],
+            typer.Option("--compute", help="Switches that copy and add (SHARP): 'box0/nvswitch', '*/nvswitch'."),
+        ] = _NONE,
         root: RootOption = None,
         json_output: JsonOption = False,
     ) -> None:
@@ -65,9 +69,10 @@ def register(app: typer.Typer) -> None:
                 for text in filter(None, [scale_nic])
             ),
             *((remove_link, text, f"{text} removed") for text in remove),
+            *((compute_in_switch, text, f"{text} copies and adds") for text in compute),
         ]
         if not steps:
-            raise UsageError("nothing to change: give --change, --add, --remove, --scale or --scale-nic")
+            raise UsageError("nothing to change: give --change, --add, --remove, --scale, --scale-nic or --compute")
         started = time.perf_counter()
         changed = fabric
         for apply, text, _ in steps:

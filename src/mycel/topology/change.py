@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from fractions import Fraction
 
 from mycel.errors import MycelError, UsageError
@@ -16,7 +17,7 @@ from mycel.topology.model import Link, Topology
 from mycel.topology.suggest import nearest
 from mycel.units import RATE_UNITS
 
-__all__ = ["add_link", "change_link", "remove_link", "scale_interfaces", "scale_link"]
+__all__ = ["add_link", "change_link", "compute_in_switch", "remove_link", "scale_interfaces", "scale_link"]
 
 _Rates = dict[tuple[int, int], Fraction]
 _INTERFACE = re.compile(r"(nic|mlx|hca|eth|efa|ib)[\w:.-]*", re.IGNORECASE)
@@ -38,6 +39,26 @@ def change_link(topology: Topology, text: str) -> Topology:
     """
     pattern, rate, unit = _read(topology, text, "'A->B=400 Mbit/s'")
     return _replaced(topology, dict.fromkeys(_links(topology, pattern), rate), unit)
+
+
+def compute_in_switch(topology: Topology, text: str) -> Topology:
+    """The fabric with switches that copy and add: a label, or a pattern such as ``*/nvswitch``.
+
+    Raises:
+        UsageError: no switch is called so.
+
+    Examples:
+        >>> from mycel.topology.load import load_topology
+        >>> compute_in_switch(load_topology("star:ranks=3"), "switch").nodes
+        (0, 1, 2, 3)
+    """
+    chosen = {v for v in _vertices(topology, text.strip()) if topology.vertices[v].kind == "switch"}
+    if not chosen:
+        raise UsageError(f"{topology.name}: {text!r} is no switch; every rank copies and adds")
+    return topology.with_vertices(
+        replace(vertex, computes=True) if number in chosen else vertex
+        for number, vertex in enumerate(topology.vertices)
+    )
 
 
 def add_link(topology: Topology, text: str) -> Topology:

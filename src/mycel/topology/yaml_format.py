@@ -11,10 +11,12 @@
           - {rank: 2, uplink: {bandwidth: 25 Mbit/s}}               # a slow interface
       - {name: right, count: 3, ranks: 4, ...}                      # right0, right1, right2
     ranks: [monitor]                    # ranks in no box; a number n means 0 .. n-1
-    switches: [core]
+    switches: [core]                    # {name: core, computes: true}: it can copy and add (SHARP)
     links:
       - {from: monitor, to: core, bandwidth: 1 Gbit/s}              # both directions
       - {from: left/0, to: right0/0, bandwidth: 10 Gbit/s, one_way: true}
+
+``inside: {bandwidth: ..., computes: true}`` says the same of the switch in a box (NVLink SHARP).
 
 Ranks are numbered in the order of the file, boxes first. ``vertices: [{rank: a}, {switch: core}, ...]`` instead of
 boxes, ranks and switches fixes the order of all vertices; ``to_yaml`` writes that form.
@@ -42,6 +44,7 @@ __all__ = ["parse_yaml", "to_yaml"]
 _TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links")
 _BOX = ("name", "count", "ranks", "inside", "uplink", "overrides")
 _CABLE = ("bandwidth", "latency")
+_INSIDE = (*_CABLE, "computes")
 _UPLINK = ("to", "bandwidth", "latency", "per", "ranks")
 _LINK = ("from", "to", "bandwidth", "latency", "one_way")
 
@@ -83,7 +86,8 @@ def to_yaml(topology: Topology) -> str:
     lines = [f"name: {_quoted(topology.name)}", f"unit: {topology.unit}", "vertices:"]
     for vertex in topology.vertices:
         box = "" if vertex.box is None else f", box: {_quoted(vertex.box)}"
-        lines.append(f"  - {{{vertex.kind}: {_quoted(vertex.label)}{box}}}")
+        computes = ", computes: true" if vertex.computes else ""
+        lines.append(f"  - {{{vertex.kind}: {_quoted(vertex.label)}{box}{computes}}}")
     lines.append("links:")
     waiting = list(reversed(topology.links))
     while waiting:
@@ -153,7 +157,7 @@ class _Description:
             self._read_ranks(top["ranks"])
         if "switches" in top:
             for node in read.items(top["switches"], what="switches"):
-                self._add("switch", read.text(node, what="a switch's name"), None, node)
+                self._read_switch(node)
         for box, members, uplink, overrides in pending:
             self._connect_uplink(box, members, uplink, overrides)
         for node in read.items(top["links"], what="links") if "links" in top else []:
@@ -162,7 +166,7 @@ class _Description:
 
     # -- vertices ---------------------------------------------------------------------------------------------
 
-    def _add(self, kind: VertexKind, label: str, box: str | None, node: yaml.Node) -> str:
+    def _add(self, kind: VertexKind, label: str, box: str | None, node: yaml.Node, *, computes: bool = False) -> str:
         for known in (self._ordered, self._ranks, self._switches):
             if label in known:
                 line = self._read.line(known[label][1])
@@ -170,8 +174,17 @@ class _Description:
         if len(self._ranks) + len(self._switches) + len(self._ordered) >= MAX_VERTICES:
             raise self._read.error(node, f"more than {MAX_VERTICES} ranks and switches")
         place = self._ordered if "vertices" in self._top else self._ranks if kind == "rank" else self._switches
-        place[label] = (Vertex(kind=kind, label=label, box=box), node)
+        place[label] = (Vertex(kind=kind, label=label, box=box, computes=computes), node)
         return label
+
+    def _read_switch(self, node: yaml.Node) -> None:
+        """A name, or a mapping of one that says more."""
+        read, name, computes = self._read, node, False
+        if isinstance(node, yaml.MappingNode):
+            found = read.mapping(node, ("name", "computes"), required=("name",), what="a switch")
+            name = found["name"]
+            computes = "computes" in found and read.flag(found["computes"], what="computes")
+        self._add("switch", read.text(name, what="a switch's name"), None, node, computes=computes)
 
     def _read_vertices(self, node: yaml.Node) -> None:
         read = self._read
@@ -179,12 +192,15 @@ class _Description:
             if other in self._top:
                 raise read.error(node, f"'vertices' cannot stand beside {other!r}; use one of the two")
         for item in read.items(node, what="vertices"):
-            found = read.mapping(item, ("rank", "switch", "box"), what="a vertex")
+            found = read.mapping(item, ("rank", "switch", "box", "computes"), what="a vertex")
             if ("rank" in found) == ("switch" in found):
                 raise read.error(item, "a vertex is either {rank: NAME} or {switch: NAME}")
             kind: VertexKind = "rank" if "rank" in found else "switch"
             box = read.text(found["box"], what="box") if "box" in found else None
-            self._add(kind, read.text(found[kind], what=f"a {kind}'s name"), box, item)
+            computes = "computes" in found and read.flag(found["computes"], what="computes")
+            if computes and kind == "rank":
+                raise read.error(found["computes"], "'computes' is said of switches; every rank copies and adds")
+            self._add(kind, read.text(found[kind], what=f"a {kind}'s name"), box, item, computes=computes)
 
     def _read_ranks(self, node: yaml.Node) -> None:
         read = self._read
@@ -220,8 +236,9 @@ class _Description:
         for box in names:
             members = [self._add("rank", f"{box}/{i}", box, node) for i in range(size)]
             if "inside" in found:
-                switch = self._add("switch", f"{box}/switch", box, found["inside"])
-                inside = read.mapping(found["inside"], _CABLE, required=("bandwidth",), what=f"box {box}: inside")
+                inside = read.mapping(found["inside"], _INSIDE, required=("bandwidth",), what=f"box {box}: inside")
+                computes = "computes" in inside and read.flag(inside["computes"], what="computes")
+                switch = self._add("switch", f"{box}/switch", box, found["inside"], computes=computes)
                 for i, member in enumerate(members):
                     changes = self._changes(overrides.get(i), "inside", _CABLE, box)
                     self._connect(member, switch, self._cable(inside | changes, found["inside"]))

@@ -57,6 +57,8 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
     "mi250": mi250,
 }
 
+#: Arguments that are true or false.
+_FLAGS = ("shared_uplink", "computes", "nvls", "sharp")
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -111,7 +113,7 @@ def _value(name: str, argument: str, text: str) -> object:
         if not re.fullmatch(r"-?\d{1,9}", text):
             raise TopologyError(f"{name}: {argument.removeprefix('num_')}={text!r} is not a whole number")
         return int(text)
-    if argument == "shared_uplink":
+    if argument in _FLAGS:
         if text.lower() not in _TRUTH:
             raise TopologyError(f"{name}: {argument}={text!r} is neither true nor false")
         return _TRUTH[text.lower()]

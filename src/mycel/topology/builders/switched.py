@@ -11,13 +11,16 @@ from mycel.topology.model import Topology
 __all__ = ["hosts", "loopback", "star", "two_boxes"]
 
 
-def star(*, num_ranks: int = 8, bandwidth: Bandwidth = "400 Mbit/s", latency: Latency = 0.0) -> Topology:
+def star(
+    *, num_ranks: int = 8, bandwidth: Bandwidth = "400 Mbit/s", latency: Latency = 0.0, computes: bool = False
+) -> Topology:
     """Ranks round one switch.
 
     Args:
         num_ranks: at least 2.
         bandwidth: of each rank's cable, each way.
         latency: of each cable, in seconds or as text.
+        computes: the switch can copy and add (SHARP).
 
     Raises:
         TopologyError: an argument makes no sense.
@@ -27,7 +30,7 @@ def star(*, num_ranks: int = 8, bandwidth: Bandwidth = "400 Mbit/s", latency: La
         ('Mbit/s', 400)
     """
     fabric = Assembly(f"star_{positive(num_ranks, 'star: num_ranks', 2)}")
-    switch = fabric.switch("switch")
+    switch = fabric.switch("switch", computes=computes)
     for number in range(num_ranks):
         fabric.connect(fabric.rank(str(number)), switch, bandwidth, latency)
     return fabric.topology()

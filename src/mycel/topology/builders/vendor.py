@@ -67,6 +67,8 @@ def dgx_h100(
     nic: Bandwidth = "50 GB/s",
     latency: Latency = 0.0,
     nic_latency: Latency = 0.0,
+    nvls: bool = False,
+    sharp: bool = False,
 ) -> Topology:
     """DGX H100: 8 GPUs on NVSwitch, an interface a GPU, all on one non-blocking InfiniBand network.
 
@@ -76,6 +78,8 @@ def dgx_h100(
         nic: of each GPU's network interface.
         latency: of the links inside, in seconds or as text.
         nic_latency: of the links to and from the network.
+        nvls: NVSwitches copy and add (NVLink SHARP).
+        sharp: the network copies and adds (InfiniBand SHARP); as if one switch, which a fat tree of them is.
 
     Raises:
         TopologyError: an argument makes no sense.
@@ -83,11 +87,13 @@ def dgx_h100(
     Examples:
         >>> dgx_h100(num_boxes=2).num_ranks, len(dgx_h100(num_boxes=2).links)
         (16, 64)
+        >>> len(dgx_h100(num_boxes=2, nvls=True).nodes)
+        18
     """
     fabric = Assembly(f"dgx_h100_x{positive(num_boxes, 'dgx_h100: num_boxes')}")
-    network = [fabric.switch("ib")] if num_boxes > 1 else []
+    network = [fabric.switch("ib", computes=sharp)] if num_boxes > 1 else []
     for box in _boxes(num_boxes):
-        gpus = _nvswitch_box(fabric, box, nvswitch, latency)
+        gpus = _nvswitch_box(fabric, box, nvswitch, latency, nvls=nvls)
         for gpu in gpus if network else []:
             fabric.connect(gpu, network[0], nic, nic_latency)
     return fabric.topology()
@@ -166,9 +172,11 @@ def _boxes(num_boxes: int) -> list[str]:
     return [f"box{number}" for number in range(num_boxes)]
 
 
-def _nvswitch_box(fabric: Assembly, box: str, nvswitch: Bandwidth, latency: Latency) -> list[str]:
+def _nvswitch_box(
+    fabric: Assembly, box: str, nvswitch: Bandwidth, latency: Latency, *, nvls: bool = False
+) -> list[str]:
     gpus = [fabric.rank(f"{box}/{number}", box) for number in range(8)]
-    switch = fabric.switch(f"{box}/nvswitch", box)
+    switch = fabric.switch(f"{box}/nvswitch", box, computes=nvls)
     for gpu in gpus:
         fabric.connect(gpu, switch, nvswitch, latency)
     return gpus

@@ -7,7 +7,7 @@ so that a person is told; network interfaces go to its exits, so that several eq
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mycel.errors import MycelError, TopologyError
@@ -83,7 +83,7 @@ class Description:
         found = cls(topology.name, source, unit=topology.unit)
         scale = RATE_UNITS.get(topology.unit, Fraction(1))
         for vertex in topology.vertices:
-            found._add(vertex.kind, vertex.label, vertex.box)
+            found._add(vertex.kind, vertex.label, vertex.box, computes=vertex.computes)
         for link in topology.links:
             ends = (topology.label(link.src), topology.label(link.dst))
             found.cable(*ends, link.capacity * scale, link.latency_s, one_way=True)
@@ -97,12 +97,12 @@ class Description:
         """Add a switch; returns its label. Those that lead nowhere are dropped in the end."""
         return self._add("switch", label, box)
 
-    def _add(self, kind: VertexKind, label: str, box: str | None) -> str:
+    def _add(self, kind: VertexKind, label: str, box: str | None, *, computes: bool = False) -> str:
         if label in self._vertices:
             raise TopologyError(f"{self._source}: two vertices are called {label!r}")
         if len(self._vertices) >= MAX_VERTICES:
             raise TopologyError(f"{self._source}: more than {MAX_VERTICES} ranks and switches")
-        self._vertices[label] = Vertex(kind=kind, label=label, box=box)
+        self._vertices[label] = Vertex(kind=kind, label=label, box=box, computes=computes)
         return label
 
     def cable(
@@ -169,7 +169,7 @@ class Description:
             prefix = f"box{number}/" if boxes > 1 else ""
             for label, vertex in self._vertices.items():
                 box = f"box{number}" if prefix else vertex.box
-                vertices[prefix + label] = Vertex(kind=vertex.kind, label=prefix + label, box=box)
+                vertices[prefix + label] = replace(vertex, label=prefix + label, box=box)
             for cable in self._cables:
                 if not (drop and cable.fallback):
                     connect(prefix + cable.src, prefix + cable.dst, cable.rate, cable.latency_s)
