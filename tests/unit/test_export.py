@@ -14,11 +14,13 @@ import pytest
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
-from mycel.collectives.export import FORMATS, SUFFIXES, export, format_of
+from mycel.collectives.export import FORMATS, SUFFIXES, export, format_of, msccl_xml
+from mycel.collectives.imports.msccl_xml import parse
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
+from mycel.collectives.verify.blocks import verify_blocks
 from mycel.errors import ScheduleError, UsageError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.model import Topology
@@ -163,7 +165,9 @@ FABRICS = (star(num_ranks=5), two_boxes(num_ranks=4), ring(num_ranks=4), torus(d
 def test_xml_is_within_limits_and_computes_the_collective(
     topology: Topology, name: CollectiveName, method: str
 ) -> None:
-    algo = check_structure(export(made(topology, name, method), "msccl_xml"))
+    text = export(made(topology, name, method), "msccl_xml")
+    verify_blocks(parse(text))
+    algo = check_structure(text)
     n, everyone = topology.num_ranks, sum(10**rank for rank in range(topology.num_ranks))
     for mine in interpret(algo):
         share = len(mine["o"]) // n
@@ -199,12 +203,39 @@ def in_chunks(number: int) -> Schedule:
     )
 
 
+def to_everybody(n: int) -> Schedule:
+    """Every rank sends its block to every other."""
+    return Schedule(
+        collective=Collective(name="all_gather", num_ranks=n),
+        topology=full_mesh(num_ranks=n),
+        method="direct",
+        num_units=n,
+        chunks=tuple(Chunk(start=i, stop=i + 1) for i in range(n)),
+        transfers=tuple(
+            Transfer(chunk=a, src=a, dst=b, reduce=False, path=(a, b)) for a in range(n) for b in range(n) if a != b
+        ),
+    )
+
+
 def test_what_xml_cannot_express_is_refused() -> None:
     with pytest.raises(ScheduleError, match="cannot express broadcast; it can: all_reduce"):
         export(made(star(num_ranks=3), "broadcast"), "msccl_xml")
     with pytest.raises(ScheduleError, match=r"needs \d+ steps in one thread block; at most 256"):
         export(in_chunks(257), "msccl_xml")
     check_structure(export(in_chunks(256), "msccl_xml"))
+    with pytest.raises(ScheduleError, match="33 thread blocks of rank 0 send on one channel; at most 32"):
+        export(to_everybody(34), "msccl_xml")
+    export(to_everybody(33), "msccl_xml")
+
+
+def test_limits_of_a_rank_and_of_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(msccl_xml, "MAX_ELEMENTS", 16)
+    with pytest.raises(ScheduleError, match=r"rank 0 has 17 elements \(blocks, steps and ranks\); at most 16"):
+        export(in_chunks(5), "msccl_xml")
+    export(in_chunks(4), "msccl_xml")
+    monkeypatch.setattr(msccl_xml, "MAX_CHUNKS", 8)
+    with pytest.raises(ScheduleError, match="a buffer has 8 chunks; fewer than 8 are allowed"):
+        export(in_chunks(4), "msccl_xml")
 
 
 # -- other formats --------------------------------------------------------------------------------------------

@@ -4,8 +4,10 @@ A block runs its steps in order, as a channel does, and a step may wait for one 
 instruction waits for several, empty steps (``nop``) before it wait for the others. Offsets and counts are in the
 schedule's units, which the runtimes scale to the size at hand.
 
-The limits are those that the runtimes' parsers have: ``cnt`` below 72, at most 256 steps a block (64 in RCCL, which
-is stricter) and 4,096 steps a rank. ``outofplace``, ``minBytes`` and ``maxBytes`` are required.
+The limits are those that the runtimes' parsers have: ``cnt`` below 72, at most 256 steps a block (64 in RCCL; the
+reader of this format says which runtimes take a file), 4,095 elements read for a rank, offsets below 32,768, 32
+channels, and 32 blocks of a channel that send, or receive. ``outofplace``, ``minBytes`` and ``maxBytes`` are
+required.
 
 References:
     M. Cowan, S. Maleki, M. Musuvathi, O. Saarikivi, Y. Xiong, "MSCCLang: Microsoft collective communication
@@ -14,6 +16,7 @@ References:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from xml.etree import ElementTree as ET
 
@@ -22,7 +25,7 @@ from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule
 from mycel.errors import ScheduleError
 
-__all__ = ["COLLECTIVE_NAMES", "MAX_COUNT", "MAX_STEPS", "MAX_STEPS_A_RANK", "export"]
+__all__ = ["COLLECTIVE_NAMES", "MAX_COUNT", "MAX_ELEMENTS", "MAX_STEPS", "export"]
 
 #: Names of collectives in the format; it has no attribute for a root.
 COLLECTIVE_NAMES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduce_scatter": "reducescatter"}
@@ -30,7 +33,12 @@ COLLECTIVE_NAMES = {"all_reduce": "allreduce", "all_gather": "allgather", "reduc
 _PLACES = {"all_reduce": (1, 0), "all_gather": (1, 1), "reduce_scatter": (0, 1)}
 MAX_COUNT = 71
 MAX_STEPS = 256
-MAX_STEPS_A_RANK = 4096
+#: Elements that a runtime reads for a rank: ``<algo>``, every ``<gpu>``, and the rank's blocks and steps.
+MAX_ELEMENTS = 4095
+#: Channels, and blocks of one channel that send, or receive.
+MAX_CHANNELS = 32
+#: Chunks that an offset can reach.
+MAX_CHUNKS = 32768
 #: Largest size a file is offered for; the attribute is required and none means all.
 _MAX_BYTES = 1 << 40
 _LETTERS = {Buffer.INPUT: "i", Buffer.OUTPUT: "o", Buffer.SCRATCH: "s"}
@@ -61,14 +69,22 @@ def export(schedule: Schedule, num_bytes: int) -> str:
             "MSCCL XML cannot express switches that copy and add; synthesize for the same fabric without 'computes'"
         )
     programs = lower(schedule, schedule.num_units, piece_elements=MAX_COUNT)
+    if (longest := max(schedule.num_units, *(program.scratch_elements for program in programs))) >= MAX_CHUNKS:
+        raise ScheduleError(f"MSCCL XML: a buffer has {longest} chunks; fewer than {MAX_CHUNKS} are allowed")
     blocks = [_blocks(program) for program in programs]
+    num_channels = 1 + max(block.chan for mine in blocks for block in mine)
+    if num_channels > MAX_CHANNELS:
+        raise ScheduleError(
+            f"MSCCL XML: {num_channels} channels between two ranks; at most {MAX_CHANNELS} are allowed; a schedule "
+            "with fewer paths (forest with -k 1, tree, ring) may fit"
+        )
     inplace, outofplace = _PLACES[name]
     algo = ET.Element(
         "algo",
         {
             "name": f"mycel_{schedule.method}_{COLLECTIVE_NAMES[name]}",
             "proto": "Simple",
-            "nchannels": str(1 + max(block.chan for mine in blocks for block in mine)),
+            "nchannels": str(num_channels),
             "nchunksperloop": str(schedule.num_units),
             "ngpus": str(schedule.collective.num_ranks),
             "coll": COLLECTIVE_NAMES[name],
@@ -85,11 +101,19 @@ def export(schedule: Schedule, num_bytes: int) -> str:
 
 
 def _add_gpu(algo: ET.Element, program: Program, blocks: list[_Block]) -> None:
-    total = sum(len(block.steps) for block in blocks)
-    if total > MAX_STEPS_A_RANK:
+    total = 1 + program.collective.num_ranks + len(blocks) + sum(len(block.steps) for block in blocks)
+    if total > MAX_ELEMENTS:
         raise ScheduleError(
-            f"MSCCL XML: rank {program.rank} has {total} steps; at most {MAX_STEPS_A_RANK} are allowed"
+            f"MSCCL XML: rank {program.rank} has {total} elements (blocks, steps and ranks); at most {MAX_ELEMENTS} "
+            "are read"
         )
+    for side in ("send", "recv"):
+        used = Counter(block.chan for block in blocks if getattr(block, side) >= 0)
+        if used and (crowd := max(used.values())) > MAX_CHANNELS:
+            raise ScheduleError(
+                f"MSCCL XML: {crowd} thread blocks of rank {program.rank} {side} on one channel; at most "
+                f"{MAX_CHANNELS} are allowed"
+            )
     # In place, INPUT is empty in our programs and the same memory as OUTPUT for the runtimes.
     given = program.length(Buffer.INPUT) or program.length(Buffer.OUTPUT)
     gpu = ET.SubElement(
