@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mycel.collectives.lower import Plan, chunk_bounds, lower
 from mycel.collectives.program import Buffer, Op
@@ -18,7 +21,7 @@ from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError
-from mycel.topology.builders import loopback, ring, two_boxes
+from mycel.topology.builders import full_mesh, loopback, ring, two_boxes
 from mycel.topology.json_format import from_json
 from mycel.topology.model import Topology
 
@@ -187,3 +190,38 @@ def test_reduce_scatter_programs_do_not_overwrite_partial_sums() -> None:
     )
     with pytest.raises(ScheduleError, match="cannot copy into a partial sum"):
         Plan(copying, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), ranks=st.integers(3, 5))
+def test_transfers_in_any_order_that_is_possible(seed: int, ranks: int) -> None:
+    """Sums along random trees, the transfers in an order that has nothing to do with their depth."""
+    choice = random.Random(seed)
+    mesh = full_mesh(num_ranks=ranks)
+    waiting: list[tuple[int, int, int]] = []  # chunk, child, parent
+    for block in range(ranks):
+        joined = [block]
+        for child in choice.sample([r for r in range(ranks) if r != block], ranks - 1):
+            waiting.append((block, child, choice.choice(joined)))
+            joined.append(child)
+    transfers: list[Transfer] = []
+    into: dict[tuple[int, int], tuple[int, ...]] = {}
+    while waiting:
+        ready = [edge for edge in waiting if not any(c == edge[0] and dst == edge[1] for c, _, dst in waiting)]
+        chunk, src, dst = choice.choice(ready)
+        waiting.remove((chunk, src, dst))
+        path = (mesh.ranks[src], mesh.ranks[dst])
+        after = into.get((chunk, src), ())
+        into[chunk, dst] = (*into.get((chunk, dst), ()), len(transfers))
+        transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=True, path=path, after=after))
+    made = Schedule(
+        collective=Collective(name="reduce_scatter", num_ranks=ranks),
+        topology=mesh,
+        method="random",
+        num_units=ranks,
+        chunks=tuple(Chunk(start=i, stop=i + 1) for i in range(ranks)),
+        transfers=tuple(transfers),
+    )
+    verify_schedule(made)
+    for elements in (2, 5):
+        verify_programs(lower(made, elements * ranks, piece_elements=2))

@@ -232,7 +232,7 @@ class Plan:
 
     def _tabulate(self) -> None:
         roles = self._roles
-        levels = self.schedule.levels
+        levels = self.schedule.order_levels
         self._chunk = np.array([r.chunk for r in roles], dtype=np.int64)
         self._level = np.array([levels[r.transfer] for r in roles], dtype=np.int64)
         self._cuts = _Cuts.of(self.schedule)

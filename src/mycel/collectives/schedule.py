@@ -173,6 +173,22 @@ class Schedule:
             levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
         return tuple(levels)
 
+    @cached_property
+    def order_levels(self) -> tuple[int, ...]:
+        """Like ``levels``, but what is added into a place also comes after what was added there before.
+
+        Sums are formed in the schedule's order, which a schedule need not have sorted by depth.
+        """
+        levels: list[int] = []
+        added: dict[tuple[int, int], int] = {}
+        for transfer in self.transfers:
+            level = 1 + max((levels[i] for i in transfer.after), default=-1)
+            if transfer.reduce:
+                level = max(level, added.get((transfer.chunk, transfer.dst), 0))
+                added[transfer.chunk, transfer.dst] = level
+            levels.append(level)
+        return tuple(levels)
+
     @property
     def depth(self) -> int:
         """Longest chain of transfers that wait for each other."""
