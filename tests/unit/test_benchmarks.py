@@ -5,12 +5,15 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mycel.bench import Case
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
 from mycel.topology.load import load_topology
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Imports a script of the folder by name, as it is when it runs."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "claims"))
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield importlib.import_module
     for name in [
@@ -98,3 +102,42 @@ def test_a_method_is_measured_as_it_is(script: Any) -> None:
     recorded = [m for m in script("record").read(quality.OUTPUT) if m["fabric"] == "ring8"]
     again = {m["method"]: m["modelled_algbw"] for m in recorded if m["collective"] == "all_to_all"}
     assert again == {m["method"]: m["modelled_algbw"] for m in lines}
+
+
+# -- ForestColl's claims ------------------------------------------------------------------------------------------
+
+
+def test_the_tables_of_claims_are_those_of_their_lines(script: Any) -> None:
+    claims = script("forestcoll")
+    lines = script("record").read(claims.OUTPUT)
+    written, made = page_of(script, "forestcoll", claims.tables(lines), claims.PAGE)
+    assert written == made, "run: python benchmarks/claims/forestcoll.py --tables"
+    assert all(line["equal"] for line in claims.of_kind(lines, "optimum"))
+
+
+@pytest.mark.parametrize("fabric", ["a100_x1", "eth4_asym_bal", "random12", "fattree_k4_os2", "dgx1_v100"])
+def test_the_baseline_finds_the_optimum_and_a_forest(script: Any, fabric: str) -> None:
+    pairwise = script("pairwise")
+    expected = json.loads((ROOT / "tests" / "data" / "topologies" / "expected.json").read_text(encoding="utf-8"))
+    topology = load_topology(ROOT / "tests" / "data" / "topologies" / f"{fabric}.json")
+    found = pairwise.grow(topology, 60.0)
+    assert found.inverse_x == Fraction(expected[fabric]["allgather_inverse_x"])
+    assert found.num_trees >= topology.num_ranks
+
+
+def test_the_baseline_gives_up_in_time(script: Any) -> None:
+    pairwise = script("pairwise")
+    with pytest.raises(pairwise.OutOfTimeError):
+        pairwise.grow(load_topology("torus:dims=4x4"), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fabric", "algbw"),
+    [("dgx_a100:boxes=2", Fraction(640, 3)), ("two_boxes:ranks=8,inside=400,between=10", Fraction(320, 7))],
+)
+def test_rings_enter_every_box(script: Any, fabric: str, algbw: Fraction) -> None:
+    """Two DGX A100: 16/15 of eight interfaces of 25 GB/s; two boxes of four: 8/7 of four of 10."""
+    claims, topology = script("forestcoll"), load_topology(fabric)
+    assert claims.rings_at_best(topology) == algbw
+    ring = synthesize(topology, Collective(name="all_gather", num_ranks=topology.num_ranks), "ring")
+    assert ring.algbw <= algbw
