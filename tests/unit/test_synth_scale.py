@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from mycel.collectives.bound import bound, find_optimum
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
+from mycel.collectives.synth.bulk import path_lengths
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.plan import plan_forest
 from mycel.collectives.synth.symmetry import find_rotation, is_automorphism, powers
@@ -109,6 +111,46 @@ def test_a_thousand_ranks_are_ten_steps_deep():
     forest = plan_forest(topology, (1,) * 1024, is_reversed=False)
     inverse_x, depth = forest.check()
     assert str(inverse_x) == "127/25" and depth <= 12 and forest.num_trees == 1024
+
+
+def test_no_tree_of_a_torus_is_deeper_than_its_ranks_are_apart():
+    topology = load_topology("torus:dims=8x8")
+    forest = plan_forest(topology, (1,) * 64, is_reversed=False)
+    assert forest.check() == (find_optimum(topology, (1,) * 64, is_reversed=False).inverse_x, 8)
+
+
+def longest_s(forest):
+    """The longest way from a root to a rank, in seconds of latency."""
+    latency = {(k.src, k.dst): k.latency_s for k in forest.topology.links}
+    ways = [sum(latency[hop] for hop in pairwise(path)) for path in forest.arcs.paths]
+    worst = 0.0
+    for root, tree in zip(forest.roots.tolist(), forest.trees.tolist(), strict=True):
+        reached = {root: 0.0}
+        for arc in tree:
+            reached[int(forest.arcs.head[arc])] = reached[int(forest.arcs.tail[arc])] + ways[arc]
+        worst = max(worst, *reached.values())
+    return worst
+
+
+@pytest.mark.parametrize("dims", ["4x4", "8x8"])
+def test_trees_go_where_latency_is_low(dims):
+    plain = load_topology(f"torus:dims={dims}")
+    side = int(dims[0])
+    links = tuple(replace(k, latency_s=1e-5 if k.src // side == k.dst // side else 1e-6) for k in plain.links)
+    slow = replace(plain, links=links)
+    weights = (1,) * plain.num_ranks
+    by_latency = plan_forest(slow, weights, is_reversed=False)
+    by_steps = replace(plan_forest(plain, weights, is_reversed=False), topology=slow)
+    assert by_latency.check()[0] == by_steps.check()[0]
+    assert longest_s(by_latency) < longest_s(by_steps)
+
+
+def test_links_of_one_latency_are_links_without():
+    plain = load_topology("mi250:boxes=2")
+    same = replace(plain, links=tuple(replace(k, latency_s=3e-6) for k in plain.links))
+    direct = tuple((k.src, k.dst) for k in plain.links)
+    for topology in (plain, same):
+        assert path_lengths(topology, direct, is_reversed=False).tolist() == [1] * len(direct)
 
 
 def test_many_ranks_on_a_switch_are_a_few_steps_apart():

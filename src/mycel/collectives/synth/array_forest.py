@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import IntArray, compiled
-from mycel.collectives.synth.bulk import LogicalArcs, replace_switches
+from mycel.collectives.synth.bulk import LogicalArcs, path_lengths, replace_switches
 from mycel.collectives.synth.speculative import orbits_of_arcs, pack_speculatively
 from mycel.collectives.synth.symmetry import find_rotation, powers
 from mycel.errors import SynthesisError
@@ -165,7 +165,8 @@ def grow_forest(
         if orbits is None:
             continue
         orbit, table = orbits
-        grown = pack_speculatively(len(graph.ranks), arcs, demand, orbit, rank_images, progress=progress)
+        lengths = path_lengths(topology, arcs.paths, is_reversed=best.is_reversed)
+        grown = pack_speculatively(len(graph.ranks), arcs, lengths, demand, orbit, rank_images, progress=progress)
         if grown is None:
             continue
         roots = [rank_images[:, tree.root] for tree in grown]

@@ -10,15 +10,17 @@ pair instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from mycel.collectives.maxflow import FlowGraph, IntArray, violated_sets
 from mycel.collectives.synth.splitting import without_loops
+from mycel.topology.model import Topology
 
-__all__ = ["LogicalArcs", "replace_switches", "representatives"]
+__all__ = ["LogicalArcs", "path_lengths", "replace_switches", "representatives"]
 
 Path = tuple[int, ...]
 Proportions = Callable[[int], list[int]]
@@ -39,6 +41,21 @@ class LogicalArcs:
     head: IntArray
     capacity: IntArray
     paths: tuple[Path, ...]
+
+
+def path_lengths(topology: Topology, paths: Iterable[Path], *, is_reversed: bool) -> IntArray:
+    """Latency of each path in 16ths of the longest; 1 of each where no link has a latency, or all have the same.
+
+    What counts is how ways compare; and few different lengths keep growth by length as quick as growth by steps.
+    """
+    latency = {(link.src, link.dst): link.latency_s for link in topology.links}
+    hops = [[(b, a) if is_reversed else (a, b) for a, b in pairwise(path)] for path in paths]
+    seconds = [sum(latency[hop] for hop in way) for way in hops]
+    longest = max(seconds, default=0.0)
+    if not longest:
+        return np.ones(len(seconds), dtype=np.int64)
+    lengths = np.array([max(1, round(16 * s / longest)) for s in seconds], dtype=np.int64)
+    return lengths // int(np.gcd.reduce(lengths))
 
 
 def _binomial(count: int) -> list[int]:

@@ -30,6 +30,7 @@ from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
+from mycel.collectives.synth.bulk import path_lengths
 from mycel.collectives.synth.in_network import root_at_switch, without_idle_switches
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_shallow
@@ -258,12 +259,15 @@ def _grow(
     )
     rank_of = topology.rank_of
     keys = sorted(logical.arcs)
+    paths = [path for key in keys for path, _ in logical.arcs[key]]
+    length_of = dict(zip(paths, path_lengths(topology, paths, is_reversed=best.is_reversed).tolist(), strict=True))
     trees = pack_shallow(
         topology.num_ranks,
         np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
         np.array([rank_of[h] for _, h in keys], dtype=np.int64),
         np.array([sum(size for _, size in logical.arcs[key]) for key in keys], dtype=np.int64),
         demand,
+        lengths=np.array([max(length_of[path] for path, _ in logical.arcs[key]) for key in keys], dtype=np.int64),
         progress=progress,
     )
     return _route(trees, logical, topology.ranks)

@@ -21,6 +21,8 @@ from typing import Literal
 import numpy as np
 
 from mycel.collectives.maxflow import IntArray, build_rows, compiled, push_flow
+from mycel.collectives.synth.bulk import LogicalArcs
+from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way
 from mycel.errors import SynthesisError
 
 __all__ = ["Tree", "pack_shallow", "pack_trees"]
@@ -63,18 +65,23 @@ def pack_shallow(
     capacity: IntArray,
     demand: IntArray,
     *,
+    lengths: IntArray | None = None,
     progress: Progress | None = None,
 ) -> list[Tree]:
     """The best of several packings: all carry the same, so what counts is few steps and few trees.
 
     The packing with the least (depth of the deepest tree)^2 x (number of trees) is kept: every step costs a latency,
-    every tree makes messages smaller. Arguments, result and errors are those of ``pack_trees``.
+    every tree makes messages smaller. Then its deepest trees are grown again, together with others, as long as that
+    pays. Arguments, result and errors are those of ``pack_trees``.
 
     Args:
+        lengths: what each arc adds to the depth of a tree, positive; 1 of each if not given.
         progress: called with ``("packings", tried, total)``.
     """
     share = int(demand.max())
-    radius = _radius(num_ranks, tail, head, np.flatnonzero(demand).tolist())
+    if lengths is None:
+        lengths = np.ones(len(tail), dtype=np.int64)
+    radius = farthest(num_ranks, tail, head, lengths, np.flatnonzero(demand))
     ways: list[tuple[int | None, int | None, Preference]] = [(None, None, "left")]
     if num_ranks * len(tail) <= _SEARCH_LIMIT:
         ways.append((None, None, "alternate"))
@@ -84,13 +91,21 @@ def pack_shallow(
             ways += [(None, share // 2, "left"), (None, share // 2, "alternate")]
         if share > 3:
             ways.append((None, share // 4, "left"))
-    best: list[Tree] = []
+    arc_of = {hop: arc for arc, hop in enumerate(zip(tail.tolist(), head.tolist(), strict=True))}
+    best: list[PackedTree] = []
     best_cost = 0
     for done, (deepest, largest, preference) in enumerate(ways, 1):
-        trees = pack_trees(
-            num_ranks, tail, head, capacity, demand, deepest=deepest, largest=largest, preference=preference
-        )
-        depth = max(tree.depth for tree in trees)
+        trees = [
+            PackedTree(root=t.root, multiplicity=t.multiplicity, arcs=np.array([arc_of[edge] for edge in t.edges]))
+            for t in pack_trees(
+                *(num_ranks, tail, head, capacity, demand),
+                lengths=lengths,
+                deepest=deepest,
+                largest=largest,
+                preference=preference,
+            )
+        ]
+        depth = max(longest_way(num_ranks, tail, head, lengths, t.root, t.arcs) for t in trees)
         cost = depth**2 * len(trees)
         if not best or cost < best_cost:
             best, best_cost = trees, cost
@@ -98,25 +113,13 @@ def pack_shallow(
             progress("packings", done, len(ways))
         if depth == radius and len(trees) == np.count_nonzero(demand):
             break  # no packing is shallower or has fewer trees
-    return best
-
-
-def _radius(num_ranks: int, tail: IntArray, head: IntArray, roots: list[int]) -> int:
-    """The least depth that a tree from the worst-placed root can have."""
-    outgoing: list[list[int]] = [[] for _ in range(num_ranks)]
-    for src, dst in zip(tail.tolist(), head.tolist(), strict=True):
-        outgoing[src].append(dst)
-    worst = 0
-    for root in roots:
-        depth = {root: 0}
-        queue = [root]
-        for here in queue:
-            for far in outgoing[here]:
-                if far not in depth:
-                    depth[far] = depth[here] + 1
-                    queue.append(far)
-        worst = max(worst, *depth.values())
-    return worst
+    arcs = LogicalArcs(tail=tail, head=head, capacity=capacity, paths=())
+    flat = flatten(num_ranks, arcs, lengths, demand, best)
+    hops = list(arc_of)
+    return [
+        Tree(root=t.root, multiplicity=t.multiplicity, edges=tuple(hops[a] for a in t.arcs.tolist()))
+        for t in sorted(flat, key=lambda t: t.root)
+    ]
 
 
 def pack_trees(
@@ -126,6 +129,7 @@ def pack_trees(
     capacity: IntArray,
     demand: IntArray,
     *,
+    lengths: IntArray | None = None,
     deepest: int | None = None,
     largest: int | None = None,
     preference: Preference = "left",
@@ -138,6 +142,7 @@ def pack_trees(
         num_ranks: vertices of the graph.
         tail, head, capacity: its arcs; at most one from a rank to another.
         demand: trees wanted at each root.
+        lengths: what each arc adds to the depth of a tree, positive; 1 of each if not given.
         deepest: trees grow deeper than this only where nothing else is left; ``None`` prefers few trees to
             shallow ones.
         largest: most units one tree may carry; ``None`` for no limit.
@@ -153,17 +158,18 @@ def pack_trees(
     """
     order = np.lexsort(((head - tail) % num_ranks, -capacity))
     tail, head, left = tail[order], head[order], capacity[order].copy()
+    steps = np.ones(len(tail), dtype=np.int64) if lengths is None else lengths[order]
     waiting = demand.copy()
     source_tail = np.concatenate([tail, np.full(num_ranks, num_ranks, dtype=np.int64)])
     source_head = np.concatenate([head, np.arange(num_ranks, dtype=np.int64)])
     rows = build_rows(num_ranks + 1, source_tail, source_head)
     trees: list[Tree] = []
     total, packed = int(demand.sum()), 0
-    limits = (num_ranks if deepest is None else deepest, total if largest is None else largest)
+    limits = (int(steps.sum()) if deepest is None else deepest, total if largest is None else largest)
     turn = 0 if preference == "left" else 1
     while packed < total:
         for root in np.flatnonzero(waiting).tolist():
-            multiplicity, used = _grow(num_ranks, len(tail), *rows, left, waiting, root, *limits, turn)
+            multiplicity, used = _grow(num_ranks, len(tail), *rows, steps, left, waiting, root, *limits, turn)
             if not multiplicity:
                 raise SynthesisError(f"internal: no spanning tree from rank {root} fits; is every rank served?")
             edges = tuple((int(tail[a]), int(head[a])) for a in used)
@@ -211,6 +217,7 @@ def _grow(
     start: IntArray,
     slot: IntArray,
     ends: IntArray,
+    lengths: IntArray,
     left: IntArray,
     waiting: IntArray,
     root: int,
@@ -236,22 +243,28 @@ def _grow(
     members[0] = root
     depth[root] = 0
     size = 1
+    shortest = lengths.min()
     m = min(waiting[root], largest)
     waiting[root] -= m
     while size < num_ranks:
-        # The arc with most capacity left among those of the shallowest vertex that has one not tried yet.
-        arc = -1
+        # The arc to the nearest rank; of several, that with most capacity left, or one of the first vertex.
+        arc, nearest, owner = -1, 0, -1
         for i in range(size):
             x = members[i]
-            if depth[x] >= deepest or (arc >= 0 and (turn != 0 or depth[x] > depth[ends[arc ^ 1]])):
+            if arc >= 0 and depth[x] + shortest > nearest:
                 break
             for place in range(start[x], start[x + 1]):
                 other = slot[place]
                 a = other >> 1
                 if other & 1 or a >= num_arcs or tried[a] or left[a] < m or depth[ends[other]] >= 0:
                     continue
-                if arc < 0 or turn < 0 or (turn == 0 and left[a] > left[arc >> 1]):
-                    arc = other
+                reach = depth[x] + lengths[a]
+                if reach > deepest or (arc >= 0 and reach > nearest):
+                    continue
+                is_second = turn > 0 or (turn < 0 and owner != x) or (turn == 0 and left[a] <= left[arc >> 1])
+                if arc >= 0 and reach == nearest and is_second:
+                    continue
+                arc, nearest, owner = other, reach, x
         if arc >= 0:
             # An arc refused once stays refused: the sets that constrain it only grow in number with the tree.
             a, x, y = arc >> 1, ends[arc ^ 1], ends[arc]
@@ -264,12 +277,14 @@ def _grow(
             for is_last_resort in range(2):
                 for i in range(size):
                     x = members[i]
-                    if (best > 0 and is_last_resort) or (depth[x] >= deepest and not is_last_resort):
+                    if best > 0 and is_last_resort:
                         break
                     for place in range(start[x], start[x + 1]):
                         other = slot[place]
                         a = other >> 1
                         if other & 1 or a >= num_arcs or left[a] <= best or depth[ends[other]] >= 0:
+                            continue
+                        if depth[x] + lengths[a] > deepest and not is_last_resort:
                             continue
                         y = ends[other]
                         most = min(m, left[a])
@@ -290,6 +305,6 @@ def _grow(
         left[a] -= m
         used[size - 1] = a
         members[size] = y
-        depth[y] = depth[ends[arc ^ 1]] + 1
+        depth[y] = depth[ends[arc ^ 1]] + lengths[a]
         size += 1
     return m, used

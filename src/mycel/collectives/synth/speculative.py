@@ -1,12 +1,16 @@
 """Spanning trees for large fabrics: grow whole trees greedily, prove them afterwards, learn from what fails.
 
 ``packing`` proves every arc of every tree by a maximum flow; here one proof serves for a whole tree, or for many.
-A tree grows breadth first over the capacity that is left, scarce links first. Then a maximum flow to every rank
-says whether the rest can still be packed. If it cannot, the set of ranks that would starve is remembered, the trees
-are taken back, and from then on trees enter that set no more often than it can afford.
+A tree grows breadth first (by latency, where links have any) over the capacity that is left, scarce links first.
+Then a maximum flow to every rank says whether the rest can still be packed. If it cannot, the set of ranks that
+would starve is remembered, the trees are taken back, and from then on trees enter that set no more often than it can
+afford.
 
 With a symmetry only one tree of each orbit of roots is grown; its images use the same number of links of each
 orbit, so capacities are kept by orbit.
+
+The last trees take what the others left and can be deep. So some trees, the deepest among them, are taken back and
+grown again in another order, as long as that pays.
 
 References:
     J. Edmonds, "Edge-disjoint branchings", 1973 (what remains is packable iff every rank is served).
@@ -14,7 +18,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +27,7 @@ import numpy as np
 from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, compiled, violated_sets
 from mycel.collectives.synth.bulk import LogicalArcs
 
-__all__ = ["PackedTree", "orbits_of_arcs", "pack_speculatively"]
+__all__ = ["PackedTree", "farthest", "flatten", "longest_way", "orbits_of_arcs", "pack_speculatively"]
 
 Progress = Callable[[str, int, int], None]
 Preference = Literal["narrow", "scarce", "wide"]
@@ -40,6 +44,12 @@ _PATIENCE = 24
 _TRY_ALL = 50_000
 #: Most trees proven together.
 _LARGEST_BATCH = 64
+#: Times that some trees are grown again: at most so many, and fewer where roots times arcs are many.
+_MOST_TRIES = 500
+_TRIED_ARCS = 8_000_000
+#: Most trees besides the deepest that one try takes back, and tries in vain after which no more are made.
+_COMPANY = 5
+_VAIN_TRIES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -87,6 +97,7 @@ def orbits_of_arcs(arcs: LogicalArcs, images: IntArray, rank_images: IntArray) -
 def pack_speculatively(
     num_ranks: int,
     arcs: LogicalArcs,
+    lengths: IntArray,
     demand: IntArray,
     orbit: IntArray,
     rank_images: IntArray,
@@ -98,6 +109,7 @@ def pack_speculatively(
     Args:
         num_ranks: vertices of the logical graph.
         arcs: its links.
+        lengths: what each of them adds to the depth of a tree, positive; shape ``[num_arcs]``.
         demand: trees wanted at each root; equal within an orbit.
         orbit: of each arc.
         rank_images: image of each rank under each power of the symmetry, shape ``[order, num_ranks]``.
@@ -105,23 +117,60 @@ def pack_speculatively(
     """
     best: list[PackedTree] | None = None
     for preference in _PREFERENCES:
-        trees = _Packer(num_ranks, arcs, demand, orbit, rank_images, preference).run(progress)
-        if trees is not None and (best is None or _cost(trees, arcs) < _cost(best, arcs)):
-            best = trees
+        packer = _Packer(num_ranks, arcs, lengths, demand, orbit, rank_images, preference)
+        trees = packer.run(progress)
+        if trees is not None and (best is None or packer.cost(trees) < packer.cost(best)):
+            best, packed = trees, packer
         if best is not None and len(best) * num_ranks > _TRY_ALL:
             break
-    return best
+    return None if best is None else _flatten(packed, best, progress)
 
 
-def _cost(trees: list[PackedTree], arcs: LogicalArcs) -> int:
-    """(Depth of the deepest tree)^2 x (number of trees): every step costs a latency, every tree shortens messages."""
-    deepest = 0
-    for tree in trees:
-        depth = {tree.root: 0}
-        for tail, head in zip(arcs.tail[tree.arcs].tolist(), arcs.head[tree.arcs].tolist(), strict=True):
-            depth[head] = depth[tail] + 1
-        deepest = max(deepest, *depth.values())
-    return deepest**2 * len(trees)
+def flatten(
+    num_ranks: int, arcs: LogicalArcs, lengths: IntArray, demand: IntArray, trees: Sequence[PackedTree]
+) -> list[PackedTree]:
+    """A packing that somebody made, with some of its trees grown again if that makes it shallower.
+
+    Arguments are those of ``pack_speculatively``; no symmetry is used.
+    """
+    identity = np.arange(num_ranks, dtype=np.int64)[None]
+    packer = _Packer(num_ranks, arcs, lengths, demand, np.arange(len(lengths)), identity, "narrow")
+    packer.exchange([], trees)
+    return _flatten(packer, list(trees), None)
+
+
+def _flatten(packer: _Packer, trees: list[PackedTree], progress: Progress | None) -> list[PackedTree]:
+    """Grow some trees again, the deepest and a few at random, until none is deeper than ranks are apart."""
+    draw = np.random.default_rng(0)
+    roots = np.flatnonzero(packer.demand > 0)
+    least = farthest(packer.num_ranks, packer.tail, packer.head, packer.lengths, np.intersect1d(roots, packer.roots))
+    cost = packer.cost(trees)
+    tries = min(_MOST_TRIES, _TRIED_ARCS // (len(packer.roots) * len(packer.tail)))
+    in_vain = 0
+    for done in range(tries):
+        depths = np.array([packer.depth(tree) for tree in trees])
+        if depths.max() <= least or in_vain == _VAIN_TRIES:
+            break
+        in_vain += 1
+        deepest = int(draw.choice(np.flatnonzero(depths == depths.max())))
+        rest = np.delete(np.arange(len(trees)), deepest)
+        company = draw.permutation(rest)[: draw.integers(0, _COMPANY + 1)]
+        chosen = {deepest, *company.tolist()}
+        taken = [tree for place, tree in enumerate(trees) if place in chosen]
+        before = packer.left.copy(), packer.waiting.copy()
+        packer.exchange(taken, [])
+        packer.shuffle(draw)
+        grown = packer.run(None)
+        if grown is not None:
+            proposal = [tree for place, tree in enumerate(trees) if place not in chosen] + grown
+            if packer.cost(proposal) <= cost:
+                in_vain = in_vain if packer.cost(proposal) == cost else 0
+                trees, cost = proposal, packer.cost(proposal)
+                before = packer.left, packer.waiting
+        packer.left, packer.waiting = before
+        if progress is not None:
+            progress("shallower trees", done + 1, tries)
+    return trees
 
 
 class _Packer:
@@ -131,24 +180,54 @@ class _Packer:
         self,
         num_ranks: int,
         arcs: LogicalArcs,
+        lengths: IntArray,
         demand: IntArray,
         orbit: IntArray,
         rank_images: IntArray,
         preference: Preference,
     ) -> None:
         self.num_ranks = num_ranks
-        self.tail, self.head, self.orbit = arcs.tail, arcs.head, orbit
+        self.tail, self.head, self.orbit, self.lengths = arcs.tail, arcs.head, orbit, lengths
         self.left = np.zeros(int(orbit.max()) + 1, dtype=np.int64)
         self.left[orbit] = arcs.capacity
+        self.demand = demand
         self.waiting = demand.copy()
         self.images = rank_images
         self.roots = np.unique(rank_images.min(axis=0))
         self.preference = preference
-        self.narrow_first = np.argsort(arcs.capacity, kind="stable")
+        self.capacity = arcs.capacity
+        self.any_order = np.arange(len(arcs.tail))
         self.sets = np.zeros((0, num_ranks), dtype=np.bool_)
         self.copies = np.zeros((num_ranks, 0), dtype=np.bool_)
         self.learn(self.tight_sets())
         self.num_tight = len(self.sets)
+
+    def depth(self, tree: PackedTree) -> int:
+        """Length of the longest way from the root."""
+        return longest_way(self.num_ranks, self.tail, self.head, self.lengths, tree.root, tree.arcs)
+
+    def cost(self, trees: Sequence[PackedTree]) -> tuple[int, int, int]:
+        """What is kept small: (depth of the deepest tree)^2 x (number of trees).
+
+        Every step costs a latency, every tree makes messages shorter. Between equal ones, how many trees are that
+        deep, and the sum of depths.
+        """
+        depths = [self.depth(tree) for tree in trees]
+        deepest = max(depths)
+        return deepest**2 * len(trees), depths.count(deepest), sum(depths)
+
+    def exchange(self, back: Sequence[PackedTree], out: Sequence[PackedTree]) -> None:
+        """Give back some trees, which then wait to be grown, and take others as grown."""
+        for trees, sign in ((back, 1), (out, -1)):
+            for tree in trees:
+                np.add.at(self.left, self.orbit[tree.arcs], sign * tree.multiplicity)
+                self.waiting[self.images[:, tree.root]] += sign * tree.multiplicity
+
+    def shuffle(self, draw: np.random.Generator) -> None:
+        """Another order of growth."""
+        self.any_order = draw.permutation(len(self.tail))
+        self.roots = draw.permutation(self.roots)
+        self.preference = _PREFERENCES[draw.integers(len(_PREFERENCES))]
 
     def violated(self, stretch: int = 1, extra: int = 0, most: int = _SETS_A_FAILURE) -> list[IntArray]:
         found, sets = violated_sets(
@@ -210,15 +289,15 @@ class _Packer:
 
     def grow(self, root: int, multiplicity: int) -> PackedTree | None:
         """One tree and its images, taken from what is left; ``None`` (and nothing taken) if it does not span."""
-        order = self.narrow_first
-        if self.preference != "narrow":
-            order = np.argsort(self.left[self.orbit] * (1 if self.preference == "scarce" else -1), kind="stable")
+        keys = {"narrow": self.capacity, "scarce": self.left[self.orbit], "wide": -self.left[self.orbit]}
+        order = self.any_order[np.argsort(keys[self.preference][self.any_order], kind="stable")]
         self.waiting[self.images[:, root]] -= multiplicity
         left = self.left.copy()
         budget = _budgets(self.tail, self.head, self.orbit, left, self.waiting, self.sets) // multiplicity
+        arcs = self.tail[order], self.head[order], self.lengths[order], self.orbit[order]
+        images = len(self.images)
         size, used = _grow_whole(
-            *(self.num_ranks, self.tail[order], self.head[order], self.orbit[order], left, multiplicity, root),
-            *(self.copies, len(self.images), budget, self.num_tight),
+            *(self.num_ranks, *arcs, left, multiplicity, root), self.copies, images, budget, self.num_tight
         )
         if size < self.num_ranks:
             self.waiting[self.images[:, root]] += multiplicity
@@ -249,6 +328,7 @@ def _grow_whole(
     num_ranks: int,
     tail: IntArray,
     head: IntArray,
+    lengths: IntArray,
     orbit: IntArray,
     left: IntArray,
     multiplicity: int,
@@ -262,7 +342,7 @@ def _grow_whole(
 
     Args:
         num_ranks: vertices.
-        tail, head, orbit: of the arcs, best first.
+        tail, head, lengths, orbit: of the arcs, best first.
         left: capacity left in each orbit; changed.
         multiplicity: what the tree carries.
         root: where it starts.
@@ -290,22 +370,32 @@ def _grow_whole(
     members[0] = root
     used = np.empty(num_ranks - 1, dtype=np.int64)
     size = 1
+    steps = np.unique(lengths)
     for phase in range(0 if num_tight > 0 else 1, 2):
-        level = 0
-        deepest = 0
-        for i in range(size):
-            deepest = max(deepest, depth[members[i]])
-        while level <= deepest and size < num_ranks:
+        level = 0  # ranks at most so far from the root have been reached
+        while size < num_ranks:
+            beyond = -1
+            for i in range(size):
+                for step in steps:
+                    reach = depth[members[i]] + step
+                    if reach > level and (beyond < 0 or reach < beyond):
+                        beyond = reach
+            if beyond < 0:
+                break
+            level = beyond
             position = 0
             while position < size:
                 x = members[position]
                 position += 1
-                if depth[x] != level:
+                is_reached = False
+                for step in steps:
+                    is_reached = is_reached or depth[x] + step == level
+                if not is_reached:
                     continue
                 for place in range(start[x], start[x + 1]):
-                    if slot[place] & 1:
-                        continue
                     a = slot[place] >> 1
+                    if slot[place] & 1 or depth[x] + lengths[a] != level:
+                        continue
                     y = head[a]
                     if depth[y] >= 0 or left[orbit[a]] < multiplicity:
                         continue
@@ -330,10 +420,38 @@ def _grow_whole(
                     for i in range(copies.shape[1]):
                         entered[i] = entered[i] or copies[y, i]
                     left[orbit[a]] -= multiplicity
-                    depth[y] = level + 1
-                    deepest = max(deepest, level + 1)
+                    depth[y] = level
                     members[size] = y
                     used[size - 1] = a
                     size += 1
-            level += 1
     return size, used
+
+
+@compiled
+def longest_way(num_ranks: int, tail: IntArray, head: IntArray, lengths: IntArray, root: int, arcs: IntArray) -> int:
+    """Depth of a tree by the lengths of its arcs, which stand in the order of growth."""
+    depth = np.zeros(num_ranks, dtype=np.int64)
+    deepest = 0
+    for a in arcs:
+        depth[head[a]] = depth[tail[a]] + lengths[a]
+        deepest = max(deepest, depth[head[a]])
+    return deepest
+
+
+@compiled
+def farthest(num_ranks: int, tail: IntArray, head: IntArray, lengths: IntArray, roots: IntArray) -> int:
+    """The longest of all shortest ways from some ranks: no tree from the worst of them is less deep."""
+    worst = 0
+    far = np.empty(num_ranks, dtype=np.int64)
+    for root in roots:
+        far[:] = 1 << 60
+        far[root] = 0
+        changed = True
+        while changed:
+            changed = False
+            for a in range(len(tail)):
+                if far[tail[a]] + lengths[a] < far[head[a]]:
+                    far[head[a]] = far[tail[a]] + lengths[a]
+                    changed = True
+        worst = max(worst, far.max())
+    return worst
