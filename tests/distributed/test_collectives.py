@@ -36,6 +36,10 @@ def test_a_full_ring_waits_and_goes_on(run_ranks: RunRanks) -> None:
     run_ranks(2, "collectives", "more_than_the_ring_holds")
 
 
+def test_monitored_barrier(run_ranks: RunRanks) -> None:
+    run_ranks(3, "collectives", "monitored")
+
+
 def test_operations_that_gloo_carries_out_do_not_hang(run_ranks: RunRanks) -> None:
     run_ranks(4, "collectives", "many_not_scheduled")
 

@@ -63,6 +63,7 @@ class Call:
         reduce_op: code of the reduction.
         average: divide sums by the number of ranks.
         keep: objects that own the buffers.
+        title: what messages call it, if not by its name.
     """
 
     name: CollectiveName
@@ -75,6 +76,7 @@ class Call:
     reduce_op: int = 0
     average: bool = False
     keep: tuple[object, ...] = ()
+    title: str | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -299,7 +301,7 @@ class Communicator:
         limit = self.timeout_s if timeout_s is None else timeout_s
         self._sequence += 1
         num_bytes = call.num_elements * call.item_bytes
-        what = f"{call.name} #{self._sequence}"
+        what = f"{call.title or call.name} #{self._sequence}"
         if num_bytes == 0:
             return Ticket(job=None, what=what, timeout_s=limit)
         choice = self.choice(call.name, call.root, num_bytes)
@@ -309,14 +311,14 @@ class Communicator:
         except CommunicationError as error:
             kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "lost"
             raise self._faults.poison(kind, f"{what}: {error}") from None
-        op = 4 if call.average else call.reduce_op
+        op = None if call.average else call.reduce_op
         job = Job(
             prepared,
             bases=(call.input_address, call.output_address),
             dtype=call.dtype,
             reduce_op=call.reduce_op,
             divisor=self.size if call.average else 0,
-            header=(self._sequence, pack_kind(call.name, call.dtype, op, call.root, plan)),
+            header=(self._sequence, pack_kind(call.title or call.name, call.dtype, op, call.root, plan)),
             deadline_ns=time.monotonic_ns() + int((limit - self._faults.grace_s(limit)) * 1e9),
             keep=call.keep,
         )

@@ -23,6 +23,7 @@ from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchErr
 from mycel.runtime import engine as e
 from mycel.runtime.control import Control
 from mycel.runtime.prepared import Job
+from mycel.runtime.reduce_kernels import ReduceOp
 
 __all__ = ["Faults", "describe_header", "pack_kind"]
 
@@ -46,15 +47,21 @@ _NAMES = (
 )
 
 
-def pack_kind(name: str, dtype: int, reduce_op: int, root: int | None, plan: int) -> int:
-    """A collective's kind as one integer, for the header that precedes its messages."""
+#: Code of an average in headers, where other codes are those of ``reduce_kernels.ReduceOp``.
+_AVERAGE = 15
+
+
+def pack_kind(name: str, dtype: int, reduce_op: int | None, root: int | None, plan: int) -> int:
+    """A collective's kind as one integer, for the header that precedes its messages; ``reduce_op`` ``None``: AVG."""
+    reduce_op = _AVERAGE if reduce_op is None else reduce_op
     return _NAMES.index(name) | dtype << 8 | reduce_op << 16 | (0 if root is None else root + 1) << 24 | plan << 48
 
 
 def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Callable[[int], str]) -> str:
     """A header in words, such as ``all_reduce #5 of 4096 bytes of float32, op SUM``."""
     name = _NAMES[kind & 0xFF] if kind & 0xFF < len(_NAMES) else f"operation {kind & 0xFF}"
-    op = ("SUM", "MAX", "MIN", "PRODUCT", "AVG")[(kind >> 16) & 0xFF] if (kind >> 16) & 0xFF < 5 else "?"
+    code = (kind >> 16) & 0xFF
+    op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
     root = (kind >> 24) & 0xFFFFFF
     text = f"{name} #{sequence} of {num_bytes} bytes of {dtype_names((kind >> 8) & 0xFF)}"
     if name in ("all_reduce", "reduce_scatter", "reduce"):
@@ -196,15 +203,15 @@ class Faults:
             who = ", ".join(f"rank {peer}" for peer in silent)
             self.poison(
                 "timeout",
-                f"{what} timed out after {timeout_s:g} s: {who} is silent (stopped, stuck, or never called it); "
-                f"waited for by {_waiters(reports, silent)}",
+                f"{what} reached its timeout of {timeout_s:g} s: {who} is silent (stopped, stuck, or never called it)"
+                f"; waited for by {_waiters(reports, silent)}",
             )
             return
         states = "; ".join(
             f"rank {peer} in {report['what']} waits for {report['for'] or 'nobody'}"
             for peer, report in sorted(reports.items())
         )
-        self.poison("timeout", f"{what} timed out after {timeout_s:g} s with no rank silent: {states}")
+        self.poison("timeout", f"{what} reached its timeout of {timeout_s:g} s with no rank silent: {states}")
 
 
 def _waiters(reports: dict[int, dict[str, Any]], silent: list[int]) -> str:

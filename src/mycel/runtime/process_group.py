@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
@@ -26,6 +27,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     BroadcastOptions,
     GatherOptions,
     PrefixStore,
+    ReduceOptions,
     ReduceScatterOptions,
     ScatterOptions,
     Store,
@@ -39,7 +41,7 @@ from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
 from mycel.settings import Settings, read_settings
 
-__all__ = ["MycelProcessGroup", "create_process_group"]
+__all__ = ["MycelProcessGroup", "create_process_group", "monitored_barrier"]
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +55,13 @@ _DTYPES: dict[torch.dtype, DType] = {
     torch.bfloat16: DType.BFLOAT16,
     torch.int32: DType.INT32,
     torch.int64: DType.INT64,
+    torch.int16: DType.INT16,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.UINT8,
+    torch.bool: DType.BOOL,
 }
+#: Sums of complex numbers are sums of their parts.
+_COMPLEX: dict[torch.dtype, DType] = {torch.complex64: DType.FLOAT32, torch.complex128: DType.FLOAT64}
 _MOVED = 255  # code of every other element type in headers
 _RedOpType: Any = dist.ReduceOp.RedOpType
 _OPS: dict[Any, tuple[ReduceOp, bool]] = {
@@ -62,7 +70,11 @@ _OPS: dict[Any, tuple[ReduceOp, bool]] = {
     _RedOpType.MAX: (ReduceOp.MAX, False),
     _RedOpType.MIN: (ReduceOp.MIN, False),
     _RedOpType.PRODUCT: (ReduceOp.PRODUCT, False),
+    _RedOpType.BAND: (ReduceOp.BAND, False),
+    _RedOpType.BOR: (ReduceOp.BOR, False),
+    _RedOpType.BXOR: (ReduceOp.BXOR, False),
 }
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
 def _dtype_name(code: int) -> str:
@@ -74,9 +86,17 @@ def _dtype_name(code: int) -> str:
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """One contiguous vector with all elements: the tensor itself where that is possible without a copy."""
-    if len(tensors) == 1 and tensors[0].is_contiguous():
+    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
+    if len(tensors) == 1 and tensors[0].is_contiguous() and not lazy:
         return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0]
+    if lazy:
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _parts(flat: Tensor) -> Tensor:
+    """The same memory as real numbers."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
 def _scatter_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
@@ -173,10 +193,11 @@ class MycelProcessGroup(ProcessGroup):
     def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
         flat = _flat(tensors)
         settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
+        parts = _parts(flat)
         call = Call(
             name="all_reduce",
-            num_elements=flat.numel(),
-            item_bytes=flat.element_size(),
+            num_elements=parts.numel(),
+            item_bytes=parts.element_size(),
             output_address=flat.data_ptr(),
             dtype=dtype,
             reduce_op=op,
@@ -201,6 +222,35 @@ class MycelProcessGroup(ProcessGroup):
             item_bytes=flat.element_size(),
             output_address=flat.data_ptr(),
             dtype=_DTYPES.get(flat.dtype, _MOVED),
+            keep=(flat,),
+        )
+        return self._issue(call, opts, tensors, settle)
+
+    def reduce(  # type: ignore[override]
+        self, tensors: list[Tensor], opts: ReduceOptions | None = None
+    ) -> dist.Work:
+        """Reduce to the root, which alone gets a result; the others' tensors stay as they are."""
+        opts = opts or ReduceOptions()
+        known = self._reduction(tensors, opts) if len(tensors) == 1 else None
+        if known is None:
+            return self._gloo.reduce(tensors, opts)
+        op, average, dtype = known
+        flat = _flat(tensors)
+        settle = None
+        if self.rank() != opts.rootRank:
+            flat = flat.clone()  # partial sums pass through it
+        elif flat.data_ptr() != tensors[0].data_ptr():
+            settle = lambda: _scatter_back(flat, tensors)  # noqa: E731
+        parts = _parts(flat)
+        call = Call(
+            name="reduce",
+            root=opts.rootRank,
+            num_elements=parts.numel(),
+            item_bytes=parts.element_size(),
+            output_address=flat.data_ptr(),
+            dtype=dtype,
+            reduce_op=op,
+            average=average,
             keep=(flat,),
         )
         return self._issue(call, opts, tensors, settle)
@@ -310,6 +360,7 @@ class MycelProcessGroup(ProcessGroup):
             return self._gloo.barrier(opts)
         token = self._no_tensor
         call = Call(
+            title="barrier",
             name="all_reduce",
             num_elements=1,
             item_bytes=token.element_size(),
@@ -418,6 +469,15 @@ class MycelProcessGroup(ProcessGroup):
 
     # -- what Gloo does -------------------------------------------------------------------------------------
 
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
+        gloo: Any = self._gloo
+        gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
+        """Receive from whoever sends first; see ``torch.distributed.recv``."""
+        return self._gloo.recv_anysource(tensors, tag)
+
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
         return self._gloo.send(tensors, dst, tag)
@@ -441,7 +501,11 @@ class MycelProcessGroup(ProcessGroup):
         alike = bool(tensors) and len({t.dtype for t in tensors}) == 1
         if self._communicator is None or op is None or not alike or not _movable(tensors):
             return None
-        dtype = _DTYPES.get(tensors[0].dtype)
+        of = tensors[0].dtype
+        if op[0] in _BITWISE and (of.is_floating_point or of.is_complex):
+            raise ValueError(f"{op[0].name} is for integers and bool; these tensors are {of}")
+        dtype = _COMPLEX.get(of) if op[0] is ReduceOp.SUM else None
+        dtype = _DTYPES.get(of, dtype)
         return None if dtype is None else (*op, dtype)
 
     def _issue(self, call: Call, opts: Any, result: list[Tensor], settle: Callable[[], None] | None) -> dist.Work:
@@ -449,10 +513,21 @@ class MycelProcessGroup(ProcessGroup):
         if communicator is None:
             raise RuntimeError("a group of one rank has no communicator")
         timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
+        span = None
+        if torch.autograd._profiler_enabled():
+            span = record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")
+            span.__enter__()
         if getattr(opts, "asyncOp", True):
             ticket = communicator.start(call, timeout_s=timeout)
-            return MycelWork(communicator, ticket, result, settle)
-        communicator.run(call, timeout_s=timeout)
+            work = MycelWork(communicator, ticket, result, settle)
+            if span is not None:  # it ends when the collective does, wherever that is seen
+                span._call_end_callbacks_on_future(work.get_future())
+            return work
+        try:
+            communicator.run(call, timeout_s=timeout)
+        finally:
+            if span is not None:
+                span.__exit__(None, None, None)
         if settle is not None:
             settle()
         return MycelWork(None, None, result)
@@ -503,10 +578,11 @@ def _moving_call(
 
 
 def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, dtype: DType) -> Call:
+    parts = _parts(source)
     return Call(
         name="reduce_scatter",
-        num_elements=source.numel(),
-        item_bytes=source.element_size(),
+        num_elements=parts.numel(),
+        item_bytes=parts.element_size(),
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
         dtype=dtype,
@@ -533,6 +609,30 @@ def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, setti
         communicator.connect(name)
     communicator.connect("broadcast", 0)
     return communicator
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier after which rank 0 knows who did not come, as ``torch.distributed.monitored_barrier``.
+
+    Torch's own function refuses groups that do not say they are Gloo's; this one takes any whose process group has
+    such a barrier. The group stays usable after a failure.
+
+    Args:
+        group: the group; the default one if not given.
+        timeout: how long rank 0 waits for the others; the group's own time-out if not given.
+        wait_all_ranks: name every rank that is missing, not only the first one.
+
+    Raises:
+        RuntimeError: ranks did not come in time; on rank 0 the message names them.
+    """
+    if dist.get_rank(group) < 0:
+        return
+    chosen: Any = dist.group.WORLD if group is None else group
+    if isinstance(timeout, float | int):
+        timeout = timedelta(seconds=timeout)
+    chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 
 def create_process_group(options: Any, backend_options: Any = None) -> MycelProcessGroup:

@@ -49,23 +49,27 @@ class DType(IntEnum):
     INT8 = 6
     UINT8 = 7
     BOOL = 8
+    INT16 = 9
 
 
 class ReduceOp(IntEnum):
-    """Operations; an average is a sum that ``scale`` divides at the end."""
+    """Operations; an average is a sum that ``scale`` divides at the end. The last three are for integers and bool."""
 
     SUM = 0
     MAX = 1
     MIN = 2
     PRODUCT = 3
+    BAND = 4
+    BOR = 5
+    BXOR = 6
 
 
 #: Bytes of one element, by ``DType``.
-ITEM_SIZE: tuple[int, ...] = (4, 8, 2, 2, 4, 8, 1, 1, 1)
+ITEM_SIZE: tuple[int, ...] = (4, 8, 2, 2, 4, 8, 1, 1, 1, 2)
 
 # Compiled code sees plain integers.
-_F32, _F64, _F16, _BF16, _I32, _I64, _I8, _U8, _BOOL = (int(d) for d in DType)
-_SUM, _MAX, _MIN, _PRODUCT = (int(op) for op in ReduceOp)
+_F32, _F64, _F16, _BF16, _I32, _I64, _I8, _U8, _BOOL, _I16 = (int(d) for d in DType)
+_SUM, _MAX, _MIN, _PRODUCT, _BAND, _BOR, _BXOR = (int(op) for op in ReduceOp)
 
 
 # -- machine-level pieces ---------------------------------------------------------------------------------------
@@ -218,6 +222,23 @@ _int32_loops = _loops(np.int32, _same, _same)
 _int64_loops = _loops(np.int64, _same, _same)
 _int8_loops = _loops(np.int8, _same, _same)
 _uint8_loops = _loops(np.uint8, _same, _same)
+_int16_loops = _loops(np.int16, _same, _same)
+
+
+@_inner
+def _bitwise(op_code: int, dst: int, incoming: int, num_bytes: int) -> None:
+    """The bitwise operations, which do not see where one element ends and the next begins."""
+    a = carray(_pointer(dst, np.uint8), num_bytes)
+    b = carray(_pointer(incoming, np.uint8), num_bytes)
+    if op_code == _BAND:
+        for i in range(num_bytes):
+            a[i] = a[i] & b[i]
+    elif op_code == _BOR:
+        for i in range(num_bytes):
+            a[i] = a[i] | b[i]
+    else:
+        for i in range(num_bytes):
+            a[i] = a[i] ^ b[i]
 
 
 # -- what the engine calls --------------------------------------------------------------------------------------
@@ -230,7 +251,7 @@ def item_size(dtype_code: int) -> int:
         return 8
     if dtype_code in (_F32, _I32):
         return 4
-    if dtype_code in (_F16, _BF16):
+    if dtype_code in (_F16, _BF16, _I16):
         return 2
     return 1
 
@@ -253,7 +274,7 @@ def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int
     """``dst[i] = operand[i] (op) incoming[i]`` for ``count`` elements.
 
     Works at the speed of memory on large arrays. Integers wrap round. bool counts as torch counts it: SUM and MAX
-    are "or", MIN and PRODUCT are "and"; bytes must be 0 or 1.
+    are "or", MIN and PRODUCT are "and"; bytes must be 0 or 1. The bitwise operations are for integers and bool only.
 
     Where ``dst`` is neither of the others, ``operand`` is first copied there, one cache-sized block at a time: one
     set of loops then serves both forms, which halves the time to compile, and costs next to nothing.
@@ -277,7 +298,9 @@ def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int
         to, by = dst + done * size, other + done * size
         if apart:
             _memmove(to, operand + done * size, np.uint64(now * size))
-        if dtype_code == _F32:
+        if op_code >= _BAND:
+            _bitwise(op_code, to, by, now * size)
+        elif dtype_code == _F32:
             _float32_loops(op_code, to, by, now)
         elif dtype_code == _F64:
             _float64_loops(op_code, to, by, now)
@@ -293,6 +316,8 @@ def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int
             _int8_loops(op_code, to, by, now)
         elif dtype_code == _U8:
             _uint8_loops(op_code, to, by, now)
+        elif dtype_code == _I16:
+            _int16_loops(op_code, to, by, now)
         else:
             _uint8_loops(_MAX if op_code in (_SUM, _MAX) else _MIN, to, by, now)
         done += now
@@ -345,6 +370,8 @@ def scale(dtype_code: int, dst: int, count: int, divisor: int) -> None:
         _scale_integers(np.int32, dst, count, divisor)
     elif dtype_code == _I64:
         _scale_integers(np.int64, dst, count, divisor)
+    elif dtype_code == _I16:
+        _scale_integers(np.int16, dst, count, divisor)
     elif dtype_code == _I8:
         _scale_integers(np.int8, dst, count, divisor)
     elif dtype_code == _U8:

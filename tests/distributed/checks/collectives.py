@@ -5,8 +5,10 @@ Functions return digests of the bits they got where all ranks must have got the 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.runtime import monitored_barrier
 from mycel.runtime.engine import RING_CAPACITY
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -272,6 +275,54 @@ def gather_and_scatter(rank: int, size: int) -> None:
             dist.scatter(torch.zeros(2), [torch.zeros(2), *(torch.zeros(3) for _ in range(size - 1))], src=0)
 
 
+def reduce_to_root(rank: int, size: int) -> None:
+    """To every root, several types; what the others gave stays theirs."""
+    for root in range(size):
+        for n in SIZES if root == 0 else SIZES[:-1]:
+            dtype = (torch.float32, torch.int16, torch.float64, torch.uint8)[root % 4]
+            parts = [(given(r, n, torch.int64, salt=root) % 13).to(dtype) for r in range(size)]
+            tensor = parts[rank].clone()
+            dist.reduce(tensor, dst=root)
+            assert torch.equal(tensor, reduced(parts, "SUM") if rank == root else parts[rank])
+    turned = torch.full((4, 3), rank + 1.0).t()
+    dist.reduce(turned, dst=size - 1, op=dist.ReduceOp.MAX, async_op=True).wait()
+    assert (turned == (size if rank == size - 1 else rank + 1)).all()
+
+
+def bits_and_parts(rank: int, size: int) -> None:
+    """Bitwise operations on every integer type and on bool; sums of complex numbers."""
+    for dtype in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool):
+        parts = [
+            (given(r, 77, torch.int64) % 2 if dtype == torch.bool else given(r, 77, torch.int64) % 128)
+            for r in range(size)
+        ]
+        parts = [part.to(dtype) for part in parts]
+        for name, combine in (("BAND", torch.bitwise_and), ("BOR", torch.bitwise_or), ("BXOR", torch.bitwise_xor)):
+            expected = functools.reduce(combine, parts)
+            tensor = parts[rank].clone()
+            dist.all_reduce(tensor, op=getattr(dist.ReduceOp, name))
+            assert torch.equal(tensor, expected), (dtype, name)
+    for dtype in (torch.complex64, torch.complex128):
+        tensor = torch.full((7, 2), complex(rank, 1), dtype=dtype).t()
+        dist.all_reduce(tensor)
+        assert (tensor == complex(size * (size - 1) / 2, size)).all()
+        whole = torch.full((size * 3,), complex(1, rank), dtype=dtype)
+        shard = torch.zeros(3, dtype=dtype)
+        dist.reduce_scatter_tensor(shard, whole)
+        assert (shard == complex(size, size * (size - 1) / 2)).all()
+    with pytest.raises(ValueError, match="integers and bool"):
+        dist.all_reduce(torch.zeros(3), op=dist.ReduceOp.BOR)
+
+
+def monitored(rank: int, size: int) -> None:
+    """A monitored barrier passes, names the rank that does not come, and leaves the group usable."""
+    monitored_barrier(timeout=timedelta(seconds=20))
+    if rank != 1:
+        with pytest.raises(RuntimeError, match="Rank 1 failed" if rank == 0 else ""):
+            monitored_barrier(timeout=timedelta(seconds=0.5))
+    dist.barrier()
+
+
 def several_at_once(rank: int, size: int) -> list[str]:
     """Started together, waited for in another order, mixed with blocking ones; futures and callbacks."""
     tensors = [given(rank, n, torch.float32, salt=n) for n in (5, 70000, 1, 3000, 0, 12345)]
@@ -312,16 +363,11 @@ def several_at_once(rank: int, size: int) -> list[str]:
 
 def not_scheduled(rank: int, size: int) -> None:
     """What mycel has no schedules for yet works all the same."""
-    total = size * (size - 1) // 2
     # Rank r gives d + 1 elements to rank d, and so gets r + 1 from everyone.
     taken = torch.zeros(size * (rank + 1))
     sizes = [d + 1 for d in range(size)]
     dist.all_to_all_single(taken, torch.full((sum(sizes),), float(rank)), [rank + 1] * size, sizes)
     assert torch.equal(taken, torch.arange(float(size)).repeat_interleave(rank + 1))
-    at_root = torch.full((5,), float(rank))
-    dist.reduce(at_root, dst=0)
-    assert rank != 0 or (at_root == total).all()
-
     came = torch.zeros(3)
     sending = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
     dist.recv(came, (rank - 1) % size)
@@ -335,16 +381,6 @@ def not_scheduled(rank: int, size: int) -> None:
     for work in dist.batch_isend_irecv(swaps):
         work.wait()
     assert (came == (rank + 1) % size).all()
-
-    bits = torch.tensor([0b1111 ^ (1 << rank % 4), 0b1000], dtype=torch.int32)
-    dist.all_reduce(bits, op=dist.ReduceOp.BAND)
-    assert bits.tolist() == [0b1111 & ~sum(1 << b for b in {r % 4 for r in range(size)}), 0b1000]
-    small = torch.tensor([rank, 1], dtype=torch.uint8)
-    dist.all_reduce(small)
-    assert small.tolist() == [total, size]
-    truth = torch.tensor([rank == 0, False])
-    dist.all_reduce(truth, op=dist.ReduceOp.MAX)
-    assert truth.tolist() == [True, False]
 
     objects: list[Any] = [None] * size
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank})
@@ -360,12 +396,8 @@ def not_scheduled(rank: int, size: int) -> None:
 
 def many_not_scheduled(rank: int, size: int) -> None:
     """Operations that Gloo's own threads carry out, one after the other: none of them may hang."""
-    for number in range(200):
-        bits = torch.tensor([0b11 if number % 2 else 0b01], dtype=torch.int32)
-        dist.all_reduce(bits, op=dist.ReduceOp.BAND)
-        truth = torch.tensor([rank == number % size, False])
-        dist.all_reduce(truth, op=dist.ReduceOp.MAX)
-        assert truth.tolist() == [True, False]
+    for _ in range(200):
+        monitored_barrier()
         each_other = torch.zeros(size)
         dist.all_to_all_single(each_other, torch.full((size,), float(rank)), [1] * size, [1] * size)
         assert each_other.tolist() == list(range(size))
@@ -395,6 +427,8 @@ CHECKS: tuple[Callable[[int, int], Any], ...] = (
     broadcast,
     all_to_all,
     gather_and_scatter,
+    reduce_to_root,
+    bits_and_parts,
     several_at_once,
     not_scheduled,
 )

@@ -1,0 +1,47 @@
+"""A part of torch's own distributed tests over the backend; ``python -m tests.torch_suite`` runs all of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.torch_suite.__main__ import compare
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Parts of names; between them they select every collective, groups, barriers, DDP and its hooks.
+PARTS = (
+    "test_all_",
+    "test_reduce_",
+    "test_broadcast",
+    "test_gather",
+    "test_scatter",
+    "test_barrier",
+    "test_monitored",
+)
+MORE = (
+    "test_send_recv",
+    "test_isend",
+    "test_new_subgroups",
+    "test_DistributedDataParallel",
+    "test_accumulate",
+    "test_get_",
+)
+
+
+@pytest.mark.parametrize(("world_size", "parts"), [(3, PARTS), (4, MORE)])
+def test_what_torch_tests(world_size: int, parts: tuple[str, ...], tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.json"
+    selected = [word for part in parts for word in ("-k", part)]
+    command = [sys.executable, "-m", "tests.torch_suite", "--world-size", str(world_size), "--json", str(file)]
+    run = subprocess.run([*command, *selected], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout[-4000:]
+    outcomes = json.loads(file.read_text(encoding="utf-8"))
+    assert sum(outcome == "passed" for outcome in outcomes.values()) >= 15, outcomes
+
+
+def test_comparison_names_what_was_lost() -> None:
+    theirs = {"a": "passed", "b": "skipped", "c": "passed"}
+    assert compare(theirs, {"a": "passed", "b": "passed", "c": "Traceback"}) == ["c"]
