@@ -78,6 +78,7 @@ def register(app: typer.Typer) -> None:
         marked: int | None = None
         cut: tuple[tuple[int, int], ...] = ()
         title, caption = fabric.name, f"{fabric.num_ranks} ranks, {len(fabric.switches)} switches"
+        computing = "bold frame: copies and adds" if len(fabric.nodes) > fabric.num_ranks else ""
         if collective is None:
             if root is not None:
                 raise UsageError("--root says whose tree to draw: it needs --collective")
@@ -96,6 +97,7 @@ def register(app: typer.Typer) -> None:
                 if not tree:
                     raise UsageError(f"{wanted.name} by {method} has no tree with root {root}; try another root")
                 caption += f"; green: a tree by {method}"
+        caption = "; ".join(filter(None, [caption, computing]))
         try:
             if output.suffix.lower() == ".dot":
                 from mycel.report.dot import fabric_dot

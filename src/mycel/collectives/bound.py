@@ -112,7 +112,7 @@ class Bound:
                 f"tell whether more is possible; in the slower of the two, these links bind: {shown}."
             )
         sentence = f"{where}: at most {rate}, because {why}."
-        if self.composition is not None and self.composition < self.algbw:
+        if self.composition not in (None, self.without_computing) and self.composition < self.algbw:
             less = f"{float(self.composition):.6g} {unit}"
             sentence += f" Reduce-scatter and then all-gather over equal shares would guarantee {less}."
         if self.without_computing is not None:

@@ -16,7 +16,7 @@ _LINK = "#c3cbc5"
 
 
 def fabric_dot(topology: Topology, tree: Sequence[Transfer] = (), cut: Collection[tuple[int, int]] = ()) -> str:
-    """The text of a ``digraph``; ranks are circles, switches boxes, machines clusters.
+    """The text of a ``digraph``; ranks are circles, switches boxes (framed twice if they compute), machines clusters.
 
     Both directions of a cable are one edge where they have the same capacity and neither is in the tree or the cut.
 
@@ -51,7 +51,8 @@ def fabric_dot(topology: Topology, tree: Sequence[Transfer] = (), cut: Collectio
         indent = "    " if box is not None else "  "
         for v in members:
             shape = "circle" if topology.vertices[v].kind == "rank" else "box"
-            lines.append(f"{indent}v{v} [label={_quoted(topology.label(v))}, shape={shape}];")
+            frames = ", peripheries=2" if topology.vertices[v].computes else ""
+            lines.append(f"{indent}v{v} [label={_quoted(topology.label(v))}, shape={shape}{frames}];")
         if box is not None:
             lines.append("  }")
     used = {hop for transfer in tree for hop in pairwise(transfer.path)}

@@ -69,7 +69,7 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = (), *
         axes: where to draw.
         topology: the fabric.
         tree: transfers laid over it, in the accent colour.
-        root: rank marked as the root of the tree; if not given, the source of the first transfer.
+        root: node marked as the root of the tree; if not given, the source of the first transfer.
     """
     layout = lay_out(topology)
     scale = _scale(layout)
@@ -93,7 +93,7 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = (), *
     _draw_links(axes, topology, places, scale)
     for transfer in tree:
         _draw_transfer(axes, scale, [places[v] for v in transfer.path])
-    marked = topology.ranks[tree[0].src if root is None else root] if tree else None
+    marked = topology.nodes[tree[0].src if root is None else root] if tree else None
     _draw_vertices(axes, topology, places, marked, scale)
     _fit(axes, layout)
 
@@ -292,9 +292,9 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
                     2 * half_width,
                     2 * half_height,
                     boxstyle="round,pad=0,rounding_size=0.1",
-                    facecolor=LIGHT.paper,
-                    edgecolor=LIGHT.muted,
-                    linewidth=1.1,
+                    facecolor=LIGHT.ours if index == root else LIGHT.paper,
+                    edgecolor=LIGHT.ink if vertex.computes else LIGHT.muted,
+                    linewidth=2.2 if vertex.computes else 1.1,
                     zorder=3,
                 )
             )
@@ -303,12 +303,12 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
                 x,
                 y,
                 text,
-                color=LIGHT.muted,
+                color=LIGHT.paper if index == root else LIGHT.muted,
                 fontsize=8 * scale,
                 ha="center",
                 va="center",
                 zorder=7,
-                path_effects=[withStroke(linewidth=2.5, foreground=LIGHT.paper)],
+                path_effects=[] if index == root else [withStroke(linewidth=2.5, foreground=LIGHT.paper)],
             )
             continue
         is_root = index == root
