@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -208,7 +209,7 @@ def test_formats_that_have_equal_blocks_only_say_so() -> None:
 # -- the command line -----------------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> dict[str, object]:
+def run(*arguments: str) -> dict[str, Any]:
     result = CliRunner().invoke(build_app(), [*arguments, "--json"])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -271,6 +272,20 @@ def test_bound_and_synth_plan_for_a_group() -> None:
         "synth", "two_boxes:ranks=8", "-c", "gather", "--ranks", "1,4-5", "--root", "5", "--weights", "1,2,3"
     )
     assert (rooted["num_ranks"], rooted["root"], rooted["optimal"]) == (3, 2, True)
+    assert rooted["ranks"] == [1, 4, 5]
+    planned = run("synth", "two_boxes:ranks=8", "-c", "all_gather", "--ranks", "0-3", "--summary")
+    assert (planned["num_ranks"], planned["ranks"]) == (4, [0, 1, 2, 3])
+
+
+def test_whatif_and_select_take_both() -> None:
+    asked = ("two_boxes:ranks=8", "-c", "all_gather", "--ranks", "0,1,4,5", "--weights", "0,0,1,1")
+    changed = run("whatif", *asked, "--change", "core->left/0=10 Mbit/s")
+    assert changed["ranks"] == [0, 1, 4, 5]
+    assert changed["before"]["bound_algbw"] == run("bound", *asked)["bound_algbw"]
+    assert changed["after"]["bound_algbw"] < changed["before"]["bound_algbw"]
+    chosen = run("select", *asked, "--sizes", "1KB,16MB")
+    rows = chosen["rows"]
+    assert [row["bytes"] for row in rows] == [1 << 10, 1 << 24] and rows[1]["method"] == "forest"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 import typer
 from rich.console import Console
 
-from mycel.cli.request import RanksOption, WeightsOption, choose_group, read_weights
+from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record, read_weights
 from mycel.collectives.bound import Bound, bound
 from mycel.collectives.sensitivity import Gain, sensitivity
 from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective, CollectiveName
@@ -123,7 +123,7 @@ def register(app: typer.Typer) -> None:
         best = bound(fabric, wanted)
         seconds = time.perf_counter() - started
         if json_output:
-            print(json.dumps(bound_record(best, seconds)))
+            print(json.dumps(bound_record(best, seconds) | group_record(ranks)))
             return
         console = Console(highlight=False)
         console.print(

@@ -12,11 +12,13 @@ import typer
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["RanksOption", "WeightsOption", "choose_group", "parse_ranks", "read_weights"]
+__all__ = ["RanksOption", "WeightsOption", "choose_group", "group_record", "parse_ranks", "read_weights"]
 
 RanksOption = Annotated[
     str | None,
-    typer.Option("--ranks", help="Only these ranks take part, such as 0,2,4-7; --root is one of them."),
+    typer.Option(
+        "--ranks", help="Only these ranks take part, such as 0,2,4-7; --root is one of them, the first if not given."
+    ),
 ]
 WeightsOption = Annotated[
     str | None,
@@ -69,6 +71,11 @@ def choose_group(fabric: Topology, text: str | None, root: int | None) -> tuple[
     if root is not None and root not in ranks:
         raise UsageError(f"--root {root} is not among --ranks {text}")
     return fabric.subset(ranks), None if root is None else ranks.index(root)
+
+
+def group_record(text: str | None) -> dict[str, list[int]]:
+    """What the JSON object of a command says of the group that was asked for: its ranks, in the fabric's numbers."""
+    return {} if text is None else {"ranks": list(parse_ranks(text))}
 
 
 def read_weights(text: str) -> tuple[int, ...]:

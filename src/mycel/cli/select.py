@@ -9,9 +9,16 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mycel.cli.bound import CollectiveOption, JsonOption, RootOption, TopologyArgument, make_collective
+from mycel.cli.bound import (
+    CollectiveOption,
+    JsonOption,
+    RootOption,
+    TopologyArgument,
+    load_fabric,
+    make_collective,
+)
+from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.select import DEFAULT_SIZES, Selection, select
-from mycel.topology.load import load_topology
 from mycel.units import format_seconds, format_size, parse_size
 
 __all__ = ["register"]
@@ -28,13 +35,15 @@ def register(app: typer.Typer) -> None:
             format_size(size) for size in DEFAULT_SIZES
         ),
         root: RootOption = None,
+        weights: WeightsOption = None,
+        ranks: RanksOption = None,
         json_output: JsonOption = False,
     ) -> None:
-        fabric = load_topology(topology)
-        wanted = make_collective(fabric, collective, root)
+        fabric, root = choose_group(load_fabric(topology), ranks, root)
+        wanted = make_collective(fabric, collective, root, weights)
         chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")])
         if json_output:
-            print(json.dumps(_record(chosen)))
+            print(json.dumps(_record(chosen) | group_record(ranks)))
         else:
             _show(chosen)
 

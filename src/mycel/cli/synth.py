@@ -23,7 +23,7 @@ from mycel.cli.bound import (
     make_collective,
 )
 from mycel.cli.plan import show_plan, summarise
-from mycel.cli.request import RanksOption, WeightsOption, choose_group
+from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
@@ -139,7 +139,7 @@ def register(app: typer.Typer) -> None:
                 )
             with _drawn_progress() as report:
                 best, record = summarise(fabric, wanted, report)
-            print(json.dumps(record) if json_output else show_plan(best, record))
+            print(json.dumps(record | group_record(ranks)) if json_output else show_plan(best, record))
             return
         started = time.perf_counter()
         best = bound(fabric, wanted)
@@ -155,7 +155,7 @@ def register(app: typer.Typer) -> None:
             _write(schedule, output)
         record = schedule_record(best, schedule, k=options.get("k"), seconds=seconds)
         if json_output:
-            print(json.dumps(record))
+            print(json.dumps(record | group_record(ranks)))
         else:
             _show(best, schedule, record, output)
 

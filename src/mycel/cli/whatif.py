@@ -20,6 +20,7 @@ from mycel.cli.bound import (
     load_fabric,
     make_collective,
 )
+from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.bound import bound
 from mycel.errors import UsageError
 from mycel.topology.change import add_link, change_link, compute_in_switch, remove_link, scale_interfaces, scale_link
@@ -56,10 +57,13 @@ def register(app: typer.Typer) -> None:
             typer.Option("--compute", help="Switches that copy and add (SHARP): 'box0/nvswitch', '*/nvswitch'."),
         ] = _NONE,
         root: RootOption = None,
+        weights: WeightsOption = None,
+        ranks: RanksOption = None,
         json_output: JsonOption = False,
     ) -> None:
         fabric = load_fabric(topology)
-        wanted = make_collective(fabric, collective, root)
+        group, root = choose_group(fabric, ranks, root)
+        wanted = make_collective(group, collective, root, weights)
         steps: list[tuple[Callable[[Topology, str], Topology], str, str]] = [
             *((add_link, text, f"{text} added") for text in add),
             *((change_link, text, text) for text in change),
@@ -77,7 +81,8 @@ def register(app: typer.Typer) -> None:
         changed = fabric
         for apply, text, _ in steps:
             changed = apply(changed, text)
-        before, after = bound(fabric, wanted), bound(changed, wanted)
+        changed, _ = choose_group(changed, ranks, None)
+        before, after = bound(group, wanted), bound(changed, wanted)
         seconds = time.perf_counter() - started
         in_unit = RATE_UNITS.get(changed.unit, Fraction(1)) / RATE_UNITS.get(fabric.unit, Fraction(1))
         ratio = after.algbw * in_unit / before.algbw
@@ -89,11 +94,11 @@ def register(app: typer.Typer) -> None:
                 "after": bound_record(after, seconds),
                 "ratio": float(ratio),
             }
-            print(json.dumps(record))
+            print(json.dumps(record | group_record(ranks)))
             return
         console = Console(highlight=False)
         new = float(after.algbw * in_unit)
-        console.print(f"{wanted.name} over {wanted.num_ranks} ranks of {fabric.name}", markup=False)
+        console.print(f"{wanted.name} over {wanted.num_ranks} ranks of {group.name}", markup=False)
         console.print(f"before: {float(before.algbw):.6g} {fabric.unit}", markup=False)
         console.print(f"after:  {new:.6g} {fabric.unit} ({_verdict(ratio)}): {'; '.join(words)}", markup=False)
         console.print(f"before: {before.explain()}", markup=False)
