@@ -16,7 +16,7 @@ from mycel.errors import MycelError
 __all__ = ["build_app", "main"]
 
 #: Subcommands, in the order of ``mycel --help``.
-COMMANDS = ("bound", "whatif", "draw", "synth", "select", "verify", "export", "bench", "emulate", "demo")
+COMMANDS = ("bound", "whatif", "draw", "synth", "select", "steps", "verify", "export", "bench", "emulate", "demo")
 
 
 def build_app() -> typer.Typer:

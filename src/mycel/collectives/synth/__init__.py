@@ -5,6 +5,7 @@
 ``tree``     one shallow tree, or direct exchange: fewest steps one after the other (small ones)
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
+``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
 ===========  ==================================================================================
 
 The algorithms that libraries run (ring, recursive doubling and so on) are in ``classics``, with a registry of their
@@ -19,7 +20,7 @@ from typing import Any
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED, Collective, CollectiveName
-from mycel.collectives.synth import direct, flow, forest, tree
+from mycel.collectives.synth import direct, flow, forest, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -36,12 +37,13 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "tree": tree.synthesize,
     "flow": flow.synthesize,
     "direct": direct.synthesize,
+    "steps": steps.synthesize,
 }
 
 #: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
 _POINTED_METHODS = ("flow", "direct")
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
-NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {}
+NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES}
 
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
