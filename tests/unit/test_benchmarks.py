@@ -78,9 +78,10 @@ def test_the_table_of_methods_is_that_of_its_lines(script: Any) -> None:
     lines = script("record").read(quality.OUTPUT)
     written, made = page_of(script, "quality", quality.table(lines), quality.PAGE)
     assert written == made, "run: python benchmarks/quality.py"
-    assert {line["fabric"] for line in lines} == set(quality.fabrics())
-    for name, file in quality.fabrics().items():
-        assert {m["fingerprint"] for m in lines if m["fabric"] == name} == {load_topology(file).fingerprint}
+    files = quality.fabrics()
+    recorded = {line["fabric"]: line["fingerprint"] for line in lines}
+    assert recorded == {name: load_topology(files[name]).fingerprint for name in recorded}
+    assert set(recorded) >= {file.stem for file in quality.SUITE.glob("*.json")} - {"expected"}
 
 
 def test_the_best_methods_meet_the_bound_and_no_figure_passes_it(script: Any) -> None:
@@ -141,3 +142,56 @@ def test_rings_enter_every_box(script: Any, fabric: str, algbw: Fraction) -> Non
     assert claims.rings_at_best(topology) == algbw
     ring = synthesize(topology, Collective(name="all_gather", num_ranks=topology.num_ranks), "ring")
     assert ring.algbw <= algbw
+
+
+# -- simulation beside measurements --------------------------------------------------------------------------------
+
+
+def test_the_table_of_simulated_times_is_that_of_its_lines(script: Any) -> None:
+    simulation = script("simulation")
+    lines = script("record").read(simulation.OUTPUT)
+    written, made = page_of(script, "simulated", simulation.table(lines), simulation.PAGE)
+    assert written == made, "run: python benchmarks/simulation.py --write"
+    measured = {
+        (m["topology"], m["collective"], m["bytes"]): m["median_s"] for m in simulation.cases(simulation.MEASURED)
+    }
+    assert {(x["fabric"], x["collective"], x["bytes"]): x["measured_s"] for x in lines} == measured
+
+
+def test_simulated_times_are_near_measured_ones(script: Any) -> None:
+    """The recorded pairs, and one of each fabric simulated anew."""
+    simulation = script("simulation")
+    lines = script("record").read(simulation.OUTPUT)
+    assert len({line["fabric"] for line in lines}) >= 6 and len({line["bytes"] for line in lines}) >= 3
+    assert simulation.typical(lines) < 0.10
+    large = [
+        m for m in simulation.cases(simulation.MEASURED) if m["bytes"] == 4 << 20 and m["collective"] == "all_reduce"
+    ]
+    again = [simulation.compare(m) for m in large]
+    assert len(again) >= 6 and simulation.typical(again) < 0.10
+
+
+def test_the_last_line_of_a_case_is_compared(script: Any, tmp_path: Path) -> None:
+    simulation, record = script("simulation"), script("record")
+    row = {"topology": "star4", "collective": "broadcast", "bytes": 8, "emulated": True, "mode": "blocking"}
+    lines = [{**row, "backend": "mycel", "median_s": s} for s in (3.0, 2.0)]
+    lines += [{**row, "backend": "gloo", "median_s": 9.0}, {**lines[0], "emulated": False}]
+    record.append(tmp_path / "a.jsonl", lines)
+    assert simulation.cases([tmp_path / "a.jsonl"]) == [lines[1]]
+
+
+def test_typical_errors_are_medians_without_signs(script: Any) -> None:
+    simulation = script("simulation")
+    pairs = [
+        {
+            "fabric": "x",
+            "collective": "broadcast",
+            "bytes": 1 << 20,
+            "measured_s": 2.0,
+            "simulated_s": 2.0,
+            "simulated_on_machine_s": s,
+        }
+        for s in (1.0, 2.2, 2.0)
+    ]
+    assert simulation.typical(pairs) == pytest.approx(0.1)
+    assert "| `x` | 1MB | 2 s | 2 s | 1 s | -50.0% | 0.0% | 10.0% | 3 |" in simulation.table(pairs)

@@ -12,7 +12,7 @@ from mycel.cli import build_app
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.select import select
-from mycel.collectives.simulate import Simulation, simulate
+from mycel.collectives.simulate import Machine, Simulation, simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
@@ -164,6 +164,21 @@ def test_simulation_is_near_what_was_measured(measured: dict[str, object]) -> No
     name = str(measured["collective"])
     run = simulate(synthesize(topology, on(topology, name)), 1 << 24)  # type: ignore[arg-type]
     assert abs(run.seconds / float(measured["median_s"]) - 1) < 0.10  # type: ignore[arg-type]
+
+
+def test_one_machine_delays_the_start_and_narrows_the_links() -> None:
+    """Two ranks of 1 ms of a core each on one core: 2 ms; then half the link is left."""
+    machine = Machine(cores=1, start_s=1e-3, efficiency=0.5)
+    run = simulate(chain(line(100)), 1_000_000, piece_bytes=1_000_000, overhead_s=0.0, machine=machine)
+    assert run.seconds == pytest.approx(2e-3 + 0.02)
+    assert run.events["start_s"].min() == pytest.approx(2e-3)
+    assert run.least_s == pytest.approx(0.01)
+
+
+@pytest.mark.parametrize("changes", [{"cores": 0}, {"start_s": -1.0}, {"efficiency": 0.0}, {"efficiency": 1.1}])
+def test_senseless_machines_are_refused(changes: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="needs a core"):
+        Machine(**{"cores": 2, **changes})  # type: ignore[arg-type]
 
 
 # -- selection --------------------------------------------------------------------------------------------------

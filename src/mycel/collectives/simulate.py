@@ -26,14 +26,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import MESSAGE_S, PIECE_BYTES, WAKE_S
+from mycel.collectives.cost import (
+    EMULATED_EFFICIENCY,
+    EMULATED_START_S,
+    MESSAGE_S,
+    PIECE_BYTES,
+    WAKE_S,
+)
 from mycel.collectives.lower import lower
 from mycel.collectives.maxflow import compiled
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
 from mycel.errors import ScheduleError, UsageError
 
-__all__ = ["EVENTS", "OVERHEAD_S", "Simulation", "simulate"]
+__all__ = ["EVENTS", "OVERHEAD_S", "Machine", "Simulation", "simulate"]
 
 #: Seconds from a message's arrival until what waits for it can start, beyond the links' latency.
 OVERHEAD_S = MESSAGE_S + WAKE_S
@@ -54,6 +60,28 @@ EVENTS = np.dtype(
 )
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """One machine that plays all ranks, as in emulation.
+
+    Attributes:
+        cores: that the ranks share.
+        start_s: of a core's time for each rank, before anything moves.
+        efficiency: part of a link's capacity that is left for the bytes of messages.
+
+    Raises:
+        UsageError: less than one core, a negative time, or an efficiency outside 0 to 1.
+    """
+
+    cores: int
+    start_s: float = EMULATED_START_S
+    efficiency: float = EMULATED_EFFICIENCY
+
+    def __post_init__(self) -> None:
+        if self.cores < 1 or not 0 < self.efficiency <= 1 or self.start_s < 0:
+            raise UsageError(f"{self}: needs a core, a time from 0 and an efficiency from 0 to 1")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -87,7 +115,12 @@ class Simulation:
 
 
 def simulate(
-    schedule: Schedule, num_bytes: int, *, piece_bytes: int = PIECE_BYTES[-1], overhead_s: float = OVERHEAD_S
+    schedule: Schedule,
+    num_bytes: int,
+    *,
+    piece_bytes: int = PIECE_BYTES[-1],
+    overhead_s: float = OVERHEAD_S,
+    machine: Machine | None = None,
 ) -> Simulation:
     """Run a schedule in simulation.
 
@@ -96,6 +129,8 @@ def simulate(
         num_bytes: of the collective's whole array; for all_to_all of one rank's part of it.
         piece_bytes: longest message.
         overhead_s: seconds added to every message's latency.
+        machine: the one that plays all ranks; if not given, every rank starts at once and links carry nothing but
+            the bytes of messages.
 
     Raises:
         UsageError: no bytes, a piece of less than an element, or a negative overhead.
@@ -119,8 +154,18 @@ def simulate(
     capacity = np.array([link.capacity * rate for link in topology.links])
     delay = np.array([sum(topology.links[i].latency_s for i in path) + overhead_s for path in paths])
     size = (traffic.num_elements * _ELEMENT_BYTES).astype(np.float64)
+    start_s, efficiency = 0.0, 1.0
+    if machine is not None:
+        start_s, efficiency = machine.start_s * topology.num_ranks / machine.cores, machine.efficiency
     times, finished = _run(
-        traffic.channel, size, *_rows(paths), capacity, delay, traffic.waits_for.copy(), *traffic.successors
+        traffic.channel,
+        size,
+        *_rows(paths),
+        capacity * efficiency,
+        delay,
+        start_s,
+        traffic.waits_for.copy(),
+        *traffic.successors,
     )
     if finished < len(traffic.waits_for):
         raise ScheduleError(f"{len(traffic.waits_for) - finished} instructions wait for each other for ever")
@@ -258,6 +303,7 @@ def _run(
     path_link: Ints,
     capacity: Floats,
     delay: Floats,
+    start_s: float,
     waits_for: Ints,
     next_start: Ints,
     next_index: Ints,
@@ -272,7 +318,7 @@ def _run(
     arrivals = [(0.0, 0)]
     arrivals.pop()
     ready = [i for i in range(len(waits_for)) if waits_for[i] == 0]
-    now, finished, changed = 0.0, 0, False
+    now, finished, changed = start_s, 0, False
     while True:
         while len(ready) > 0:
             node = ready.pop()
