@@ -38,6 +38,8 @@ def golden_cases() -> dict[str, str]:
     return {
         "ring_all_gather.xml": export(gather, "msccl_xml"),
         "tree_all_reduce.xml": export(reduce, "msccl_xml"),
+        "ring_all_gather.plan.json": export(gather, "mscclpp_json"),
+        "tree_all_reduce.plan.json": export(reduce, "mscclpp_json"),
         "ring_all_gather.dot": export(gather, "dot"),
         "tree_all_reduce.dot": export(reduce, "dot"),
         "ring_all_gather.trace.json": export(gather, "chrome_trace", num_bytes=30_000),

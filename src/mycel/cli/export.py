@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from mycel.cli.verify import read_schedule
-from mycel.collectives.export import FORMATS, SUFFIXES, export, format_of
+from mycel.collectives.export import FORMATS, SUFFIXES, export, files_of, format_of
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 from mycel.units import parse_size
@@ -22,22 +22,25 @@ def register(app: typer.Typer) -> None:
     @app.command("export", help="Verify a schedule file and write it in a form that another tool reads.")
     def command(
         schedule: Annotated[Path, typer.Argument(metavar="SCHEDULE", help="Schedule in JSON or text form.")],
-        output: Annotated[Path, typer.Option("-o", "--output", help="File to write.")],
+        output: Annotated[
+            Path, typer.Option("-o", "--output", help="File to write; chakra writes one a rank, NAME.0.et and so on.")
+        ],
         form: Annotated[
             str | None,
             typer.Option(
                 "--format", help=f"One of {', '.join(FORMATS)}; by the end of the file's name if not given."
             ),
         ] = None,
-        size: Annotated[str, typer.Option(help="Size of the whole array, for chrome_trace.")] = "16MB",
+        size: Annotated[str, typer.Option(help="Size of the whole array, for chrome_trace and chakra.")] = "16MB",
     ) -> None:
         wanted = form or format_of(output.name)
         if wanted is None:
             raise UsageError(f"{output}: give --format, or a name that ends in {', '.join(SUFFIXES)}")
         made = read_schedule(schedule)
         verify_schedule(made)
-        text = export(made, wanted, num_bytes=parse_size(size))
-        try:
-            output.write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
+        exported = export(made, wanted, num_bytes=parse_size(size))
+        for file, data in files_of(exported, output).items():
+            try:
+                file.write_bytes(data)
+            except OSError as error:
+                raise UsageError(f"{file}: cannot be written: {error.strerror}") from None

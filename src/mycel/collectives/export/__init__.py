@@ -1,40 +1,54 @@
 """Exports: schedules in the forms that other tools read, one format a file, each registered by one line here.
 
-================  ===============  ======================================================================
-format            file name        for
-================  ===============  ======================================================================
-``dot``           ``.dot``         Graphviz: the ranks and who sends how much to whom
-``chrome_trace``  ``.trace.json``  a simulated run as a timeline, for Perfetto and Chromium
-``msccl_xml``     ``.xml``         MSCCL's runtimes
-================  ===============  ======================================================================
+================  =================  ====================================================================
+format            file name          for
+================  =================  ====================================================================
+``dot``           ``.dot``           Graphviz: the ranks and who sends how much to whom
+``chrome_trace``  ``.trace.json``    a simulated run as a timeline, for Perfetto and Chromium
+``msccl_xml``     ``.xml``           MSCCL's runtimes
+``mscclpp_json``  ``.plan.json``     MSCCL++'s executor
+``chakra``        ``.et``            ASTRA-sim and other readers of Chakra traces: a file a rank
+================  =================  ====================================================================
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
-from mycel.collectives.export import chrome_trace, dot, msccl_xml
+from mycel.collectives.export import chakra, chrome_trace, dot, msccl_xml, mscclpp_json
 from mycel.collectives.schedule import Schedule
 from mycel.errors import ScheduleError, UsageError
 
-__all__ = ["FORMATS", "SUFFIXES", "export", "format_of"]
+__all__ = ["FORMATS", "SUFFIXES", "Exported", "export", "files_of", "format_of"]
 
-#: ``(schedule, num_bytes) -> text``; formats that serve every size ignore the number of bytes.
-Exporter = Callable[[Schedule, int], str]
+#: What a format makes: text, or a binary file of each rank.
+Exported = str | tuple[bytes, ...]
+#: ``(schedule, num_bytes) -> what it makes``; formats that serve every size ignore the number of bytes.
+Exporter = Callable[[Schedule, int], Exported]
 
 #: Formats by name.
 FORMATS: dict[str, Exporter] = {
     "dot": dot.export,
     "chrome_trace": chrome_trace.export,
     "msccl_xml": msccl_xml.export,
+    "mscclpp_json": mscclpp_json.export,
+    "chakra": chakra.export,
 }
 
 #: Ends of file names that mean a format.
-SUFFIXES: dict[str, str] = {".dot": "dot", ".gv": "dot", ".trace.json": "chrome_trace", ".xml": "msccl_xml"}
+SUFFIXES: dict[str, str] = {
+    ".dot": "dot",
+    ".gv": "dot",
+    ".trace.json": "chrome_trace",
+    ".xml": "msccl_xml",
+    ".plan.json": "mscclpp_json",
+    ".et": "chakra",
+}
 
 
 #: Formats that say how much each transfer moves, and so can express blocks of different sizes.
-_UNEVEN = ("dot", "chrome_trace")
+_UNEVEN = ("dot", "chrome_trace", "chakra")
 
 
 def format_of(name: str) -> str | None:
@@ -47,7 +61,7 @@ def format_of(name: str) -> str | None:
     return next((known for suffix, known in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
-def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> str:
+def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> Exported:
     """The schedule in a format.
 
     Args:
@@ -64,3 +78,15 @@ def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> str:
     if schedule.collective.weights is not None and form not in _UNEVEN:
         raise ScheduleError(f"{form} has equal blocks only; uneven ones: {', '.join(_UNEVEN)} and mycel's own JSON")
     return FORMATS[form](schedule, num_bytes)
+
+
+def files_of(exported: Exported, output: Path) -> dict[Path, bytes]:
+    """What to write where: into ``output`` itself, or each rank's file beside it with the rank before the suffix.
+
+    Examples:
+        >>> [path.name for path in files_of((b"a", b"b"), Path("traces.et"))]
+        ['traces.0.et', 'traces.1.et']
+    """
+    if isinstance(exported, str):
+        return {output: exported.encode()}
+    return {output.with_suffix(f".{rank}{output.suffix}"): data for rank, data in enumerate(exported)}

@@ -4,6 +4,7 @@
 format             what it is
 =================  ==========================================================================================
 ``msccl_xml``      thread blocks of MSCCL's runtimes
+``mscclpp_json``   thread blocks of MSCCL++'s executor
 ``mycel``          a mycel schedule, in JSON or text form
 =================  ==========================================================================================
 
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mycel.collectives.imports import msccl_xml, mycel_schedule
+from mycel.collectives.imports import msccl_xml, mscclpp, mycel_schedule
 from mycel.collectives.imports.content import Content
 from mycel.errors import ScheduleError, UsageError, VerificationError
 
@@ -44,6 +45,7 @@ class Reader:
 #: Formats by name, in the order in which they are asked. The last takes what nobody else knows.
 READERS: dict[str, Reader] = {
     "msccl_xml": Reader(is_mine=msccl_xml.is_mine, check=msccl_xml.check),
+    "mscclpp_json": Reader(is_mine=mscclpp.is_mine, check=mscclpp.check),
     "mycel": Reader(is_mine=lambda content: True, check=mycel_schedule.check),
 }
 
