@@ -6,10 +6,11 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mycel.collectives.bound import find_optimum
+from mycel.collectives.allreduce_bound import divide_links
+from mycel.collectives.bound import find_division, find_optimum
 from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.symmetry import find_rotation, is_automorphism
 from mycel.collectives.synth.plan import plan_forest
-from mycel.collectives.synth.symmetry import find_rotation, is_automorphism
 from mycel.topology.model import Link, Topology, Vertex
 
 QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
@@ -83,3 +84,15 @@ def test_most_fabrics_of_equal_boxes_show_their_symmetry():
 
     count()
     assert sum(found) > len(found) / 2
+
+
+@QUICK
+@given(fabric=fabrics_of_boxes())
+def test_all_reduce_by_orbits_has_the_optimum_of_all_links(fabric):
+    _, composition = find_division(fabric)
+    one, two = (divide_links(fabric, composition=composition, most_without_symmetry=most) for most in (0, 1000))
+    assert one.limit == two.limit
+    if one.shares:  # an optimum of its own, checked by flows while it was made
+        assert one.algbw == two.algbw == one.limit
+        pairs = zip(one.spread, one.reduce, fabric.links, strict=True)
+        assert all(a + b <= link.capacity for a, b, link in pairs)

@@ -16,11 +16,11 @@ from mycel.cli import synth as synth_command
 from mycel.collectives.bound import bound, find_optimum
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.spec import Collective
+from mycel.collectives.symmetry import find_rotation, is_automorphism, powers
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.bulk import path_lengths
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.plan import plan_forest
-from mycel.collectives.synth.symmetry import find_rotation, is_automorphism, powers
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.load import load_topology

@@ -12,6 +12,10 @@ with cuts B generated as flows find them violated. As in ``mycel.collectives.bal
 which constraints are tight; those are solved in fractions and checked by exact flows, and the dual solution,
 rounded to fractions, is a bound by weak duality however it was rounded.
 
+A large fabric is solved by orbits where it has a symmetry: the mean of a solution and its images is as good, so one
+unknown serves for all links, or ranks, that the symmetry takes to each other. Prices of such a programme prove the
+same bound for the whole.
+
 Reduce-scatter and then all-gather is the special case of equal shares and two phases one after the other. It is
 optimal on homogeneous fabrics, and loses where some rank is slow: that rank had better be a leaf everywhere, which
 sends its own array once and receives the sum once.
@@ -34,7 +38,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches
-from mycel.collectives.maxflow import FlowGraph, as_int64
+from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64, shortfalls
+from mycel.collectives.symmetry import find_orbits
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -48,6 +53,8 @@ _TOLERANCE = 1e-9
 #: known when the work is used up prove a bound, usually the optimum; to find the parts that meet it takes longer.
 _LARGEST = 8_000_000
 _WORK = 60_000_000
+#: Up to this many ranks no symmetry is looked for.
+_SMALL = 32
 
 BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
@@ -80,24 +87,25 @@ class Division:
         return sum(self.shares, Fraction(0))
 
 
-def divide_links(topology: Topology, *, composition: Fraction) -> Division:
+def divide_links(topology: Topology, *, composition: Fraction, most_without_symmetry: int = _SMALL) -> Division:
     """Solve the programme, exactly.
 
     Args:
         topology: the fabric.
         composition: ``algbw`` of reduce-scatter and then all-gather; if nothing is better, the result only says so.
+        most_without_symmetry: up to this many ranks, no symmetry is looked for.
 
     Raises:
         SynthesisError: the programme was not solved.
     """
-    if 4 * topology.num_ranks * (2 * len(topology.links) + topology.num_ranks) > _LARGEST:
+    programme = _Programme(topology, with_symmetry=topology.num_ranks > most_without_symmetry)
+    if 4 * programme.num_roots * programme.num_variables > _LARGEST:
         return Division(limit=composition, binding=(), is_proved=False)
-    programme = _Programme(topology)
     work = 0
     while True:
         work += len(programme.rows) * programme.num_variables
         values, prices = programme.solve()
-        rate = float(values[programme.roots].sum()) * programme.scale
+        rate = float(values[programme.roots] @ programme.sizes) * programme.scale
         if rate <= float(composition) * (1 + _TOLERANCE):  # the cuts so far already allow no more
             limit, binding = programme.price_bound(prices)
             return Division(limit=max(limit, composition), binding=binding)
@@ -112,26 +120,16 @@ def divide_links(topology: Topology, *, composition: Fraction) -> Division:
     except SynthesisError as error:
         _log.info("%s: %s; the composition is used", topology.name, error)
         return Division(limit=limit, binding=binding)
-    count = programme.num_arcs
-    return Division(
-        limit=limit,
-        binding=binding,
-        spread=tuple(exact[:count]),
-        reduce=tuple(exact[count : 2 * count]),
-        shares=tuple(exact[2 * count :]),
-    )
+    spread, reduce, shares = programme.expand(exact)
+    return Division(limit=limit, binding=binding, spread=spread, reduce=reduce, shares=shares)
 
 
 class _Programme:
-    """Variables: ``spread`` of each arc, ``reduce`` of each arc, share of each rank."""
+    """Variables: ``spread`` of each orbit of arcs, ``reduce`` of each, share of each rank of each orbit of ranks."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, *, with_symmetry: bool) -> None:
         self.graphs = (FlowGraph.of(topology), FlowGraph.of(topology, is_reversed=True))
         graph = self.graphs[0]
-        self.num_arcs = len(graph.tail)
-        self.num_ranks = len(graph.ranks)
-        self.roots = slice(2 * self.num_arcs, 2 * self.num_arcs + self.num_ranks)
-        self.num_variables = self.roots.stop
         whole = [link.capacity for link in topology.links]
         limit = min(
             sum(c for c, v in zip(whole, side.tolist(), strict=True) if v == rank)
@@ -140,48 +138,67 @@ class _Programme:
         )
         # A tree crosses a link at most once for each of its edges. Clipping what can never be used keeps the numbers
         # of the programme within a few orders of magnitude of each other.
-        self.capacity = [min(c, 2 * (self.num_ranks - 1) * limit) for c in whole]
-        self.scale = float(max(self.capacity))
+        clipped = [min(c, 2 * (topology.num_ranks - 1) * limit) for c in whole]
+        self.scale = float(max(clipped))
+        self.arc_orbit = np.arange(len(whole), dtype=np.int64)
+        self.rank_orbit = np.arange(topology.num_ranks, dtype=np.int64)
+        if with_symmetry:
+            self.arc_orbit, self.rank_orbit = find_orbits(graph, as_int64(clipped))
+        first_arcs = np.unique(self.arc_orbit, return_index=True)[1].tolist()
+        first_ranks, self.sizes = np.unique(self.rank_orbit, return_index=True, return_counts=True)[1:]
+        self.capacity = [clipped[arc] for arc in first_arcs]
+        self.num_arcs, self.num_roots = len(first_arcs), len(first_ranks)
+        self.roots = slice(2 * self.num_arcs, 2 * self.num_arcs + self.num_roots)
+        self.num_variables = self.roots.stop
+        self.sinks = graph.ranks[first_ranks]
         self.switches = topology.switches
-        self.balance_rows = [
-            {
-                shift + arc: 1 if graph.head[arc] == v else -1
-                for arc in np.flatnonzero((graph.head == v) | (graph.tail == v)).tolist()
-            }
-            for shift in (0, self.num_arcs)
-            for v in self.switches
-        ]
-        self.cuts: list[tuple[int, BoolArray]] = []
+        balance: dict[tuple[tuple[int, int], ...], dict[int, int]] = {}
+        for shift in (0, self.num_arcs):
+            for v in self.switches:
+                net = self.count(self.arc_orbit[graph.head == v])
+                for orbit, number in self.count(self.arc_orbit[graph.tail == v]).items():
+                    net[orbit] = net.get(orbit, 0) - number
+                row = {shift + orbit: number for orbit, number in net.items() if number}
+                if row:
+                    balance[tuple(sorted(row.items()))] = row
+        self.balance_rows = list(balance.values())
+        self.cuts: list[tuple[dict[int, int], dict[int, int]]] = []
         self.rows: list[dict[int, int]] = []
-        self.seen: set[tuple[int, bytes]] = set()
-        for vertex in graph.ranks.tolist():
+        self.seen: set[tuple[tuple[int, int], ...]] = set()
+        for vertex in self.sinks.tolist():
             for phase in (0, 1):
                 alone = np.zeros(graph.num_vertices, dtype=np.bool_)
                 alone[vertex] = True
                 self.add(phase, alone)
                 self.add(phase, ~alone)
 
+    @staticmethod
+    def count(orbits: IntArray) -> dict[int, int]:
+        """How often each occurs."""
+        return dict(zip(*(part.tolist() for part in np.unique(orbits, return_counts=True)), strict=True))
+
     def add(self, phase: int, side: BoolArray) -> bool:
         """Demand that what has its root outside ``side`` enters it (in phase 1, of the fabric turned round)."""
-        key = (phase, side.tobytes())
+        graph = self.graphs[phase]
+        entering = self.count(self.arc_orbit[~side[graph.tail] & side[graph.head]])
+        price = {phase * self.num_arcs + orbit: number for orbit, number in entering.items()}
+        outside = self.count(self.rank_orbit[~side[graph.ranks]])
+        row = {v: -number for v, number in price.items()}
+        row |= {self.roots.start + orbit: number for orbit, number in outside.items()}
+        key = tuple(sorted(row.items()))
         if key in self.seen:
             return False
         self.seen.add(key)
-        row = {phase * self.num_arcs + arc: -1 for arc in self.entering(phase, side)}
-        row |= {self.roots.start + rank: 1 for rank in self.outside(side)}
-        self.cuts.append((phase, side.copy()))
+        self.cuts.append((outside, price))
         self.rows.append(row)
         return True
 
-    def entering(self, phase: int, side: BoolArray) -> list[int]:
-        graph = self.graphs[phase]
-        entering: list[int] = np.flatnonzero(~side[graph.tail] & side[graph.head]).tolist()
-        return entering
-
-    def outside(self, side: BoolArray) -> list[int]:
-        """Ranks outside the set."""
-        ranks: list[int] = np.flatnonzero(~side[self.graphs[0].ranks]).tolist()
-        return ranks
+    def expand(self, values: Sequence[Fraction]) -> tuple[tuple[Fraction, ...], ...]:
+        """The values of all arcs in both phases and of all ranks, from those of orbits."""
+        arcs = self.arc_orbit.tolist()
+        spread = tuple(values[orbit] for orbit in arcs)
+        reduce = tuple(values[self.num_arcs + orbit] for orbit in arcs)
+        return spread, reduce, tuple(values[self.roots.start + orbit] for orbit in self.rank_orbit.tolist())
 
     def matrix(self, rows: Sequence[dict[int, int]]) -> Any:
         from scipy.sparse import csr_array
@@ -197,33 +214,36 @@ class _Programme:
         from scipy.optimize import linprog
 
         objective = np.zeros(self.num_variables)
-        objective[self.roots] = -1.0
+        objective[self.roots] = -self.sizes
         share = [{arc: 1, self.num_arcs + arc: 1} for arc in range(self.num_arcs)]
         capacity = np.array(self.capacity, dtype=np.float64) / self.scale
         result = linprog(
             objective,
             A_ub=self.matrix([*self.rows, *share]),
             b_ub=np.concatenate([np.zeros(len(self.rows)), capacity]),
-            A_eq=self.matrix(self.balance_rows) if self.switches else None,
-            b_eq=np.zeros(len(self.balance_rows)) if self.switches else None,
+            A_eq=self.matrix(self.balance_rows) if self.balance_rows else None,
+            b_eq=np.zeros(len(self.balance_rows)) if self.balance_rows else None,
             bounds=(0.0, None),
             method="highs-ds",
             options={"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10},
         )
         if result.x is None:
             raise SynthesisError(f"the linear programme that divides the links failed: {result.message}")
-        equality = result.eqlin.marginals.tolist() if self.switches else []
+        equality = result.eqlin.marginals.tolist() if self.balance_rows else []
         return result.x, (result.ineqlin.marginals[: len(self.rows)].tolist(), equality)
 
     def add_violated(self, values: FloatArray) -> bool:
         """Add the cuts that the solution violates; whether there were any new ones."""
         grain = 1 << 40
-        demand = as_int64([max(0, round(v * grain)) for v in values[self.roots].tolist()])
-        allowed = _TOLERANCE * max(int(demand.sum()), grain // 1000)
+        whole = np.array([max(0, round(v * grain)) for v in values.tolist()], dtype=np.int64)
+        demand = as_int64(whole[self.roots][self.rank_orbit].tolist())
+        total = int(demand.sum())
+        allowed = _TOLERANCE * max(total, grain // 1000)
         added = False
         for phase, graph in enumerate(self.graphs):
-            part = values[phase * self.num_arcs : (phase + 1) * self.num_arcs]
-            deficit, side = graph.check(as_int64([max(0, round(v * grain)) for v in part.tolist()]), demand)
+            part = as_int64(whole[phase * self.num_arcs : (phase + 1) * self.num_arcs][self.arc_orbit].tolist())
+            network = graph.with_source(part, demand)
+            deficit, side = shortfalls(graph.num_vertices + 1, *network, graph.num_vertices, self.sinks, total)
             for j in np.flatnonzero(deficit > allowed).tolist():
                 added |= self.add(phase, side[j])
                 self.add(1 - phase, side[j])  # most fabrics are nearly symmetric: half the rounds
@@ -270,12 +290,12 @@ class _Programme:
             SynthesisError: it violates one.
         """
         unit = lcm(*(v.denominator for v in exact))
-        whole = [int(v * unit) for v in exact]
-        parts = whole[: self.num_arcs], whole[self.num_arcs : 2 * self.num_arcs]
-        fits = all(one + two <= c * unit for one, two, c in zip(*parts, self.capacity, strict=True))
-        if min(whole) < 0 or not fits:
+        one, two, shares = ([int(v * unit) for v in part] for part in self.expand(exact))
+        limits = [self.capacity[orbit] * unit for orbit in self.arc_orbit.tolist()]
+        fits = all(a + b <= limit for a, b, limit in zip(one, two, limits, strict=True))
+        if min(*one, *two, *shares) < 0 or not fits:
             raise SynthesisError("the division of the links could not be made exact: a link is overused")
-        demand = as_int64(whole[self.roots])
+        parts, demand = (one, two), as_int64(shares)
         for graph, part in zip(self.graphs, parts, strict=True):
             if unbalanced_switches(graph, part):
                 raise SynthesisError("the division of the links could not be made exact: a switch is unbalanced")
@@ -288,15 +308,16 @@ class _Programme:
 
     def priced(self, cut: list[Fraction], potential: list[Fraction]) -> tuple[Fraction, tuple[int, ...]] | None:
         """Sum the constraints at these prices: (links at the dearer of their two prices) / (cheapest root)."""
-        root = [Fraction(0)] * self.num_ranks
+        root = [Fraction(0)] * self.num_roots
         price = [Fraction(0)] * (2 * self.num_arcs)
-        for y, (phase, side) in zip(cut, self.cuts, strict=False):  # cuts added since have no price
+        for y, (outside, entering) in zip(cut, self.cuts, strict=False):  # cuts added since have no price
             if y:
-                for rank in self.outside(side):
-                    root[rank] += y
-                for arc in self.entering(phase, side):
-                    price[phase * self.num_arcs + arc] += y
-        if not min(root):
+                for orbit, number in outside.items():
+                    root[orbit] += y * number
+                for v, number in entering.items():
+                    price[v] += y * number
+        cheapest = min(cost / size for cost, size in zip(root, self.sizes.tolist(), strict=True))
+        if not cheapest:
             return None
         for z, row in zip(potential, self.balance_rows, strict=True):
             if z:
@@ -304,4 +325,5 @@ class _Programme:
                     price[v] += z * sign
         each = [max(Fraction(0), one, two) for one, two in zip(price, price[self.num_arcs :], strict=False)]
         total = sum((p * c for p, c in zip(each, self.capacity, strict=True)), Fraction(0))
-        return total / min(root), tuple(arc for arc, p in enumerate(each) if p)
+        priced = [bool(p) for p in each]
+        return total / cheapest, tuple(arc for arc, orbit in enumerate(self.arc_orbit.tolist()) if priced[orbit])

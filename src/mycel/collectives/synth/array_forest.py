@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import IntArray, compiled
+from mycel.collectives.symmetry import find_rotation, powers
 from mycel.collectives.synth.bulk import LogicalArcs, path_lengths, replace_switches
 from mycel.collectives.synth.speculative import orbits_of_arcs, pack_speculatively
-from mycel.collectives.synth.symmetry import find_rotation, powers
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

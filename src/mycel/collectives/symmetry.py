@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mycel.collectives.maxflow import FlowGraph, IntArray
 
-__all__ = ["find_rotation", "is_automorphism", "powers"]
+__all__ = ["find_orbits", "find_rotation", "is_automorphism", "powers"]
 
 #: How many candidate vertices the matching of two boxes may look at, per vertex of the box, before it gives up.
 _PATIENCE = 50
@@ -39,6 +39,29 @@ def find_rotation(graph: FlowGraph, capacity: IntArray) -> IntArray | None:
         if is_automorphism(graph, capacity, image) and powers(graph, image) is not None:
             return image
     return None
+
+
+def find_orbits(graph: FlowGraph, capacity: IntArray) -> tuple[IntArray, IntArray]:
+    """Which arcs, and which ranks, a rotation of the fabric takes to each other.
+
+    Returns:
+        The orbit of each arc, shape ``[num_arcs]``, and of each rank, shape ``[num_ranks]``; each its own where no
+        rotation was found.
+    """
+    rotation = find_rotation(graph, capacity)
+    images = None if rotation is None else powers(graph, rotation)
+    if images is None:
+        return np.arange(len(graph.tail), dtype=np.int64), np.arange(len(graph.ranks), dtype=np.int64)
+    count = graph.num_vertices
+    arcs = graph.tail * count + graph.head
+    order = np.argsort(arcs)
+    least = np.arange(len(arcs), dtype=np.int64)
+    for image in images:
+        moved = image[graph.tail] * count + image[graph.head]
+        least = np.minimum(least, order[np.searchsorted(arcs, moved, sorter=order)])
+    arc_orbit = np.unique(least, return_inverse=True)[1]
+    rank_orbit = np.unique(images[:, graph.ranks].min(axis=0), return_inverse=True)[1]
+    return arc_orbit.astype(np.int64), rank_orbit.astype(np.int64)
 
 
 def is_automorphism(graph: FlowGraph, capacity: IntArray, image: IntArray) -> bool:
