@@ -58,8 +58,8 @@ class Bound:
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
         is_composition: the value is no limit but what switches that only forward allow (``composition``, where the
-            fabric is too large for that programme, too): it is too large for all_reduce's programme (some 400 unlike ranks;
-            with switches that copy and add some 100).
+            fabric is too large for that programme, too): it is too large for all_reduce's programme (some 400 ranks
+            without a symmetry; with switches that copy and add some 100).
         without_computing: of all_reduce on a fabric with switches that copy and add, the ``algbw`` if they only
             forwarded; ``algbw`` itself where they gain nothing. ``None`` on other fabrics and for other collectives.
 
