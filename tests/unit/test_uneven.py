@@ -18,10 +18,10 @@ from mycel.collectives.lower import Plan, chunk_bounds, lower
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
-from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth import NAMED_ONLY, SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
-from mycel.errors import MycelError, ScheduleError, UsageError, VerificationError
+from mycel.errors import MycelError, ScheduleError, SynthesisError, UsageError, VerificationError
 from mycel.topology.builders import ring, star, two_boxes
 
 WEIGHTS = (2, 1, 0, 3)
@@ -46,6 +46,7 @@ def collective(name: str = "all_gather", weights: tuple[int, ...] | None = WEIGH
         ("all_gather", (True, 1, 1, 1), "weight True of block 0"),
         ("all_gather", (0, 0, 0, 0), "no block that has to move"),
         ("gather", (0, 5, 0, 0), "no block that has to move"),
+        ("all_gather", (1, 0, 0, 1 << 40), "weights add up to 1099511627777; at most"),
         ("all_reduce", (1, 1, 1, 1), "all_reduce has one array and no blocks to weigh; weights are for all_gather"),
         ("broadcast", (1,), "broadcast has one array"),
     ],
@@ -77,11 +78,33 @@ def test_every_method_that_serves_plans_uneven_blocks_or_refuses(name: str) -> N
     fabric, wanted = two_boxes(num_ranks=4), collective(name)
     limit = bound(fabric, wanted).algbw
     for method in (*methods_for(wanted.name), *classics_for(name)):
-        schedule = synthesize(fabric, wanted, method)
+        try:
+            schedule = synthesize(fabric, wanted, method)
+        except SynthesisError:
+            continue
         verify_schedule(schedule)
         assert schedule.algbw <= limit
         verify_programs(lower(schedule, 3 * schedule.num_units, piece_elements=4))
     assert synthesize(fabric, wanted).algbw == limit
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_the_largest_weights_are_planned_exactly_or_refused(name: str) -> None:
+    largest = (1 << 36) - 5
+    blocks = [(7 * i + 3) % 11 * largest // 16 for i in range(16 if name == "all_to_all" else 4)]
+    wanted = Collective(name=name, num_ranks=4, root=0 if name in ROOTED else None, weights=tuple(blocks))
+    for fabric in (two_boxes(num_ranks=4), ring(num_ranks=4)):
+        schedule = synthesize(fabric, wanted)
+        verify_schedule(schedule)
+        assert schedule.algbw == bound(fabric, wanted).algbw
+
+
+def test_methods_that_search_for_equal_blocks_refuse_others() -> None:
+    assert set(NAMED_ONLY) <= set(SYNTHESIZERS)
+    for method, served in NAMED_ONLY.items():
+        if "all_gather" in served:
+            with pytest.raises(UsageError, match="plans equal blocks only; methods for uneven ones: forest, tree"):
+                synthesize(star(num_ranks=4), collective(), method)
 
 
 @pytest.mark.parametrize("name", UNEVEN)

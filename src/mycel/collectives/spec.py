@@ -33,6 +33,8 @@ POINTED: tuple[CollectiveName, ...] = ("all_to_all", "gather", "scatter")
 ROOTED: tuple[CollectiveName, ...] = ("broadcast", "reduce", "gather", "scatter")
 #: Collectives whose blocks may differ in size: each block is one rank's, or goes from one rank to one other.
 UNEVEN: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+#: Sum of weights in lowest terms; thousands of times that are still whole numbers in floating point.
+_MOST_WEIGHT = 1 << 40
 _A_BLOCK_A_RANK = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
@@ -49,7 +51,7 @@ class Collective:
 
     Raises:
         UsageError: unknown name, too few ranks, a root missing, superfluous or out of range; weights for a collective
-            without blocks of its own ranks, too few or too many, negative, or none that has to move.
+            without blocks, too few or too many, negative, above 2^40 in all, or none that has to move.
 
     Examples:
         >>> Collective(name="all_gather", num_ranks=3, weights=(4, 2, 0)).weights
@@ -76,6 +78,8 @@ class Collective:
             self._check_weights(self.weights)
             shared = gcd(*self.weights)
             lowest = tuple(weight // shared for weight in self.weights)
+            if sum(lowest) > _MOST_WEIGHT:
+                raise UsageError(f"{self.name}: weights add up to {sum(lowest)}; at most {_MOST_WEIGHT} are allowed")
             object.__setattr__(self, "weights", None if set(lowest) == {1} else lowest)
 
     def _check_weights(self, weights: tuple[int, ...]) -> None:
