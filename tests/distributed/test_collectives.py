@@ -36,6 +36,13 @@ def test_a_full_ring_waits_and_goes_on(run_ranks: RunRanks) -> None:
     run_ranks(2, "collectives", "more_than_the_ring_holds")
 
 
+@pytest.mark.parametrize("cluster", ["ring4", "two_slow_nics"])
+def test_uneven_where_ranks_relay(run_ranks: RunRanks, cluster: str) -> None:
+    """On a ring what two ranks exchange goes by way of a third, which has to know its length."""
+    file = Path(__file__).resolve().parents[2] / "examples" / "clusters" / f"{cluster}.yaml"
+    run_ranks(4, "collectives", "uneven", env={"MYCEL_TOPOLOGY": str(file)})
+
+
 def test_monitored_barrier(run_ranks: RunRanks) -> None:
     run_ranks(3, "collectives", "monitored")
 
@@ -57,7 +64,7 @@ def _missing() -> str:
 def test_on_an_emulated_cluster(tmp_path: Path) -> None:
     """Two boxes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []
-    checks = ["shapes", "reduce_scatter", "broadcast", "all_to_all", "several_at_once", "not_scheduled"]
+    checks = ["shapes", "reduce_scatter", "broadcast", "all_to_all", "uneven", "several_at_once", "not_scheduled"]
     code = launch(
         two_boxes(num_ranks=4, inside="400 Mbit/s", between="100 Mbit/s"),
         [sys.executable, str(CHECKS / "launched.py"), str(tmp_path), *checks],

@@ -18,12 +18,13 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import Choice, choose
+from mycel.collectives.cost import PIECE_BYTES, Choice, choose
 from mycel.collectives.lower import Plan
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
@@ -64,6 +65,9 @@ class Call:
         average: divide sums by the number of ranks.
         keep: objects that own the buffers.
         title: what messages call it, if not by its name.
+        block_elements: length of each block of the array, where they differ.
+        knows_all: whether ``block_elements`` are those of all ranks. A rank that knows only its own row and column
+            of an all_to_all has zeros for the others, and the exchange is direct.
     """
 
     name: CollectiveName
@@ -77,6 +81,8 @@ class Call:
     average: bool = False
     keep: tuple[object, ...] = ()
     title: str | None = None
+    block_elements: tuple[int, ...] | None = None
+    knows_all: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -168,6 +174,18 @@ class Communicator:
             _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
         return self._schedules[key]
 
+    @cached_property
+    def exchanges_directly(self) -> bool:
+        """Whether ranks send the parts of an uneven all_to_all themselves: about as fast then as by way of others.
+
+        If so a rank needs to know what it gives and gets, but not the lengths of the blocks between others.
+        """
+        made = self.schedules("all_to_all")
+        direct, flow = made["direct"], made.get("flow")
+        ends = [divmod(direct.block_of(t.chunk), self.size) for t in direct.transfers]
+        alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
+        return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
+
     def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
         """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best."""
         key = (name, root, num_bytes)
@@ -214,14 +232,22 @@ class Communicator:
         return pace if pace < _FASTEST_PACE else None
 
     def _prepare(self, call: Call, choice: Choice) -> Prepared:
-        key = (call.name, call.root, choice.method, choice.piece_bytes, call.num_elements, call.item_bytes)
+        sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
+        key = (call.name, call.root, choice.method, choice.piece_bytes, *sizes)
         found = self._prepared.get(key)
         if found is not None:
             self._prepared.move_to_end(key)
             return found
         plan = self._plan(call.name, call.root, choice.method)
-        program = plan.expand(call.num_elements, max(1, choice.piece_bytes // call.item_bytes))
-        made = prepare(program, call.item_bytes, self._descriptors(program.channels), self._control.descriptors)
+        pieces = max(1, choice.piece_bytes // call.item_bytes)
+        program = plan.expand(call.num_elements, pieces, block_elements=call.block_elements)
+        made = prepare(
+            program,
+            call.item_bytes,
+            self._descriptors(program.channels),
+            self._control.descriptors,
+            states_channel_bytes=not call.knows_all,
+        )
         self._prepared[key] = made
         self._prepared_bytes += made.num_bytes
         while self._prepared_bytes > _CACHE_BYTES and len(self._prepared) > 1:
@@ -302,9 +328,12 @@ class Communicator:
         self._sequence += 1
         num_bytes = call.num_elements * call.item_bytes
         what = f"{call.title or call.name} #{self._sequence}"
-        if num_bytes == 0:
+        if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, what=what, timeout_s=limit)
-        choice = self.choice(call.name, call.root, num_bytes)
+        if call.knows_all:
+            choice = self.choice(call.name, call.root, num_bytes)
+        else:
+            choice = Choice(method="direct", piece_bytes=self._piece_bytes or PIECE_BYTES[-1], seconds=0.0)
         plan = list(SYNTHESIZERS).index(choice.method) << 5 | choice.piece_bytes.bit_length()
         try:
             prepared = self._prepare(call, choice)

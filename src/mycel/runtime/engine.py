@@ -51,7 +51,7 @@ J_DTYPE = 14
 J_REDUCE_OP = 15
 J_DIVISOR = 16  # 0: the result is not divided
 J_REMAINING = 17
-J_HEADER = 18  # four integers: magic, sequence number, kind, bytes
+J_HEADER = 18  # four integers: magic, sequence number, kind, bytes (the channel's C_STATED in their place)
 J_DEADLINE_NS = 22
 J_POLL = 23  # address: struct pollfd[channels + extras]
 J_NUM_EXTRAS = 24
@@ -77,6 +77,7 @@ C_STAGING = 4  # address where bytes to be reduced arrive
 C_BLOCKED = 5  # the socket said it would block; wait for poll
 C_HEADER = 6  # four integers: the header that came in
 C_BYTES = 10  # payload bytes since the channel was opened
+C_STATED = 11  # bytes that the header states: of the whole array, or on this channel where blocks differ in length
 CHANNEL_FIELDS = 12
 
 # What execute returns.
@@ -138,6 +139,7 @@ def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     if done >= HEADER_BYTES:
         left = length + HEADER_BYTES - done
         return send(channel[C_FD], address + done - HEADER_BYTES, left, flags)  # type: ignore[no-any-return]
+    work[_HEADER_OFFSET // 8 + 3] = channel[C_STATED]
     # struct msghdr and two struct iovec, as 64-bit Linux lays them out.
     base = job[J_WORK]
     for i in range(7):
@@ -176,10 +178,10 @@ def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
 
 @compiled
 def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
-    same = True
-    for i in range(4):
+    same = channel[C_HEADER + 3] == channel[C_STATED]
+    for i in range(3):
         same &= job[J_HEADER + i] == channel[C_HEADER + i]
-    return same
+    return same  # type: ignore[no-any-return]
 
 
 @compiled
@@ -240,8 +242,8 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
         channels[c, C_HEAD] = 0
         channels[c, C_DONE] = 0
         channels[c, C_BLOCKED] = 0
-    for i in range(4):
-        work[16 + i] = job[J_HEADER + i]
+    for i in range(3):
+        work[_HEADER_OFFSET // 8 + i] = job[J_HEADER + i]
     job[J_REMAINING] = num_rows
     for i in range(num_rows):
         row = rows[i]

@@ -25,7 +25,7 @@ from mycel.runtime.control import Control
 from mycel.runtime.prepared import Job
 from mycel.runtime.reduce_kernels import ReduceOp
 
-__all__ = ["Faults", "describe_header", "pack_kind"]
+__all__ = ["ALL_TO_ALL_V", "Faults", "describe_header", "pack_kind"]
 
 _ERRORS: dict[str, type[CommunicationError]] = {
     "lost": PeerLostError,
@@ -33,6 +33,8 @@ _ERRORS: dict[str, type[CommunicationError]] = {
     "mismatch": MismatchError,
     "failed": CommunicationError,
 }
+#: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
+ALL_TO_ALL_V = "all_to_all with split sizes"
 _LONGEST_GRACE_S = 2.0
 _NAMES = (
     "all_gather",
@@ -44,6 +46,7 @@ _NAMES = (
     "all_to_all",
     "gather",
     "scatter",
+    ALL_TO_ALL_V,
 )
 
 
@@ -63,7 +66,8 @@ def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Calla
     code = (kind >> 16) & 0xFF
     op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
     root = (kind >> 24) & 0xFFFFFF
-    text = f"{name} #{sequence} of {num_bytes} bytes of {dtype_names((kind >> 8) & 0xFF)}"
+    between = " between the two" if name == ALL_TO_ALL_V else ""
+    text = f"{name} #{sequence} of {num_bytes} bytes{between} of {dtype_names((kind >> 8) & 0xFF)}"
     if name in ("all_reduce", "reduce_scatter", "reduce"):
         text += f", op {op}"
     return text + (f", root {root - 1}" if root else "")
@@ -174,7 +178,7 @@ class Faults:
     def _on_mismatch(self, job: Job) -> None:
         number = int(job.fields[e.J_FAILED_CHANNEL])
         got = job.prepared.channel_rows[number, e.C_HEADER : e.C_HEADER + 4]
-        own = job.fields[e.J_HEADER : e.J_HEADER + 4]
+        own = [*job.fields[e.J_HEADER : e.J_HEADER + 3], job.prepared.channel_rows[number, e.C_STATED]]
         peer = job.prepared.program.channels[number].src
         theirs = describe_header(int(got[1]), int(got[2]), int(got[3]), self._dtype_names)
         ours = describe_header(int(own[1]), int(own[2]), int(own[3]), self._dtype_names)

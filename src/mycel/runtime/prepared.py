@@ -62,7 +62,9 @@ class Prepared:
         return sum(array.nbytes for array in arrays)
 
 
-def prepare(program: Program, item_bytes: int, descriptors: list[int], extras: Ints) -> Prepared:
+def prepare(
+    program: Program, item_bytes: int, descriptors: list[int], extras: Ints, *, states_channel_bytes: bool = False
+) -> Prepared:
     """Lay a program out for the engine.
 
     Args:
@@ -70,6 +72,8 @@ def prepare(program: Program, item_bytes: int, descriptors: list[int], extras: I
         item_bytes: bytes of an element.
         descriptors: socket of each of the program's channels.
         extras: control descriptors, at least one (-1 for none).
+        states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
+            between others are; else those of the whole array.
     """
     c = program.columns
     rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
@@ -88,6 +92,12 @@ def prepare(program: Program, item_bytes: int, descriptors: list[int], extras: I
     np.cumsum(np.bincount(program.need_index, minlength=len(c)), out=dependent_start[1:])
     queue_start, queue = _queues(c["channel"], len(program.channels))
     channel_rows, staging = _channels(program, rows, descriptors)
+    total_bytes = program.num_elements * item_bytes
+    if states_channel_bytes:
+        wire = rows[rows[:, e.R_CHANNEL] >= 0]
+        np.add.at(channel_rows[:, e.C_STATED], wire[:, e.R_CHANNEL], wire[:, e.R_BYTES])
+    else:
+        channel_rows[:, e.C_STATED] = total_bytes
     # One spare element each: an empty array has no address to read from.
     dependents, queue = np.append(needing[by_needed], 0), np.append(queue, 0)
     pending = np.zeros(len(c), dtype=np.int64)
@@ -112,7 +122,7 @@ def prepare(program: Program, item_bytes: int, descriptors: list[int], extras: I
         addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
         scratch_address=scratch.ctypes.data,
         watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
-        total_bytes=program.num_elements * item_bytes,
+        total_bytes=total_bytes,
     )
 
 

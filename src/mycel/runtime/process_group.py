@@ -36,6 +36,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.fabric import Fabric, own_address
+from mycel.runtime.faults import ALL_TO_ALL_V
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
@@ -272,16 +273,16 @@ class MycelProcessGroup(ProcessGroup):
     def allgather(  # type: ignore[override]
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None
     ) -> dist.Work:
-        """Gather equal tensors into a list; see ``torch.distributed.all_gather``."""
+        """Gather tensors, whose lengths may differ, into a list; see ``torch.distributed.all_gather``."""
         opts = opts or AllgatherOptions()
         outputs = output_lists[0] if len(output_lists) == 1 else []
-        even = len(inputs) == 1 and len(outputs) == self.size()
-        even = even and all(t.numel() == inputs[0].numel() and t.dtype == inputs[0].dtype for t in outputs)
-        if self._communicator is None or not even or not _movable([*outputs, *inputs]):
+        fits = len(inputs) == 1 and len(outputs) == self.size() and outputs[self.rank()].numel() == inputs[0].numel()
+        fits = fits and all(t.dtype == inputs[0].dtype for t in outputs)
+        if self._communicator is None or not fits or not _movable([*outputs, *inputs]):
             return self._gloo.allgather(output_lists, inputs, opts)
         source = _flat(inputs)
-        target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
-        call = _gather_call(target, source)
+        target = torch.empty(sum(t.numel() for t in outputs), dtype=source.dtype)
+        call = _gather_call(target, source, _uneven(outputs))
         # The future's value has the nesting that torch's own backends give it.
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
 
@@ -324,18 +325,20 @@ class MycelProcessGroup(ProcessGroup):
     def reduce_scatter(  # type: ignore[override]
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ReduceScatterOptions | None = None
     ) -> dist.Work:
-        """Reduce a list and keep the own element; see ``torch.distributed.reduce_scatter``."""
+        """Reduce a list, whose tensors may differ in length, and keep the own element.
+
+        See ``torch.distributed.reduce_scatter``.
+        """
         opts = opts or ReduceScatterOptions()
         inputs = input_lists[0] if len(input_lists) == 1 else []
-        even = len(outputs) == 1 and len(inputs) == self.size()
-        even = even and all(t.numel() == outputs[0].numel() for t in inputs)
-        known = self._reduction([*outputs, *inputs], opts) if even else None
+        fits = len(outputs) == 1 and len(inputs) == self.size() and inputs[self.rank()].numel() == outputs[0].numel()
+        known = self._reduction([*outputs, *inputs], opts) if fits else None
         if known is None:
             return self._gloo.reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])
         target = _flat(outputs)
         settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
-        return self._issue(_scatter_call(target, source, *known), opts, outputs, settle)
+        return self._issue(_scatter_call(target, source, *known, _uneven(inputs)), opts, outputs, settle)
 
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: ReduceScatterOptions | None = None
@@ -381,13 +384,18 @@ class MycelProcessGroup(ProcessGroup):
     ) -> dist.Work:
         """Exchange parts with every rank; see ``torch.distributed.all_to_all_single``.
 
-        Only calls without split sizes are scheduled here. With sizes given, those of one rank can be equal while
-        those of others are not, so that a rank cannot know from its own which way the others go.
+        With split sizes, those of one rank can be equal while those of others are not: either all ranks give sizes
+        or none does.
         """
         opts = opts or AllToAllOptions()
-        given = bool(output_split_sizes or input_split_sizes)
-        if self._communicator is None or given or not _movable([output, input]):
+        if self._communicator is None or not _movable([output, input]):
             return self._gloo.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        if output_split_sizes or input_split_sizes:
+            gives = self._splits(input, input_split_sizes, "input")
+            gets = self._splits(output, output_split_sizes, "output")
+            if output.dtype != input.dtype:
+                raise ValueError(f"all_to_all: output is of {output.dtype}, input of {input.dtype}")
+            return self._exchange(_flat([output]), _flat([input]), gives, gets, [output], opts)
         n = self.size()
         if output.numel() != input.numel() or output.dtype != input.dtype or input.shape[:1].numel() % n:
             raise ValueError(
@@ -395,10 +403,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"{input.numel()} of {input.dtype} in {input.shape[:1].numel()} rows; expected as many, in rows that "
                 f"divide by {n}"
             )
-        target = _flat([output])
-        # INPUT is read while OUTPUT is being written.
-        same = output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr()
-        source = input.clone(memory_format=torch.contiguous_format).view(-1) if same else _flat([input])
+        target, source = _flat([output]), _apart(output, input)
         settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
         call = _moving_call("all_to_all", source.numel() * n, target, source)
         return self._issue(call, opts, [output], settle)
@@ -406,21 +411,74 @@ class MycelProcessGroup(ProcessGroup):
     def alltoall(  # type: ignore[override]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions | None = None
     ) -> dist.Work:
-        """Exchange equal tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo does not offer."""
+        """Exchange tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo does not offer."""
         opts = opts or AllToAllOptions()
         if self._communicator is None or not _movable([*outputs, *inputs]):
             return self._gloo.alltoall(outputs, inputs, opts)
-        sizes = {t.numel() for t in (*outputs, *inputs)}
-        if len(outputs) != self.size() or len(inputs) != self.size() or len(sizes) != 1:
+        types = {t.dtype for t in (*outputs, *inputs)}
+        if len(outputs) != self.size() or len(inputs) != self.size() or len(types) != 1:
             raise ValueError(
                 f"all_to_all over {self.size()} ranks: {len(inputs)} inputs and {len(outputs)} outputs of "
-                f"{sorted(sizes)} elements; expected {self.size()} each, all of one size (all_to_all_single takes "
-                "split sizes)"
+                f"{', '.join(sorted(map(str, types)))}; expected {self.size()} each, all of one type"
             )
+        # A rank cannot see in its own lengths whether those of others are equal: they always count as uneven.
         source = torch.cat([t.reshape(-1) for t in inputs])
-        target = torch.empty_like(source)
-        call = _moving_call("all_to_all", source.numel() * self.size(), target, source)
-        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+        target = torch.empty(sum(t.numel() for t in outputs), dtype=source.dtype)
+        return self._exchange(
+            target, source, [t.numel() for t in inputs], [t.numel() for t in outputs], outputs, opts
+        )
+
+    def _splits(self, tensor: Tensor, sizes: list[int], which: str) -> list[int]:
+        """Elements that go to or come from each rank; equal parts of the rows if no sizes are given."""
+        n, rows = self.size(), tensor.shape[:1].numel()
+        if not sizes:
+            if rows % n:
+                raise ValueError(f"all_to_all over {n} ranks: {rows} rows of {which} do not divide by {n}")
+            sizes = [rows // n] * n
+        if len(sizes) != n or sum(sizes) != rows or min(sizes) < 0:
+            raise ValueError(
+                f"all_to_all over {n} ranks: {which} has {rows} rows and split sizes {sizes}; expected {n} sizes "
+                "that add up to the rows"
+            )
+        width = tensor.numel() // rows if rows else 0
+        return [size * width for size in sizes]
+
+    def _exchange(
+        self, target: Tensor, source: Tensor, gives: list[int], gets: list[int], outputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        """An all_to_all whose parts differ in length."""
+        communicator = self._communicator
+        if communicator is None:
+            raise RuntimeError("a group of one rank has no communicator")
+        n, rank = self.size(), self.rank()
+        blocks = torch.zeros(n, n, dtype=torch.int64)
+        blocks[rank] = torch.tensor(gives, dtype=torch.int64)
+        if communicator.exchanges_directly:
+            blocks[:, rank] = torch.tensor(gets, dtype=torch.int64)
+        else:  # some of what others exchange comes through here
+            communicator.run(_gather_call(blocks.view(-1), blocks[rank].clone()))
+            if blocks[:, rank].tolist() != gets:
+                raise ValueError(
+                    f"all_to_all over {n} ranks: rank {rank} expects {gets} elements from the ranks, and they give "
+                    f"{blocks[:, rank].tolist()}"
+                )
+        if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
+            settle, source = None, _apart(target, source)
+        else:
+            settle = lambda: _scatter_back(target, outputs)  # noqa: E731
+        call = Call(
+            name="all_to_all",
+            title=ALL_TO_ALL_V,
+            num_elements=int(blocks.sum()),
+            item_bytes=target.element_size(),
+            input_address=source.data_ptr(),
+            output_address=target.data_ptr(),
+            dtype=_DTYPES.get(target.dtype, _MOVED),
+            block_elements=tuple(blocks.view(-1).tolist()),
+            knows_all=not communicator.exchanges_directly,
+            keep=(target, source),
+        )
+        return self._issue(call, opts, outputs, settle)
 
     def gather(  # type: ignore[override]
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
@@ -514,9 +572,9 @@ class MycelProcessGroup(ProcessGroup):
             raise RuntimeError("a group of one rank has no communicator")
         timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
         span = None
-        if torch.autograd._profiler_enabled():
+        if torch._C._autograd._profiler_enabled():
             span = record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")
-            span.__enter__()
+            span.__enter__()  # type: ignore[no-untyped-call]
         if getattr(opts, "asyncOp", True):
             ticket = communicator.start(call, timeout_s=timeout)
             work = MycelWork(communicator, ticket, result, settle)
@@ -545,12 +603,26 @@ def _one_by_one(
     return works[-1]
 
 
+def _apart(output: Tensor, input: Tensor) -> Tensor:
+    """The input as a vector that does not share memory with the output: it is read while that is being written."""
+    if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
+        return input.clone(memory_format=torch.contiguous_format).view(-1)
+    return _flat([input])
+
+
 def _movable(tensors: Sequence[Tensor]) -> bool:
     """Whether the tensors are plain arrays in host memory."""
     return all(t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
 
 
-def _gather_call(target: Tensor, source: Tensor) -> Call:
+def _uneven(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """Lengths of the parts, in real numbers where they are complex; ``None`` where they are equal."""
+    lengths = tuple(t.numel() * (2 if t.is_complex() else 1) for t in tensors)
+    return lengths if len(set(lengths)) > 1 else None
+
+
+def _gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] | None = None) -> Call:
+    target, source = _parts(target), _parts(source)
     return Call(
         name="all_gather",
         num_elements=target.numel(),
@@ -558,6 +630,7 @@ def _gather_call(target: Tensor, source: Tensor) -> Call:
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
         dtype=_DTYPES.get(target.dtype, _MOVED),
+        block_elements=block_elements,
         keep=(target, source),
     )
 
@@ -577,7 +650,14 @@ def _moving_call(
     )
 
 
-def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, dtype: DType) -> Call:
+def _scatter_call(
+    target: Tensor,
+    source: Tensor,
+    op: ReduceOp,
+    average: bool,
+    dtype: DType,
+    block_elements: tuple[int, ...] | None = None,
+) -> Call:
     parts = _parts(source)
     return Call(
         name="reduce_scatter",
@@ -588,6 +668,7 @@ def _scatter_call(target: Tensor, source: Tensor, op: ReduceOp, average: bool, d
         dtype=dtype,
         reduce_op=op,
         average=average,
+        block_elements=block_elements,
         keep=(target, source),
     )
 
