@@ -24,12 +24,14 @@ from mycel.cli.bound import (
 )
 from mycel.cli.plan import show_plan, summarise
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
+from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.collectives.synth.options import parse_options
+from mycel.collectives.synth.sketch import TIME_LIMIT_S
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 
@@ -122,6 +124,16 @@ def register(app: typer.Typer) -> None:
         root: RootOption = None,
         weights: WeightsOption = None,
         ranks: RanksOption = None,
+        sketch: Annotated[
+            Path | None, typer.Option("--sketch", help="Plan for one size inside a communication sketch (JSON).")
+        ] = None,
+        size: Annotated[
+            str | None,
+            typer.Option(help="With --sketch: size of the array, such as 8MB; chunks of 10^6 bytes if not given."),
+        ] = None,
+        time_limit: Annotated[
+            float | None, typer.Option(help=f"With --sketch: seconds to search, {TIME_LIMIT_S:.0f} if not given.")
+        ] = None,
         summary: Annotated[
             bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
         ] = False,
@@ -132,6 +144,18 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
+        if sketch is not None:
+            if k is not None or option or summary or method not in (None, "sketch"):
+                raise UsageError(
+                    "--sketch plans by method sketch: leave out -k, --option, --summary and other methods"
+                )
+            plan, record = plan_by_sketch(fabric, wanted, sketch, size, time_limit)
+            if output is not None:
+                _write(plan.schedule, output)
+            print(json.dumps(record) if json_output else show_sketched(plan, record))
+            return
+        if size is not None or time_limit is not None:
+            raise UsageError("--size and --time-limit go with --sketch FILE")
         if summary:
             if k is not None or option or output is not None or method not in (None, "forest"):
                 raise UsageError(

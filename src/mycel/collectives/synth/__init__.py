@@ -6,6 +6,7 @@
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
 ``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
+``sketch``   for one size, latencies included, inside a person's outline of the fabric (named only)
 ===========  ==================================================================================
 
 The algorithms that libraries run (ring, recursive doubling and so on) are in ``classics``, with a registry of their
@@ -19,8 +20,8 @@ from inspect import signature
 from typing import Any
 
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import POINTED, Collective, CollectiveName
-from mycel.collectives.synth import direct, flow, forest, steps, tree
+from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName
+from mycel.collectives.synth import direct, flow, forest, sketch, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -38,12 +39,13 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "flow": flow.synthesize,
     "direct": direct.synthesize,
     "steps": steps.synthesize,
+    "sketch": sketch.synthesize,
 }
 
 #: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
 _POINTED_METHODS = ("flow", "direct")
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
-NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES}
+NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES, "sketch": COLLECTIVES}
 
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
