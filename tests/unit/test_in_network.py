@@ -18,6 +18,7 @@ from mycel.cli import bound as bound_command
 from mycel.cli import draw, whatif
 from mycel.collectives import in_network_bound
 from mycel.collectives.bound import bound
+from mycel.collectives.cost import estimate_seconds
 from mycel.collectives.export import export
 from mycel.collectives.lower import lower
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
@@ -29,11 +30,21 @@ from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError, TopologyError, UsageError, VerificationError
 from mycel.runtime.fabric import Fabric
 from mycel.settings import read_settings
-from mycel.topology import from_json, from_networkx, load_topology, parse_topology, to_json, to_networkx, to_yaml
+from mycel.topology import (
+    from_json,
+    from_networkx,
+    load_topology,
+    parse_topology,
+    read_topology,
+    to_json,
+    to_networkx,
+    to_yaml,
+)
 from mycel.topology.builders import build, dgx_h100, star, two_boxes
 from mycel.topology.change import compute_in_switch
 from mycel.topology.model import Topology, Vertex
 
+DATA = Path(__file__).parents[1] / "data" / "formats"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "clusters" / "star8_sharp.yaml"
 SHARP = star(num_ranks=3, computes=True)
 ALL_REDUCE = Collective(name="all_reduce", num_ranks=3)
@@ -129,6 +140,17 @@ def test_what_cannot_be_read(text: str, message: str) -> None:
         parse_topology(text, source="a.json" if text.startswith('{"') else "a.yaml")
 
 
+def test_nvls_is_told_and_not_assumed(tmp_path: Path) -> None:
+    a100, file = (DATA / "nccl_a100.xml").read_text(encoding="utf-8"), tmp_path / "node.xml"
+    for sm, is_told in (("80", False), ("90", True)):
+        file.write_text(a100.replace('sm="80"', f'sm="{sm}"'), encoding="utf-8")
+        found = read_topology(file)
+        assert any("NVLS" in note for note in found.notes) == is_told
+        assert found.topology.nodes == found.topology.ranks
+        gained = compute_in_switch(found.topology, "*nvswitch")
+        assert [gained.label(v) for v in gained.nodes[gained.num_ranks :]] == ["nvswitch"]
+
+
 def test_builders_and_edits() -> None:
     assert len(build("dgx_h100:boxes=2,nvls=true,sharp=yes").nodes) == 16 + 3
     assert compute_in_switch(two_boxes(), "*/switch").nodes[8:] == (8, 9)
@@ -152,6 +174,7 @@ def test_up_to_the_switch_and_down_again() -> None:
     assert [program.rank for program in programs] == [0, 1, 2, 3]
     verify_programs(programs)
     assert simulate(schedule, 1 << 20).seconds >= (1 << 20) / 50e6
+    assert estimate_seconds(schedule, 1 << 20, 1 << 15) >= (1 << 20) / 50e6
 
 
 @pytest.mark.parametrize(

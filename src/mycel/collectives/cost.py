@@ -47,7 +47,7 @@ def estimate_seconds(schedule: Schedule, num_bytes: int, piece_bytes: int) -> fl
     rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
     capacity, latency = topology.capacity, topology.latency_s
     arrival = [0.0] * len(schedule.transfers)
-    messages = [0] * schedule.collective.num_ranks
+    messages = [0] * schedule.num_nodes
     for number, t in enumerate(schedule.transfers):
         chunk_bytes = num_bytes * schedule.chunks[t.chunk].num_units / schedule.num_units
         pieces = max(1, -(-int(chunk_bytes) // piece_bytes))

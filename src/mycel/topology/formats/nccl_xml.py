@@ -23,6 +23,8 @@ __all__ = ["parse_nccl_xml"]
 
 #: GB/s a direction of one NVLink from this compute capability on.
 _NVLINK = ((100, "40.1"), (90, "20.6"), (86, "12"), (70, "20"), (0, "18"))
+#: Compute capability from which GPUs can ask NVSwitches to copy and add.
+_NVLS_SM = 90
 #: GB/s a direction of one xGMI link by the beginning of the GPU's name.
 _XGMI = (("gfx95", 48), ("gfx94", 48), ("gfx90a", 36))
 _XGMI_BEFORE = 24
@@ -262,6 +264,16 @@ class _Reader:
 
     def _tell(self) -> None:
         found, notes = self._found, self._machine.notes
+        generations = [
+            self._whole(gpu.element, "sm", most=999)
+            for gpu in found.gpus
+            if gpu.element is not None and "sm" in gpu.element.attributes
+        ]
+        if self._switch and max(generations, default=0) >= _NVLS_SM:
+            notes.append(
+                "the NVSwitches may be able to copy and add (NVLS), which is not assumed; "
+                "'mycel whatif FILE --compute \"*nvswitch\"' tells what it would gain"
+            )
         if found.inferred_gpus:
             notes.append(f"{found.inferred_gpus} GPUs inferred from PCI classes 0x03 and 0x12")
         if found.inferred_nics:
