@@ -246,6 +246,14 @@ def test_bound_and_synth_take_weights(tmp_path: Path) -> None:
     made = run("synth", "star:ranks=4", "-c", "reduce_scatter", "--weights", "4,2,0,6", "-o", str(output))
     assert made["optimal"] and made["weights"] == [2, 1, 0, 3]
     assert run("verify", str(output))["ok"]
+    assert (
+        "ranks on star_4 (blocks 2 : 1 : 0 : 3), " in CliRunner().invoke(build_app(), ["verify", str(output)]).stdout
+    )
+
+
+def test_many_weights_are_not_listed_in_messages() -> None:
+    many = Collective(name="all_gather", num_ranks=40, weights=tuple(range(40)))
+    assert many.blocks_in_words == " (40 blocks, weights from 0 to 39)"
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ from mycel.topology.model import Topology
 __all__ = ["Bound", "Optimum", "bound", "find_division", "find_optimum", "root_weights"]
 
 
-#: Weights up to which an explanation names each of them.
-_SPOKEN = 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """The best a collective can do on a fabric.
@@ -87,9 +83,7 @@ class Bound:
         shown = ", ".join(links[:8]) + (f" and {len(links) - 8} more" if len(links) > 8 else "")
         total = sum(fabric.capacity[hop] for hop in self.cut)
         c = self.collective
-        where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}"
-        if c.weights is not None:
-            where += f" (blocks {_spoken(c.weights)})"
+        where = f"{c.name} over {c.num_ranks} ranks of {fabric.name}{c.blocks_in_words}"
         rate = f"{float(self.algbw):.6g} {unit}"
         if c.name in POINTED:
             why = f"every way from rank to rank takes its share of the links that bind: {shown}"
@@ -155,13 +149,6 @@ class Optimum:
     inverse_x_achieved: Fraction
     arcs: tuple[int, ...]
     by_dual: bool
-
-
-def _spoken(weights: tuple[int, ...]) -> str:
-    """Weights in words; of many, how many there are and how far they differ."""
-    if len(weights) <= _SPOKEN:
-        return " : ".join(map(str, weights))
-    return f"{len(weights)} weights from {min(weights)} to {max(weights)}"
 
 
 def root_weights(collective: Collective) -> tuple[int, ...]:

@@ -33,6 +33,8 @@ POINTED: tuple[CollectiveName, ...] = ("all_to_all", "gather", "scatter")
 ROOTED: tuple[CollectiveName, ...] = ("broadcast", "reduce", "gather", "scatter")
 #: Collectives whose blocks may differ in size: each block is one rank's, or goes from one rank to one other.
 UNEVEN: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+#: Weights up to which a message names each of them.
+_SPOKEN = 16
 #: Sum of weights in lowest terms; thousands of times that are still whole numbers in floating point.
 _MOST_WEIGHT = 1 << 40
 _A_BLOCK_A_RANK = ("all_gather", "reduce_scatter", "gather", "scatter")
@@ -122,6 +124,15 @@ class Collective:
     def num_parts(self) -> int:
         """How many times the size that people mean fits into the array: N for all_to_all, whose size is a rank's."""
         return self.num_ranks if self.name == "all_to_all" else 1
+
+    @property
+    def blocks_in_words(self) -> str:
+        """`` (blocks 2 : 1 : 1)`` for messages; of many, how far they differ; empty where they are equal."""
+        if self.weights is None:
+            return ""
+        if len(self.weights) <= _SPOKEN:
+            return f" (blocks {' : '.join(map(str, self.weights))})"
+        return f" ({len(self.weights)} blocks, weights from {min(self.weights)} to {max(self.weights)})"
 
     def to_text(self) -> str:
         """The operation in a line, as the text forms of schedules and programs have it."""

@@ -47,8 +47,9 @@ def check(content: Content) -> dict[str, Any]:
         "algbw": float(schedule.algbw),
         "unit": schedule.topology.unit,
     }
+    what = f"{facts['collective']} over {facts['num_ranks']} ranks on {schedule.topology.name}"
     summary = (
-        f"{facts['collective']} over {facts['num_ranks']} ranks on {schedule.topology.name}, "
-        f"{facts['num_transfers']} transfers, depth {facts['depth']}, algbw {facts['algbw']:.6g} {facts['unit']}"
+        f"{what}{schedule.collective.blocks_in_words}, {facts['num_transfers']} transfers, depth {facts['depth']}, "
+        f"algbw {facts['algbw']:.6g} {facts['unit']}"
     )
     return {"summary": summary, **facts}
