@@ -3,8 +3,9 @@
 The model of time is that of a GPU, taken strictly. Operations of a thread block are not ordered by standing one after
 the other, since each is shared out over threads: a ``nop`` or ``barrier``, at which all threads of the block meet,
 orders what stands before it against what stands after. Between blocks, ``sem_release`` orders against ``sem_acquire``
-and ``signal`` against ``wait``; their relaxed forms order nothing. What is put on a port channel moves later, by
-itself: it has certainly happened once the peer has waited for the signal after it, or after a ``flush``.
+and ``signal`` against ``wait``; the relaxed forms of the latter say only that the rank has begun. What is put on a
+port channel moves later, by itself: it has certainly happened once the peer has waited for the signal after it, or
+after a ``flush``.
 
 A rank's memory is nobody else's before the rank has begun and after it has finished: whoever reads or writes it from
 outside must know the first, and the rank must wait for the second. So a right plan is also right when it runs twice.
@@ -118,10 +119,6 @@ class _Counting:
             sure = self.num_lowered - self.initial - (total - self.expected[block])
             known += [event for event in events[:sure] if event >= 0] if sure > 0 else []
         return known
-
-    def is_ordering(self) -> bool:
-        """Whether every raise so far came from an event that orders."""
-        return all(event >= 0 for events in self.raised.values() for event in events)
 
 
 class _Replay:
@@ -311,9 +308,9 @@ class _Replay:
             if not all(counting.may_lower() for counting in counters):
                 return False
             known = [event for counting in counters for event in counting.lower()]
-            # Whoever it was that signalled, its rank has begun; that was the event of the rank's number.
-            known += [self.plan.peers[end].rank for end in op.ends if self.signals[end].is_ordering()]
-            block.since.append(self._event([block.meeting, *(known if op.name != "rlxwait" else ())], place))
+            # Whoever it was that signalled, and how, its rank has begun; that was the event of the rank's number.
+            begun = [self.plan.peers[end].rank for end in op.ends]
+            block.since.append(self._event([block.meeting, *begun, *(known if op.name != "rlxwait" else ())], place))
         elif op.name == "sem_release":
             event = self._event((block.meeting,), place)
             block.since.append(event)
