@@ -23,8 +23,9 @@ from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
 from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
-from mycel.errors import VerificationError
+from mycel.errors import SynthesisError, VerificationError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.change import compute_in_switch
 from mycel.topology.model import Topology
@@ -42,10 +43,16 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 
 @cache
-def made(where: int, name: str, method: str, is_uneven: bool) -> Schedule:
+def made(where: int, name: str, method: str, is_uneven: bool) -> Schedule | None:
+    """Nothing where a classic does not go: partners without a path, or no boxes."""
     n, root = FABRICS[where].num_ranks, 1 if name in ROOTED else None
     weights = tuple((2 * i + 3) % 5 for i in range(n * n if name == "all_to_all" else n)) if is_uneven else None
-    return synthesize(FABRICS[where], Collective(name=name, num_ranks=n, root=root, weights=weights), method)
+    try:
+        return synthesize(FABRICS[where], Collective(name=name, num_ranks=n, root=root, weights=weights), method)
+    except SynthesisError:
+        if method in CLASSICS:
+            return None
+        raise
 
 
 schedules = st.builds(
@@ -55,12 +62,12 @@ schedules = st.builds(
         [
             (name, method, is_uneven)
             for name in COLLECTIVES
-            for method in (*methods_for(name), "steps")
+            for method in (*methods_for(name), "steps", *classics_for(name))
             for is_uneven in (False, True)
             if not is_uneven or (name in UNEVEN and method != "steps")
         ]
     ),
-)
+).filter(bool)
 
 
 @st.composite

@@ -200,8 +200,8 @@ def test_selection_refuses_what_it_cannot_compare() -> None:
         select(topology, on(topology, "all_gather"), [])
     with pytest.raises(UsageError, match="unknown method 'bush'"):
         select(topology, on(topology, "all_gather"), [1], methods=["bush"])
-    with pytest.raises(UsageError, match=r"no method serves all_gather on .*power of two"):
-        select(topology, on(topology, "all_gather"), [1], methods=["recursive_doubling"])
+    with pytest.raises(UsageError, match=r"no method serves all_gather on .*has no box"):
+        select(topology, on(topology, "all_gather"), [1], methods=["hierarchical"])
     assert (
         "bruck does not serve"
         in select(topology, on(topology, "all_reduce"), [1], methods=["bruck", "tree"]).refused["bruck"]
@@ -225,6 +225,6 @@ def test_the_command_prints_the_table() -> None:
     assert record["simulated"] and [row["bytes"] for row in record["rows"]] == [1 << 10, 1 << 20]
     for row in record["rows"]:
         assert row["simulated_s"][row["method"]] == min(row["simulated_s"].values())
-    assert "power of two" in record["refused"]["recursive_doubling"]
+    assert "has no box" in record["refused"]["hierarchical"]
     text = runner.invoke(build_app(), arguments).stdout
-    assert "simulated all_gather" in text and "left out: recursive_doubling needs" in text
+    assert "simulated all_gather" in text and "left out: hierarchical on" in text

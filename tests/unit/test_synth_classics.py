@@ -18,6 +18,7 @@ from mycel.errors import SynthesisError, UsageError
 from mycel.topology.builders import full_mesh, hypercube, ring, star, torus, two_boxes
 from mycel.topology.model import Link, Topology, Vertex
 
+BOXED = ("hierarchical", "two_step")
 CASES = [(method, name) for method, served in SERVES.items() for name in served]
 
 
@@ -33,22 +34,44 @@ def check(schedule: Schedule) -> None:
         verify_programs(lower(schedule, elements, piece_elements=piece))
 
 
-@pytest.mark.parametrize(("method", "name"), [case for case in CASES if case[0] != "hierarchical"])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize(("method", "name"), [case for case in CASES if case[0] not in BOXED])
+@pytest.mark.parametrize("ranks", range(2, 18))
 def test_right_on_one_switch(method: str, name: str, ranks: int) -> None:
-    topology = star(num_ranks=ranks)
-    if method == "recursive_doubling" and ranks & (ranks - 1):
-        with pytest.raises(SynthesisError, match=f"needs a power of two of ranks, and star.* has {ranks}"):
-            made(topology, name, method)
+    schedule = made(star(num_ranks=ranks), name, method, ranks - 1)
+    if ranks <= 9:
+        check(schedule)
     else:
-        check(made(topology, name, method, ranks - 1))
+        verify_schedule(schedule)
+
+
+def boxes_on_a_switch(num_boxes: int, size: int) -> Topology:
+    """Ranks of all boxes in turns: those of one box do not follow each other."""
+    n = num_boxes * size
+    ranks = tuple(Vertex(kind="rank", label=f"r{i}", box=f"box{i % num_boxes}") for i in range(n))
+    return Topology(
+        name="boxes",
+        unit="link",
+        vertices=(*ranks, Vertex(kind="switch", label="switch")),
+        links=tuple(Link(src=a, dst=b, capacity=1) for i in range(n) for a, b in ((i, n), (n, i))),
+    )
+
+
+@pytest.mark.parametrize(("method", "name"), [case for case in CASES if case[0] in BOXED])
+@pytest.mark.parametrize(
+    ("boxes", "size"), [(m, n // m) for n in range(2, 18) for m in range(2, n + 1) if n % m == 0]
+)
+def test_right_with_boxes_of_any_size(method: str, name: str, boxes: int, size: int) -> None:
+    schedule = made(boxes_on_a_switch(boxes, size), name, method)
+    if boxes * size <= 9:
+        check(schedule)
+    else:
+        verify_schedule(schedule)
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_right_between_boxes(method: str, name: str) -> None:
-    check(made(two_boxes(num_ranks=8), name, method, 5))
-    if method != "recursive_doubling":
-        check(made(two_boxes(num_ranks=6), name, method, 2))
+    for ranks in (6, 8):
+        check(made(two_boxes(num_ranks=ranks), name, method, 5))
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -96,8 +119,27 @@ def test_steps(ranks: int) -> None:
     assert made(topology, "all_reduce", "binomial_tree").depth <= 2 * logarithm
     assert made(topology, "all_gather", "bruck").depth <= logarithm
     assert made(topology, "broadcast", "double_binary_tree").depth <= logarithm + 1
-    if ranks & (ranks - 1) == 0:
-        assert made(topology, "all_reduce", "recursive_doubling").depth == 2 * logarithm
+    folded = 0 if ranks & (ranks - 1) == 0 else 1
+    assert made(topology, "all_gather", "recursive_doubling").depth <= ranks.bit_length() - 1 + 2 * folded
+    assert made(topology, "all_reduce", "recursive_doubling").depth == 2 * (ranks.bit_length() - 1 + folded)
+    assert made(topology, "all_to_all", "bruck").depth == max(rank.bit_count() for rank in range(ranks))
+
+
+def test_bruck_has_logarithmically_many_partners() -> None:
+    for ranks in (8, 11, 16):
+        schedule = made(star(num_ranks=ranks), "all_to_all", "bruck")
+        partners = {(t.dst - t.src) % ranks for t in schedule.transfers}
+        assert partners == {1 << i for i in range(ceil(log2(ranks)))}
+
+
+def test_between_boxes_only_places_that_are_alike_exchange() -> None:
+    topology = boxes_on_a_switch(4, 3)
+    place = [rank // 4 for rank in range(12)]
+    schedule = made(topology, "all_to_all", "two_step")
+    assert schedule.depth == 2
+    for t in schedule.transfers:
+        same_box = topology.vertices[topology.ranks[t.src]].box == topology.vertices[topology.ranks[t.dst]].box
+        assert same_box != (place[t.src] == place[t.dst])
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce"])

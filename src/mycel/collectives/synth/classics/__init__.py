@@ -8,11 +8,12 @@ method                  serves                                   needs
 ======================  =======================================  ================================================
 ``ring``                all but the pointed collectives          a cycle through all ranks
 ``bidirectional_ring``  all but the pointed collectives          a cycle whose neighbours reach each other
-``recursive_doubling``  all_gather, reduce_scatter, all_reduce   a power of two of ranks
+``recursive_doubling``  all_gather, reduce_scatter, all_reduce
 ``binomial_tree``       all_reduce, broadcast, reduce
 ``double_binary_tree``  all_reduce, broadcast, reduce
 ``hierarchical``        all_gather, reduce_scatter, all_reduce   boxes with equally many ranks
-``bruck``               all_gather
+``bruck``               all_gather, all_to_all
+``two_step``            all_to_all                               boxes with equally many ranks
 ======================  =======================================  ================================================
 """
 
@@ -29,6 +30,7 @@ from mycel.collectives.synth.classics import (
     hierarchical,
     recursive_doubling,
     ring,
+    two_step,
 )
 
 __all__ = ["CLASSICS", "SERVES", "classics_for"]
@@ -42,6 +44,7 @@ CLASSICS: dict[str, Callable[..., Schedule]] = {
     "double_binary_tree": double_binary_tree.synthesize,
     "hierarchical": hierarchical.synthesize,
     "bruck": bruck.synthesize,
+    "two_step": two_step.synthesize,
 }
 
 #: Collectives that each of them serves.
@@ -53,6 +56,7 @@ SERVES: dict[str, tuple[CollectiveName, ...]] = {
     "double_binary_tree": double_binary_tree.SERVES,
     "hierarchical": hierarchical.SERVES,
     "bruck": bruck.SERVES,
+    "two_step": two_step.SERVES,
 }
 
 
@@ -62,5 +66,7 @@ def classics_for(name: str) -> tuple[str, ...]:
     Examples:
         >>> classics_for("broadcast")
         ('ring', 'bidirectional_ring', 'binomial_tree', 'double_binary_tree')
+        >>> classics_for("all_to_all")
+        ('bruck', 'two_step')
     """
     return tuple(method for method, served in SERVES.items() if name in served)

@@ -23,8 +23,12 @@ __all__ = ["SERVES", "equal_boxes", "synthesize"]
 SERVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def equal_boxes(topology: Topology) -> list[list[int]]:
+def equal_boxes(topology: Topology, method: str) -> list[list[int]]:
     """Ranks by box, in the order of ranks.
+
+    Args:
+        topology: the fabric.
+        method: for messages.
 
     Raises:
         SynthesisError: a rank without a box, fewer than two boxes, or boxes of different size.
@@ -33,13 +37,13 @@ def equal_boxes(topology: Topology) -> list[list[int]]:
     for rank, vertex in enumerate(topology.ranks):
         box = topology.vertices[vertex].box
         if box is None:
-            raise SynthesisError(f"hierarchical on {topology.name}: rank {rank} has no box")
+            raise SynthesisError(f"{method} on {topology.name}: rank {rank} has no box")
         boxes.setdefault(box, []).append(rank)
     sizes = {len(ranks) for ranks in boxes.values()}
     if len(boxes) < 2 or len(sizes) > 1:
         found = ", ".join(f"{box!r}: {len(ranks)}" for box, ranks in boxes.items())
         raise SynthesisError(
-            f"hierarchical on {topology.name}: needs two boxes or more with equally many ranks; found {found}"
+            f"{method} on {topology.name}: needs two boxes or more with equally many ranks; found {found}"
         )
     return list(boxes.values())
 
@@ -51,7 +55,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         SynthesisError: another collective, no equal boxes, or partners without a path that passes no other rank.
     """
     check_served(topology, collective, "hierarchical", SERVES)
-    boxes = equal_boxes(topology)
+    boxes = equal_boxes(topology, "hierarchical")
     strands = []
     for owner in range(collective.num_ranks):
         home = next(number for number, ranks in enumerate(boxes) if owner in ranks)

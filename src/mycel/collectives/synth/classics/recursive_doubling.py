@@ -3,6 +3,9 @@
 all_gather doubles what every rank has, reduce_scatter halves it, and all_reduce does the one after the other
 (Rabenseifner's algorithm). Seen from one block, both are a binomial tree in which partners differ in one bit.
 
+Where the number of ranks is no power of two, some stand back: of the first ranks, every second one gives what it has
+to the rank before it at the start, and gets what it needs from it at the end.
+
 References:
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int. J.
     High Performance Computing Applications 19(1), 2005, sections 4.1, 4.3 and 4.5.
@@ -13,7 +16,6 @@ from __future__ import annotations
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import Edge, Strand, check_served, from_strands, mirrored
-from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
 __all__ = ["SERVES", "synthesize"]
@@ -25,18 +27,14 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     """Blocks by doubling, partial sums by halving.
 
     Raises:
-        SynthesisError: another collective, a number of ranks that is no power of two, or partners without a path
-            that passes no other rank.
+        SynthesisError: another collective, or partners without a path that passes no other rank.
     """
     check_served(topology, collective, "recursive_doubling", SERVES)
     n = collective.num_ranks
-    if n & (n - 1):
-        raise SynthesisError(
-            f"recursive_doubling needs a power of two of ranks, and {topology.name} has {n}; "
-            "ring and bruck take any number"
-        )
+    # all_reduce's array is one block, of which each rank that takes part is the end of one share.
+    owners = [rank for rank in range(n) if collective.num_blocks > 1 or not _stands_back(n, rank)]
     strands = []
-    for owner in range(n):
+    for owner in owners:
         edges = _doubling(n, owner)
         strands.append(
             Strand(
@@ -48,10 +46,33 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     return from_strands(topology, collective, "recursive_doubling", strands)
 
 
+def _num_pairs(num_ranks: int) -> int:
+    """Pairs of ranks, the first ones, of which only the even one takes part."""
+    return num_ranks - (1 << (num_ranks.bit_length() - 1))
+
+
+def _stands_back(num_ranks: int, rank: int) -> bool:
+    return rank < 2 * _num_pairs(num_ranks) and rank % 2 == 1
+
+
 def _doubling(num_ranks: int, owner: int) -> tuple[Edge, ...]:
-    """Who has the owner's block after each step, and from whom."""
-    edges, distance = [], 1
-    while distance < num_ranks:
-        edges += [(owner ^ i, owner ^ i ^ distance) for i in range(distance)]
+    """Who has the owner's block after each step, and from whom.
+
+    Examples:
+        >>> _doubling(4, 1)
+        ((1, 0), (1, 3), (0, 2))
+        >>> _doubling(3, 1)
+        ((1, 0), (0, 2))
+    """
+    taking_part = [rank for rank in range(num_ranks) if not _stands_back(num_ranks, rank)]
+    edges: list[Edge] = []
+    first = owner
+    if _stands_back(num_ranks, owner):
+        first = owner - 1
+        edges.append((owner, first))
+    place, distance = taking_part.index(first), 1
+    while distance < len(taking_part):
+        edges += [(taking_part[place ^ i], taking_part[place ^ i ^ distance]) for i in range(distance)]
         distance *= 2
+    edges += [(2 * pair, 2 * pair + 1) for pair in range(_num_pairs(num_ranks)) if 2 * pair + 1 != owner]
     return tuple(edges)
