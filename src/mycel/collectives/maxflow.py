@@ -15,14 +15,13 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from mycel.compiled import compiled
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -32,7 +31,6 @@ __all__ = [
     "IntArray",
     "as_int64",
     "build_rows",
-    "compiled",
     "push_flow",
     "shortfalls",
     "violated_sets",
@@ -40,15 +38,9 @@ __all__ = [
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
-_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Sums of scaled capacities must stay below this, with room for one more addition in int64.
 _LARGEST = 1 << 61
-
-
-def compiled(function: _Function) -> _Function:
-    """``numba.njit(cache=True)`` that keeps the function's type for the type checker."""
-    return cast(_Function, numba.njit(cache=True)(function))
 
 
 def as_int64(values: Sequence[int]) -> IntArray:

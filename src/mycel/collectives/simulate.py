@@ -34,9 +34,9 @@ from mycel.collectives.cost import (
     WAKE_S,
 )
 from mycel.collectives.lower import lower
-from mycel.collectives.maxflow import compiled
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
+from mycel.compiled import compiled
 from mycel.errors import ScheduleError, UsageError
 
 __all__ = ["EVENTS", "OVERHEAD_S", "Machine", "Simulation", "simulate"]

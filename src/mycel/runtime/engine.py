@@ -12,6 +12,7 @@ bytes), so that ranks that call different collectives find out before any byte i
 
 from __future__ import annotations
 
+from mycel.compiled import compiled_without_lock
 from mycel.runtime.libc import (
     EAGAIN,
     EINTR,
@@ -19,7 +20,6 @@ from mycel.runtime.libc import (
     MSG_NOSIGNAL,
     POLLIN,
     POLLOUT,
-    compiled,
     int64_at,
     last_errno,
     monotonic_ns,
@@ -103,7 +103,7 @@ _BURST = 8  # messages on one channel before the others get their turn
 _NEVER = -1
 
 
-@compiled
+@compiled_without_lock
 def _finish(job, row) -> None:  # type: ignore[no-untyped-def]
     """Count a row as complete and release what waited for it."""
     starts = int64_at(job[J_DEPENDENT_START], job[J_NUM_ROWS] + 1)
@@ -115,7 +115,7 @@ def _finish(job, row) -> None:  # type: ignore[no-untyped-def]
     job[J_REMAINING] -= 1
 
 
-@compiled
+@compiled_without_lock
 def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
     """Combine what arrived at ``staging`` with the row's operand into its destination."""
     destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
@@ -126,7 +126,7 @@ def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
         scale(job[J_DTYPE], destination, count, job[J_DIVISOR])
 
 
-@compiled
+@compiled_without_lock
 def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     """Hand over as much of a message as the socket takes; bytes, or -1 with errno set."""
     address = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
@@ -157,7 +157,7 @@ def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
 _HEADER_OFFSET = 16 * 8
 
 
-@compiled
+@compiled_without_lock
 def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     """Take as much of a message as has arrived; bytes, 0 at the end of the stream, or -1 with errno set."""
     done, length = channel[C_DONE], row[R_BYTES]
@@ -176,7 +176,7 @@ def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     return recv(channel[C_FD], address + done - skip, left, MSG_DONTWAIT)  # type: ignore[no-any-return]
 
 
-@compiled
+@compiled_without_lock
 def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
     same = channel[C_HEADER + 3] == channel[C_STATED]
     for i in range(3):
@@ -184,7 +184,7 @@ def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
     return same  # type: ignore[no-any-return]
 
 
-@compiled
+@compiled_without_lock
 def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> int:  # type: ignore[no-untyped-def]
     """Move messages on one channel. Returns how many bytes moved, or minus the status that ends the run."""
     channel = channels[number]
@@ -230,7 +230,7 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
     return moved
 
 
-@compiled
+@compiled_without_lock
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     """Set the state of a fresh job and do its local copies."""
     num_rows = job[J_NUM_ROWS]
@@ -255,7 +255,7 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
             _finish(job, i)
 
 
-@compiled
+@compiled_without_lock
 def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ignore[no-untyped-def]
     """Ask the kernel which blocked channels can go on. Returns PENDING, or the status that ends the run."""
     num_channels, num_extras = job[J_NUM_CHANNELS], job[J_NUM_EXTRAS]
@@ -288,7 +288,7 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     return PENDING
 
 
-@compiled
+@compiled_without_lock
 def execute(address: int) -> int:
     """Run the job at ``address`` until it is done or something happens that Python must look at.
 
@@ -330,7 +330,7 @@ def execute(address: int) -> int:
     return DONE
 
 
-@compiled
+@compiled_without_lock
 def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
     """Run the jobs of a ring until one needs Python, or the ring is stopped.
 

@@ -6,14 +6,15 @@ pointer, lets numba cache the compiled caller on disk.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
-from numba import carray, njit, types
+from numba import carray, types
 from numba.extending import intrinsic
+
+from mycel.compiled import compiled_without_lock
 
 __all__ = [
     "EAGAIN",
@@ -25,7 +26,6 @@ __all__ = [
     "POLLIN",
     "POLLNVAL",
     "POLLOUT",
-    "compiled",
     "int64_at",
     "last_errno",
     "monotonic_ns",
@@ -52,12 +52,6 @@ write_fd = types.ExternalFunction("write", types.int64(types.int32, types.int64,
 _errno_location = types.ExternalFunction("__errno_location", types.int64())
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.int64))
 
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-#: Compiles a function to machine code that runs without the interpreter lock; compiled once, then cached on disk.
-compiled = cast(Callable[[Function], Function], njit(nogil=True, cache=True))
-
 _INT64_POINTER = ir.IntType(64).as_pointer()
 _INT32_POINTER = ir.IntType(32).as_pointer()
 
@@ -82,19 +76,19 @@ def _load_int32(typingctx: Any, address: Any) -> Any:
     return types.int32(types.int64), _load_codegen
 
 
-@compiled
+@compiled_without_lock
 def int64_at(address: int, length: int) -> npt.NDArray[np.int64]:
     """The ``length`` 64-bit integers at ``address``, as an array that shares the memory."""
     return carray(_int64_pointer(address), (length,))  # type: ignore[no-any-return]
 
 
-@compiled
+@compiled_without_lock
 def last_errno() -> int:
     """errno of the calling thread."""
     return _load_int32(_errno_location())  # type: ignore[no-any-return]
 
 
-@compiled
+@compiled_without_lock
 def monotonic_ns(scratch: int) -> int:
     """CLOCK_MONOTONIC in nanoseconds; ``scratch`` is the address of 16 bytes to work in."""
     _clock_gettime(_CLOCK_MONOTONIC, scratch)

@@ -8,8 +8,6 @@ hardware. No fast-math anywhere: NaN, infinities, signed zeros and subnormals co
 
 numba compiles one variant for each combination of argument types, and both an enumeration's member and a constant in
 compiled code are types of their own: from Python pass ``int(DType.FLOAT32)``, from compiled code a variable.
-A caller compiled with ``cache=True`` contains a copy of these functions, and numba's cache looks at the caller's file
-only: after editing this module, remove the caller's cached files.
 """
 
 from __future__ import annotations
@@ -22,13 +20,14 @@ import numpy as np
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
+from mycel.compiled import compiled_without_lock
+
 __all__ = ["ITEM_SIZE", "DType", "ReduceOp", "combine", "copy", "item_size", "scale"]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # The numpy error model: division does not test for zero, which would keep a loop from becoming vector instructions.
 _inner = cast(Callable[[Function], Function], njit(nogil=True, error_model="numpy"))
-_compiled = cast(Callable[[Function], Function], njit(nogil=True, cache=True, error_model="numpy"))
 _intrinsic = cast(Callable[[Callable[..., Any]], Any], intrinsic)
 
 _memmove = types.ExternalFunction("memmove", types.int64(types.int64, types.int64, types.uint64))
@@ -244,7 +243,7 @@ def _bitwise(op_code: int, dst: int, incoming: int, num_bytes: int) -> None:
 # -- what the engine calls --------------------------------------------------------------------------------------
 
 
-@_compiled
+@compiled_without_lock
 def item_size(dtype_code: int) -> int:
     """Bytes of one element; for compiled callers (Python ones have ``ITEM_SIZE``)."""
     if dtype_code in (_F64, _I64):
@@ -256,7 +255,7 @@ def item_size(dtype_code: int) -> int:
     return 1
 
 
-@_compiled
+@compiled_without_lock
 def copy(dst: int, src: int, num_bytes: int) -> None:
     """Move bytes; the two ranges may overlap.
 
@@ -269,7 +268,7 @@ def copy(dst: int, src: int, num_bytes: int) -> None:
         _memmove(dst, src, np.uint64(num_bytes))
 
 
-@_compiled
+@compiled_without_lock
 def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int, count: int) -> None:
     """``dst[i] = operand[i] (op) incoming[i]`` for ``count`` elements.
 
@@ -338,7 +337,7 @@ def _scale_integers(element: Any, dst: int, count: int, divisor: int) -> None:
         a[i] = _truncating_divide(np.int64(a[i]), divisor)
 
 
-@_compiled
+@compiled_without_lock
 def scale(dtype_code: int, dst: int, count: int, divisor: int) -> None:
     """``dst[i] = dst[i] / divisor``: what turns a sum into an average.
 

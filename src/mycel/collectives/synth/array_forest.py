@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.bound import Optimum
-from mycel.collectives.maxflow import IntArray, compiled
+from mycel.collectives.maxflow import IntArray
 from mycel.collectives.symmetry import find_rotation, powers
 from mycel.collectives.synth.bulk import LogicalArcs, path_lengths, replace_switches
 from mycel.collectives.synth.speculative import orbits_of_arcs, pack_speculatively
+from mycel.compiled import compiled
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -76,8 +77,17 @@ class Forest:
         Raises:
             SynthesisError: a tree does not span, a path is none, or a root's trees do not carry its share.
         """
-        fabric, units = self.topology, self.units
-        n = fabric.num_ranks
+        carried, depth = self.loads()
+        pairs = {(load, self.topology.capacity[link]) for link, load in carried.items()}
+        return max(Fraction(load, size) for load, size in pairs) / self.units, depth
+
+    def loads(self) -> tuple[dict[tuple[int, int], int], int]:
+        """Walk every tree: the units that each link of the fabric carries, and the depth of the deepest tree.
+
+        Raises:
+            SynthesisError: as ``check``.
+        """
+        fabric, units, n = self.topology, self.units, self.topology.num_ranks
         if (np.bincount(self.roots, self.multiplicities, n) != np.array(self.weights) * units).any():
             raise SynthesisError(f"{fabric.name}: trees do not carry {units} units of each share")
         if self.num_trees and not 0 <= int(self.trees.min()) <= int(self.trees.max()) < len(self.arcs.tail):
@@ -96,8 +106,7 @@ class Forest:
                 if link not in capacity:
                     raise SynthesisError(f"{fabric.name}: path {path} uses a link {link} that does not exist")
                 carried[link] = carried.get(link, 0) + load
-        pairs = {(load, capacity[link]) for link, load in carried.items()}
-        return max(Fraction(load, size) for load, size in pairs) / units, int(depth)
+        return carried, int(depth)
 
 
 @compiled

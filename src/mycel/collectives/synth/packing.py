@@ -20,9 +20,10 @@ from typing import Literal
 
 import numpy as np
 
-from mycel.collectives.maxflow import IntArray, build_rows, compiled, push_flow
+from mycel.collectives.maxflow import IntArray, build_rows, push_flow
 from mycel.collectives.synth.bulk import LogicalArcs
 from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way
+from mycel.compiled import compiled
 from mycel.errors import SynthesisError
 
 __all__ = ["Tree", "pack_shallow", "pack_trees"]

@@ -24,8 +24,9 @@ from typing import Literal
 
 import numpy as np
 
-from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, compiled, violated_sets
+from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, violated_sets
 from mycel.collectives.synth.bulk import LogicalArcs
+from mycel.compiled import compiled
 
 __all__ = ["PackedTree", "farthest", "flatten", "longest_way", "orbits_of_arcs", "pack_speculatively"]
 
