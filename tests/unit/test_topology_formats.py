@@ -259,7 +259,7 @@ MALFORMED = [
     ("s.yaml", "- topology: flat\n  flat: true\n", r"s\.yaml:1: no topology with a tree or blocks"),
     ("taccl_mesh.json", ('"links"', '"lnks"'), r"unknown key 'lnks' \(did you mean 'links'\?\)"),
     ("taccl_mesh.json", ('"gpus_per_node": 4', '"gpus_per_node": 5'), r"links must be a list of 5 rows"),
-    ("taccl_mesh.json", ('"remote_invbw": 100', '"remote_invbw": 0'), r"remote_invbw must be from"),
+    ("taccl_mesh.json", ('"remote_beta": 100', '"remote_beta": 1e-9'), r"remote_beta must be from"),
     ("taccl_ndv2.json", ("[23, 46],", '[23, "x"],'), r"node_betas_list|node_invbws_list must be"),
     ("taccl_ndv2.json", ('"gpus_per_node": 8', '"gpus_per_node": true'), r"gpus_per_node must be a whole number"),
     ("taccl_ndv2.json", ("}", ""), r"taccl_ndv2\.json:\d+:\d+: not JSON"),

@@ -1,8 +1,10 @@
-"""TACCL's topology JSON: one machine by its inverse bandwidths in us a MB, and how its network cards are reached.
+"""TACCL's topology JSON: one machine by its costs in us a MB, and how its network cards are reached.
 
-The full form has matrices ``links`` and ``invbws`` with a row a receiving GPU. The short form gives
-``node_invbws_list`` only: two values are an NDv2 (double and single NVLinks of its cube mesh), one value a machine
-whose GPUs all hang on one switch, such as DGX-2. Rates are rounded to whole MB/s, latencies are ``alpha``.
+The full form has matrices ``links``, ``betas`` and ``invbws`` with a row a receiving GPU. The short form gives
+``node_betas_list`` and ``node_invbws_list``: two values are an NDv2 (double and single NVLinks of its cube mesh), one
+value a machine whose GPUs all hang on one switch, such as DGX-2. Rates are rounded to whole MB/s, latencies are
+``alpha``. An ``invbw`` is the sum of alpha and beta, so rates come from betas, and from an ``invbw`` only where no
+beta is given.
 
 References:
     A. Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023.
@@ -58,13 +60,13 @@ def parse_taccl(text: str, *, source: str) -> Description:
     if "links" in data or "invbws" in data:
         _matrices(machine, data, gpus, latency_s, source)
     else:
-        _short(machine, data.get("node_invbws_list"), gpus, latency_s, source)
+        key = "node_betas_list" if data.get("node_betas_list") else "node_invbws_list"
+        _short(machine, data.get(key), gpus, latency_s, f"{source}: {key}")
     _interfaces(machine, data, gpus, source)
     return machine
 
 
-def _short(machine: Description, values: object, gpus: list[str], latency_s: float, source: str) -> None:
-    where = f"{source}: node_invbws_list"
+def _short(machine: Description, values: object, gpus: list[str], latency_s: float, where: str) -> None:
     if not isinstance(values, list) or len(values) not in (1, 2):
         raise TopologyError(f"{where} must be a list of one or two numbers (or give 'links' and 'invbws')")
     rates = [_rate(value, where) for value in values]
@@ -83,8 +85,8 @@ def _short(machine: Description, values: object, gpus: list[str], latency_s: flo
 
 
 def _matrices(machine: Description, data: Mapping[str, Any], gpus: list[str], latency_s: float, source: str) -> None:
-    for key in ("links", "invbws"):
-        rows = data.get(key)
+    betas = data.get("betas", [[0] * len(gpus)] * len(gpus))
+    for key, rows in (("links", data.get("links")), ("invbws", data.get("invbws")), ("betas", betas)):
         if not isinstance(rows, list) or len(rows) != len(gpus):
             raise TopologyError(f"{source}: {key} must be a list of {len(gpus)} rows")
         for number, row in enumerate(rows):
@@ -94,7 +96,8 @@ def _matrices(machine: Description, data: Mapping[str, Any], gpus: list[str], la
         for src, count in enumerate(row):
             where = f"[{dst}][{src}]"
             if _number(count, f"{source}: links{where}", least=0) and src != dst:
-                rate = _rate(data["invbws"][dst][src], f"{source}: invbws{where}")
+                key = "betas" if _number(betas[dst][src], f"{source}: betas{where}", least=0) else "invbws"
+                rate = _rate(data[key][dst][src], f"{source}: {key}{where}")
                 machine.cable(gpus[src], gpus[dst], rate, latency_s, one_way=True)
 
 
@@ -104,7 +107,8 @@ def _interfaces(machine: Description, data: Mapping[str, Any], gpus: list[str], 
         raise TopologyError(f"{source}: nics_per_node must be a whole number up to {len(gpus)}; got {count!r:.40}")
     if count < 1:
         return
-    rate = _rate(data.get("remote_invbw"), f"{source}: remote_invbw")
+    key = "remote_beta" if data.get("remote_beta") else "remote_invbw"
+    rate = _rate(data.get(key), f"{source}: {key}")
     latency_s = float(_number(data.get("remote_alpha", 0), f"{source}: remote_alpha", least=0) / 10**6)
     for number in range(count):
         mine = gpus[number * len(gpus) // count : (number + 1) * len(gpus) // count]
