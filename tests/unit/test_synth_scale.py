@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,12 +22,13 @@ from mycel.collectives.symmetry import find_rotation, is_automorphism, powers
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.bulk import path_lengths
 from mycel.collectives.synth.forest import build_forest
-from mycel.collectives.synth.plan import plan_forest
+from mycel.collectives.synth.plan import plan_all_reduce, plan_forest
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology
 
+SUITE = Path(__file__).parents[1] / "data" / "topologies"
 LARGE = ["dgx_a100:boxes=16", "dgx_h100:boxes=16", "dgx_h100:boxes=5", "mi250:boxes=8", "dgx1_v100:boxes=8"]
 
 
@@ -233,8 +236,43 @@ def test_a_summary_says_what_a_schedule_would_be():
     assert "optimal: all_gather over 32 ranks" in run("dgx_a100:boxes=4", "-c", "all_gather", "--summary").stdout
 
 
+@pytest.mark.parametrize("spec", ["dgx_a100:boxes=16", "torus:dims=4x4"])
+def test_a_summary_of_all_reduce_is_proved_optimal(spec):
+    record = json.loads(run(spec, "-c", "all_reduce", "--summary", "--json").stdout)
+    assert record["optimal"] and record["algbw"] == record["bound_algbw"] == record["reduce_scatter_then_all_gather"]
+
+
+@pytest.mark.parametrize("name", ["random12", "torus_4x4_failed", "hetero_a100_h100", "eth4_asym_unbal"])
+def test_planned_and_scheduled_all_reduce_have_one_rate(name):
+    topology = load_topology(SUITE / f"{name}.json")
+    down, up, rate = plan_all_reduce(topology)
+    collective = Collective(name="all_reduce", num_ranks=topology.num_ranks)
+    assert rate == synthesize(topology, collective).algbw == bound(topology, collective).algbw
+    assert (down.is_reversed, up.is_reversed) == (False, True)
+
+
+def test_a_plan_of_all_reduce_counts_both_phases_on_each_link():
+    topology = load_topology("ring:ranks=5")
+    down, up, rate = plan_all_reduce(topology)
+    carried = {}
+    for forest in (down, up):
+        for root, units, tree in zip(forest.roots.tolist(), forest.multiplicities, forest.trees, strict=True):
+            assert 0 <= root < 5
+            for arc in tree:
+                path = forest.arcs.paths[arc][::-1] if forest.is_reversed else forest.arcs.paths[arc]
+                for hop in pairwise(path):
+                    carried[hop] = carried.get(hop, 0) + Fraction(int(units), forest.units * sum(forest.weights))
+    assert rate == 1 / max(load / topology.capacity[hop] for hop, load in carried.items())
+
+
+def test_all_reduce_of_a_thousand_ranks_is_proved_by_orbits():
+    topology = load_topology("dgx_h100:boxes=128")
+    best = bound(topology, Collective(name="all_reduce", num_ranks=1024))
+    assert not best.is_composition and best.algbw == best.composition == Fraction(25600, 127)
+
+
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(("all_reduce",), "one forest each"), (("all_gather", "-k", "2"), "leave out")]
+    ("arguments", "says"), [(("all_to_all",), "which are forests"), (("all_gather", "-k", "2"), "leave out")]
 )
 def test_a_summary_refuses_what_it_has_no_forest_for(arguments, says):
     with pytest.raises(UsageError, match=says):

@@ -39,7 +39,7 @@ from mycel.collectives.synth.units import UnitProgramme, Units, Verdict, least_s
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["RoutedTree", "build_forest", "scale", "synthesize"]
+__all__ = ["RoutedTree", "build_forest", "divided", "grow_trees", "scale", "synthesize"]
 
 _log = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ def _synthesize_units(
             arcs=(),
             by_dual=True,
         )
-        forests.append(_grow(topology, best, part, units.demand, progress))
+        forests.append(grow_trees(topology, best, part, units.demand, progress))
     down, up = forests
     return _emit(topology, composition.collective, weights, [tree.reversed() for tree in up], down)
 
@@ -151,25 +151,30 @@ def _synthesize_divided(
     topology: Topology, collective: Collective, division: Division, progress: Progress | None
 ) -> Schedule:
     """All-reduce with the shares of a division, each direction within its part of the links."""
+    directions = divided(topology, division)
+    down, up = (grow_trees(topology, best, *scale(best), progress) for best in directions)
+    return _emit(topology, collective, directions[0].weights, [tree.reversed() for tree in up], down)
+
+
+def divided(topology: Topology, division: Division) -> tuple[Optimum, Optimum]:
+    """What both directions of an all-reduce have: how its copies spread, and how they are added up, turned round."""
     unit = lcm(*(share.denominator for share in division.shares))
     whole = [int(share * unit) for share in division.shares]
-    weights = tuple(w // gcd(*whole) for w in whole)
     rate = Fraction(gcd(*whole), unit)  # of one unit of weight
-    forests = []
-    for is_reversed, part in ((True, division.reduce), (False, division.spread)):
-        best = Optimum(
+    spread, reduce = (
+        Optimum(
             graph=FlowGraph.of(topology, is_reversed=is_reversed),
             is_reversed=is_reversed,
-            weights=weights,
+            weights=tuple(w // gcd(*whole) for w in whole),
             inverse_x=1 / rate,
             capacities=part,
             inverse_x_achieved=1 / rate,
             arcs=(),
             by_dual=True,
         )
-        forests.append(_grow(topology, best, *scale(best), progress))
-    up, down = forests
-    return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
+        for is_reversed, part in ((False, division.spread), (True, division.reduce))
+    )
+    return spread, reduce
 
 
 def _synthesize_in_network(
@@ -206,7 +211,7 @@ def _synthesize_in_network(
                     tuple((node[src], node[dst], path) for src, dst, path in tree.edges), topology.num_ranks
                 ),
             )
-            for tree in _grow(fabric, best, capacity, demand, progress)
+            for tree in grow_trees(fabric, best, capacity, demand, progress)
         ]
         forests.append((phase.is_reversed, int(demand.sum()) / sum(shares, Fraction(0)), trees))
     # Each phase counts in units of its own; all together in the largest that divides those of each.
@@ -242,10 +247,10 @@ def build_forest(
     """
     best = find_optimum(topology, weights, is_reversed=is_reversed)
     capacity, demand = scale(best) if k is None else _scale_to_k(best, topology, k)
-    return _grow(topology, best, capacity, demand, progress)
+    return grow_trees(topology, best, capacity, demand, progress)
 
 
-def _grow(
+def grow_trees(
     topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
 ) -> list[RoutedTree]:
     """Trees within capacities that are balanced at switches and serve every rank."""

@@ -6,16 +6,18 @@ A schedule of 1,024 ranks is a million transfers; a plan of it is a table of a m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
 
 import numpy as np
 
-from mycel.collectives.bound import Optimum, find_optimum
+from mycel.collectives.bound import Optimum, find_division, find_optimum
 from mycel.collectives.synth.array_forest import Forest, Progress, grow_forest
 from mycel.collectives.synth.bulk import LogicalArcs
-from mycel.collectives.synth.forest import RoutedTree, build_forest, scale
+from mycel.collectives.synth.forest import RoutedTree, divided, grow_trees, scale
 from mycel.topology.model import Topology
 
-__all__ = ["plan_forest"]
+__all__ = ["plan_all_reduce", "plan_forest"]
 
 
 def plan_forest(
@@ -45,11 +47,57 @@ def plan_forest(
         (4, (Fraction(3, 25), 5))
     """
     best = find_optimum(topology, weights, is_reversed=is_reversed)
+    return _plan(topology, best, with_symmetry, progress)
+
+
+def plan_all_reduce(
+    topology: Topology, *, with_symmetry: bool = True, progress: Progress | None = None
+) -> tuple[Forest, Forest, Fraction]:
+    """Two forests for all_reduce, one that spreads and one, turned round, along which is added up.
+
+    Equal shares are tried first; where both phases one after the other are proved not to be optimal, each forest has
+    its part of the links and the shares that the linear programme gives (``allreduce_bound``). Switches that copy
+    and add are used as switches that forward.
+
+    Args:
+        topology: the fabric.
+        with_symmetry: as for ``plan_forest``.
+        progress: as for ``plan_forest``.
+
+    Returns:
+        The forests, and the array's rate (``algbw``) from the loads of both on every link, every tree checked.
+
+    Raises:
+        SynthesisError: see ``mycel.collectives.bound.bound``.
+    """
+    division, _ = find_division(topology)
+    weights = (1,) * topology.num_ranks
+    spread, reduce = (find_optimum(topology, weights, is_reversed=turned) for turned in (False, True))
+    down, up = (_plan(topology, best, with_symmetry, progress) for best in (spread, reduce))
+    rate = _joint_rate(down, up)
+    if rate < division.algbw:
+        down, up = (_plan(topology, best, with_symmetry, progress) for best in divided(topology, division))
+        rate = _joint_rate(down, up)
+    return down, up, rate
+
+
+def _joint_rate(down: Forest, up: Forest) -> Fraction:
+    """``algbw`` of an array that is added up along one forest and spread along the other at the same time."""
+    (one, _), (two, _) = down.loads(), up.loads()
+    common = lcm(down.units, up.units)
+    size = down.topology.capacity
+    pairs = {
+        (one.get(link, 0) * (common // down.units) + two.get(link, 0) * (common // up.units), size[link])
+        for link in one.keys() | two.keys()
+    }
+    return sum(down.weights) * common / max(Fraction(load, capacity) for load, capacity in pairs)
+
+
+def _plan(topology: Topology, best: Optimum, with_symmetry: bool, progress: Progress | None) -> Forest:
     forest = grow_forest(topology, best, *scale(best), with_symmetry=with_symmetry, progress=progress)
     if forest is not None:
         return forest
-    trees = build_forest(topology, weights, is_reversed=is_reversed, progress=progress)
-    return _as_arrays(topology, best, trees)
+    return _as_arrays(topology, best, grow_trees(topology, best, *scale(best), progress))
 
 
 def _as_arrays(topology: Topology, best: Optimum, trees: Sequence[RoutedTree]) -> Forest:
