@@ -46,7 +46,7 @@ def collective(name: str = "all_gather", weights: tuple[int, ...] | None = WEIGH
         ("all_gather", (True, 1, 1, 1), "weight True of block 0"),
         ("all_gather", (0, 0, 0, 0), "no block that has to move"),
         ("gather", (0, 5, 0, 0), "no block that has to move"),
-        ("all_gather", (1, 0, 0, 1 << 40), "weights add up to 1099511627777; at most"),
+        ("all_gather", (1, 0, 0, 1 << 40), "weights add up to more than 1099511627776"),
         ("all_reduce", (1, 1, 1, 1), "all_reduce has one array and no blocks to weigh; weights are for all_gather"),
         ("broadcast", (1,), "broadcast has one array"),
     ],
@@ -119,6 +119,36 @@ def test_equal_blocks_leave_no_trace_in_the_forms(name: str) -> None:
     schedule = synthesize(ring(num_ranks=4), collective(name, None))
     assert "weights" not in schedule.to_text()
     assert set(schedule.to_json()["collective"]) == {"name", "num_ranks", "root"}
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        5,
+        "ab",
+        {},
+        [1],
+        [1, 2, 3, None],
+        [1, -1, 2, 3],
+        [0, 0, 0, 0],
+        [10**4000, 1, 1, 1],
+        [1.0, 1, 1, 1],
+        [7, 1, 1, 1],
+    ],
+)
+def test_malformed_weights_in_json_are_refused(weights: object) -> None:
+    right = synthesize(star(num_ranks=4), collective()).to_json()
+    with pytest.raises((ScheduleError, UsageError)):
+        Schedule.from_json(right | {"collective": right["collective"] | {"weights": weights}})
+
+
+@pytest.mark.parametrize(
+    "weights", ["", "1,2", "2,1,0,3,", "2,1,-0,3", "a", "0,0,0,0", "9,1,1,1", "1" + "0" * 5000 + ",1,1,1"]
+)
+def test_malformed_weights_in_text_are_refused(weights: str) -> None:
+    text = synthesize(star(num_ranks=4), collective()).to_text()
+    with pytest.raises((ScheduleError, UsageError)):
+        Schedule.from_text(text.replace("weights 2,1,0,3", f"weights {weights}"))
 
 
 def test_blocks_and_chunks_follow_the_weights() -> None:

@@ -81,7 +81,7 @@ class Collective:
             shared = gcd(*self.weights)
             lowest = tuple(weight // shared for weight in self.weights)
             if sum(lowest) > _MOST_WEIGHT:
-                raise UsageError(f"{self.name}: weights add up to {sum(lowest)}; at most {_MOST_WEIGHT} are allowed")
+                raise UsageError(f"{self.name}: in lowest terms, weights add up to more than {_MOST_WEIGHT}")
             object.__setattr__(self, "weights", None if set(lowest) == {1} else lowest)
 
     def _check_weights(self, weights: tuple[int, ...]) -> None:
