@@ -3,9 +3,10 @@
 Schedules of every method for every collective it serves on small fabrics, the programs they are lowered to, and
 their MSCCL XML, each with one thing changed. What the verifier accepts must be equivalent, and what it refuses must
 be wrong, as a plain judge of its own finds (``judge.py``: all pairs of accesses, and numbers). Exit 1 if they differ
-once.
+once. Mutants that are malformed, such as an offset outside its buffer, are refused when they are made, before anybody
+verifies them, and counted apart.
 
-    python benchmarks/mutants.py                      # 32,000 mutants, of which 20,000 and more are wrong
+    python benchmarks/mutants.py                      # 40,000 mutants, of which 20,000 and more are wrong
     python benchmarks/mutants.py --count 1200 --seed 7
 """
 
@@ -387,7 +388,7 @@ def run_subject(subject: Subject, count: int, seed: int) -> list[Row]:
     for _ in range(count):
         kind, refusal, defect = next(mutants)
         if refusal is not None and defect is not None:
-            outcome = "rejected"
+            outcome = "malformed" if defect == "malformed" else "rejected"
         elif refusal is None and defect is None:
             outcome = "equivalent"
         else:
@@ -416,20 +417,20 @@ def table(rows: Iterable[Row], columns: tuple[int, ...]) -> str:
     for row in rows:
         counts.setdefault(tuple(row[c] for c in columns), Counter())[row[3]] += 1
     names = ["method", "level", "change", ""]
-    lines = [f"| {' | '.join(names[c] for c in columns)} | mutants | equivalent | rejected of the others |"]
-    lines.append("|" + "---|" * len(columns) + "---:|" * 3)
+    lines = [f"| {' | '.join(names[c] for c in columns)} | mutants | malformed | equivalent | wrong | refused |"]
+    lines.append("|" + "---|" * len(columns) + "---:|" * 5)
     for key, outcomes in sorted(counts.items()):
-        total, same, wrong = outcomes.total(), outcomes["equivalent"], outcomes["MISSED"]
-        others = total - same - outcomes["REFUSED THOUGH RIGHT"]
-        share = f"{(others - wrong) / others:.2%}" if others else "-"
-        lines.append(f"| {' | '.join(key)} | {total:,} | {same:,} | {share} |")
+        wrong = outcomes["rejected"] + outcomes["MISSED"]
+        share = f"{outcomes['rejected'] / wrong:.2%}" if wrong else "-"
+        numbers = (outcomes.total(), outcomes["malformed"], outcomes["equivalent"], wrong)
+        lines.append(f"| {' | '.join([*key, *(f'{number:,}' for number in numbers), share])} |")
     return "\n".join(lines)
 
 
 def main() -> int:
     """Runs and prints; 1 if the verifier and the judge differ."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=32_000)
+    parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
@@ -444,7 +445,8 @@ def main() -> int:
     else:
         print(table(rows, (1, 2)), table(rows, (0,)), sep="\n\n")
         print(
-            f"\n{len(rows):,} mutants in {seconds:.0f} s: {totals['rejected']:,} rejected, "
+            f"\n{len(rows):,} mutants in {seconds:.0f} s: {totals['malformed']:,} malformed and refused when made, "
+            f"{totals['rejected']:,} wrong and refused, "
             f"{totals['equivalent']:,} equivalent, {totals['MISSED']:,} missed, "
             f"{totals['REFUSED THOUGH RIGHT']:,} refused though right"
         )

@@ -14,7 +14,9 @@ import pytest
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
+from mycel.cli.write import NAMES, form_of
 from mycel.collectives.export import FORMATS, SUFFIXES, export, format_of, msccl_xml
+from mycel.collectives.imports import READERS
 from mycel.collectives.imports.msccl_xml import parse
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.simulate import simulate
@@ -277,8 +279,33 @@ def test_the_command_writes_by_name_or_format(tmp_path: Path) -> None:
     for target, options in ((tmp_path / "out.xml", []), (tmp_path / "out", ["--format", "msccl_xml"])):
         assert runner.invoke(app, ["export", str(source), "-o", str(target), *options]).exit_code == 0
         assert target.read_text() == (GOLDEN / "ring_all_gather.xml").read_text()
+        result = runner.invoke(app, ["export", str(source), "-o", str(target), *options])
+        assert f"written to {target}\nverified as written: all_gather over 3 ranks" in result.output
+        assert "within the limits of MSCCL and RCCL" in result.output
     unclear = runner.invoke(app, ["export", str(source), "-o", str(tmp_path / "out.bin")])
-    assert isinstance(unclear.exception, UsageError) and "give --format" in str(unclear.exception)
+    assert isinstance(unclear.exception, UsageError)
+    assert "its name says no form; let it end in .json, .txt, .dot" in str(unclear.exception)
+    unknown = runner.invoke(app, ["export", str(source), "-o", str(tmp_path / "out"), "--format", "pdf"])
+    assert isinstance(unknown.exception, UsageError) and "unknown form 'pdf'" in str(unknown.exception)
+
+
+def test_synth_and_export_write_every_form_alike(tmp_path: Path) -> None:
+    runner, app = CliRunner(), build_app()
+    fabric = ["synth", "two_boxes:ranks=4,inside=8 GB/s,between=1 GB/s", "-c", "all_gather"]
+    first = tmp_path / "first.json"
+    assert runner.invoke(app, [*fabric, "-o", str(first)]).exit_code == 0
+    for end in NAMES:
+        made, again = tmp_path / f"made{end}", tmp_path / f"again{end}"
+        result = runner.invoke(app, [*fabric, "-o", str(made)])
+        assert result.exit_code == 0, (end, result.output, result.exception)
+        assert runner.invoke(app, ["export", str(first), "-o", str(again)]).exit_code == 0
+        ours = sorted(file.name.removeprefix("made") for file in tmp_path.glob(f"made*{made.suffix}"))
+        for name in ours:
+            assert (tmp_path / f"made{name}").read_bytes() == (tmp_path / f"again{name}").read_bytes() != b""
+        if form_of(made) in (*READERS, "json", "text"):
+            assert runner.invoke(app, ["verify", str(made)]).output.startswith("right: all_gather over 4 ranks")
+    odd = runner.invoke(app, [*fabric, "-o", str(tmp_path / "x.xlm")])
+    assert isinstance(odd.exception, UsageError) and "its name says no form" in str(odd.exception)
 
 
 if __name__ == "__main__":

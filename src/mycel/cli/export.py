@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from mycel.cli.verify import read_schedule
-from mycel.collectives.export import FORMATS, SUFFIXES, export, files_of, format_of
+from mycel.cli.write import FORMS, form_of, write_schedule
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import UsageError
 from mycel.units import parse_size
 
 __all__ = ["register"]
@@ -27,20 +26,11 @@ def register(app: typer.Typer) -> None:
         ],
         form: Annotated[
             str | None,
-            typer.Option(
-                "--format", help=f"One of {', '.join(FORMATS)}; by the end of the file's name if not given."
-            ),
+            typer.Option("--format", help=f"One of {', '.join(FORMS)}; by the end of the file's name if not given."),
         ] = None,
         size: Annotated[str, typer.Option(help="Size of the whole array, for chrome_trace and chakra.")] = "16MB",
     ) -> None:
-        wanted = form or format_of(output.name)
-        if wanted is None:
-            raise UsageError(f"{output}: give --format, or a name that ends in {', '.join(SUFFIXES)}")
+        wanted = form or form_of(output)
         made = read_schedule(schedule)
         verify_schedule(made)
-        exported = export(made, wanted, num_bytes=parse_size(size))
-        for file, data in files_of(exported, output).items():
-            try:
-                file.write_bytes(data)
-            except OSError as error:
-                raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
+        print("\n".join(write_schedule(made, output, wanted, num_bytes=parse_size(size))))

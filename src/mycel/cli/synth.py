@@ -25,6 +25,7 @@ from mycel.cli.bound import (
 from mycel.cli.plan import show_plan, summarise
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.cli.sketch import plan_by_sketch, show_sketched
+from mycel.cli.write import NAMES, SIZE, form_of, write_schedule
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
@@ -34,6 +35,7 @@ from mycel.collectives.synth.options import parse_options
 from mycel.collectives.synth.sketch import TIME_LIMIT_S
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
+from mycel.units import parse_size
 
 __all__ = ["count_trees", "method_options", "register", "schedule_record", "trees_a_root"]
 
@@ -138,10 +140,12 @@ def register(app: typer.Typer) -> None:
             bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
         ] = False,
         output: Annotated[
-            Path | None, typer.Option("-o", "--output", help="Write it as JSON; as text if the name ends in .txt.")
+            Path | None,
+            typer.Option("-o", "--output", help=f"Write it in the form that its name means: {', '.join(NAMES)}."),
         ] = None,
         json_output: JsonOption = False,
     ) -> None:
+        form = "json" if output is None else form_of(output)
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
         if sketch is not None:
@@ -151,7 +155,7 @@ def register(app: typer.Typer) -> None:
                 )
             plan, record = plan_by_sketch(fabric, wanted, sketch, size, time_limit)
             if output is not None:
-                _write(plan.schedule, output)
+                write_schedule(plan.schedule, output, form, num_bytes=SIZE if size is None else parse_size(size))
             print(json.dumps(record) if json_output else show_sketched(plan, record))
             return
         if size is not None or time_limit is not None:
@@ -175,13 +179,12 @@ def register(app: typer.Typer) -> None:
             schedule = synthesize(fabric, wanted, method, **options)
             verify_schedule(schedule)
         seconds = time.perf_counter() - started
-        if output is not None:
-            _write(schedule, output)
+        written = [] if output is None else write_schedule(schedule, output, form, num_bytes=SIZE)
         record = schedule_record(best, schedule, k=options.get("k"), seconds=seconds)
         if json_output:
             print(json.dumps(record | group_record(ranks)))
         else:
-            _show(best, schedule, record, output)
+            _show(best, schedule, record, written)
 
 
 @contextmanager
@@ -199,15 +202,7 @@ def _drawn_progress() -> Iterator[Any]:
         yield report
 
 
-def _write(schedule: Schedule, output: Path) -> None:
-    text = schedule.to_text() if output.suffix == ".txt" else json.dumps(schedule.to_json()) + "\n"
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
-
-
-def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path | None) -> None:
+def _show(best: Bound, schedule: Schedule, record: dict[str, Any], written: list[str]) -> None:
     console = Console(highlight=False)
     ratio = f"{float(schedule.algbw / best.algbw):.1%}"
     verdict = "optimal" if record["optimal"] else f"{ratio} of the bound"
@@ -224,5 +219,5 @@ def _show(best: Bound, schedule: Schedule, record: dict[str, Any], output: Path 
         f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s"
     )
     console.print(best.explain(), markup=False)
-    if output is not None:
-        console.print(f"written to {output}", markup=False)
+    for line in written:
+        console.print(line, markup=False)
