@@ -249,6 +249,11 @@ def test_nvls_in_two_boxes() -> None:
 
 
 def test_a_fabric_too_large_for_the_programme_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_network_bound, "_LARGEST", 300)
+    best, schedule = bound(SHARP, ALL_REDUCE), synthesize(SHARP, ALL_REDUCE)
+    assert best.is_composition
+    assert best.algbw == schedule.algbw == 400
+    assert "too large to tell whether more is possible" in best.explain()
     monkeypatch.setattr(in_network_bound, "_LARGEST", 100)
     best, schedule = bound(SHARP, ALL_REDUCE), synthesize(SHARP, ALL_REDUCE)
     assert best.is_composition

@@ -53,9 +53,9 @@ class Bound:
             (all_to_all, gather, scatter); the priced links are ``cut``.
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
-        is_composition: the value is no limit but what switches that only forward allow (``composition``, where the
-            fabric is too large for that programme, too): it is too large for all_reduce's programme (some 400 ranks
-            without a symmetry; with switches that copy and add some 100).
+        is_composition: the value is no limit but what is known to be reached, because the fabric is too large for
+            all_reduce's programme (some 400 ranks without a symmetry; fewer with many switches that copy and add):
+            ``composition``, or what switches that only forward allow, or what trees through all others reach.
         without_computing: of all_reduce on a fabric with switches that copy and add, the ``algbw`` if they only
             forwarded; ``algbw`` itself where they gain nothing. ``None`` on other fabrics and for other collectives.
 
@@ -95,6 +95,12 @@ class Bound:
         else:
             noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
             why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
+        if self.is_composition and self.without_computing is not None and self.without_computing < self.algbw:
+            less = f"{float(self.without_computing):.6g} {unit}"
+            return (
+                f"{where}: {rate} is reached through all switches that copy and add; if switches only forwarded, it "
+                f"would be {less}. The fabric is too large to tell whether more is possible."
+            )
         if self.is_composition and self.without_computing is not None:
             return (
                 f"{where}: {rate} is what switches that only forward guarantee. The fabric is too large to tell what "
@@ -217,6 +223,7 @@ def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
     best, composition = find_division(topology)
     with_switches = divide_with_switches(topology, without=best.limit)
     limit, binding = with_switches.limit, with_switches.binding or best.binding
+    has_computing = len(topology.nodes) > topology.num_ranks
     return Bound(
         collective=collective,
         topology=topology,
@@ -225,8 +232,8 @@ def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
         cut=_links(topology, binding),
         by_dual=True,
         composition=composition,
-        is_composition=not (best.is_proved and with_switches.is_proved),
-        without_computing=best.limit if len(topology.nodes) > topology.num_ranks else None,
+        is_composition=not (with_switches if has_computing else best).is_proved,
+        without_computing=best.limit if has_computing else None,
     )
 
 

@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import chain, combinations
 from math import lcm
@@ -85,8 +85,8 @@ class NetworkDivision:
         binding: links with a positive price in the proof; empty where the computing switches gain nothing.
         phases: what to use; their rates add up to ``algbw``. Empty where nothing is gained, and where no exact
             optimum was found.
-        is_proved: false where the fabric is too large for the programme: ``limit`` is then what switches that only
-            forward allow.
+        is_proved: false where the fabric is too large for the programme: ``limit`` is then what is reached, with all
+            computing switches in every tree or with switches that only forward, whichever is better.
     """
 
     limit: Fraction
@@ -115,12 +115,12 @@ def divide_with_switches(topology: Topology, *, without: Fraction) -> NetworkDiv
         return NetworkDivision(limit=without)
     counts = range(len(computing) + 1) if len(computing) <= _MOST_SUBSETS else (0, len(computing))
     sets = list(chain.from_iterable(combinations(computing, count) for count in counts))
-    if 4 * len(sets) * len(topology.nodes) * (2 * len(topology.links) + len(topology.nodes)) > _LARGEST:
-        return NetworkDivision(limit=without, is_proved=False)
+    if _is_too_large(topology, len(sets)):
+        return _through_all(topology, computing, without)
     whole = _Programme(topology, [(is_reversed, s) for s in sets for is_reversed in (False, True)])
     solved = whole.optimum()
     if solved is None:
-        return NetworkDivision(limit=without, is_proved=False)
+        return _through_all(topology, computing, without)
     if solved[0] <= float(without) * (1 + _TOLERANCE):
         return NetworkDivision(limit=without)
     rate, values, prices = solved
@@ -143,6 +143,27 @@ def divide_with_switches(topology: Topology, *, without: Fraction) -> NetworkDiv
         if result.algbw > without:
             return result
     return NetworkDivision(limit=limit, binding=binding)
+
+
+def _is_too_large(topology: Topology, num_sets: int) -> bool:
+    size = len(topology.nodes)
+    return 4 * num_sets * size * (2 * len(topology.links) + size) > _LARGEST
+
+
+def _through_all(topology: Topology, computing: tuple[int, ...], without: Fraction) -> NetworkDivision:
+    """What trees that all span every computing switch reach, if that is more than without them; no proof."""
+    found = None
+    if not _is_too_large(topology, 1):
+        programme = _Programme(topology, [(False, computing), (True, computing)])
+        found = programme.optimum()
+    if found is not None and found[0] > float(without) * (1 + _TOLERANCE):
+        try:
+            division = NetworkDivision(limit=without, phases=programme.as_phases(programme.make_exact(found[1])))
+        except SynthesisError as error:
+            _log.info("%s: %s", topology.name, error)
+        else:
+            return replace(division, limit=division.algbw, is_proved=False)
+    return NetworkDivision(limit=without, is_proved=False)
 
 
 class _Programme:
