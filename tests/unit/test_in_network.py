@@ -15,7 +15,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from mycel.cli import bound as bound_command
-from mycel.cli import draw, whatif
+from mycel.cli import draw, synth, verify, whatif
 from mycel.collectives import in_network_bound
 from mycel.collectives.bound import bound
 from mycel.collectives.cost import estimate_seconds
@@ -289,6 +289,22 @@ def test_commands() -> None:
     assert json.loads(told.output)["ratio"] == 1.75
     told = run(bound_command, str(EXAMPLE), "-c", "all_reduce")
     assert "copies and adds" in " ".join(told.output.split())
+
+
+def test_a_schedule_of_switches_is_written_read_and_verified(tmp_path: Path) -> None:
+    file = tmp_path / "sharp.json"
+    told = run(synth, str(EXAMPLE), "-c", "all_reduce", "-o", str(file), "--json")
+    record = json.loads(told.output)
+    assert (record["algbw"], record["optimal"], record["depth"], record["k"]) == (400, True, 2, None)
+    told = run(verify, str(file))
+    assert told.output.startswith("right: all_reduce over 8 ranks on star8_sharp, 16 transfers, depth 2")
+    broken = json.loads(file.read_text(encoding="utf-8"))
+    broken["transfers"][9][5].pop()
+    file.write_text(json.dumps(broken), encoding="utf-8")
+    told = run(verify, str(file))
+    assert told.exit_code == 1
+    assert "at switch switch (8)" in " ".join(told.output.split())
+    assert "\nswitch 8 " in told.output
 
 
 def test_pictures_mark_them(tmp_path: Path) -> None:

@@ -51,12 +51,16 @@ def count_trees(schedule: Schedule) -> int:
 def trees_a_root(schedule: Schedule) -> int | None:
     """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce).
 
+    ``None`` as well where trees go through switches that copy and add: some of those may be roots, and some not.
+
     Of all_to_all, gather and scatter, units that each block has, one a path. Of uneven blocks, units of weight 1.
     """
     if schedule.collective.name in POINTED:
         return schedule.num_units // schedule.collective.total_weight
     if schedule.collective.name != "all_reduce":
         return schedule.num_units // sum(root_weights(schedule.collective)) or 1
+    if schedule.num_nodes > schedule.collective.num_ranks:
+        return None
     receivers: list[set[int]] = [set() for _ in schedule.chunks]
     for t in schedule.transfers:
         if not t.reduce:
