@@ -1,0 +1,1 @@
+"""A long run of random collectives with checksums (see ``__main__``)."""
