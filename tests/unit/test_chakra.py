@@ -225,7 +225,7 @@ def test_large_messages_are_cut_and_meet(fabric: str) -> None:
     for (_, dst, _), ends in found.items():
         into[dst] += attributes(ends[SEND])["comm_size"]
     assert set(into.values()) == {size - size // n}
-    assert len(found) > len(schedule.transfers)
+    assert len(schedule.transfers) < len(found) <= 33 * len(schedule.transfers)
 
 
 def test_uneven_blocks_and_the_size_of_all_to_all() -> None:

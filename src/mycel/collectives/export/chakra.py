@@ -16,9 +16,10 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from mycel.collectives.cost import PIECE_BYTES
-from mycel.collectives.lower import lower
+from mycel.collectives.lower import chunk_bounds, lower
 from mycel.collectives.program import Instruction, Op, Program
 from mycel.collectives.schedule import Schedule
 from mycel.errors import ScheduleError, UsageError
@@ -27,6 +28,8 @@ __all__ = ["COMPUTE", "RECEIVE", "SEND", "VERSION", "export"]
 
 #: Version of the traces' schema.
 VERSION = "0.0.4"
+#: Into how many messages a chunk is cut at most: enough to keep a pipeline full, and few enough for a simulator.
+_MAX_PIECES = 32
 #: Types of nodes.
 COMPUTE, SEND, RECEIVE = 4, 5, 6
 #: Fields of an attribute by the type of its value.
@@ -47,7 +50,9 @@ def export(schedule: Schedule, num_bytes: int) -> tuple[bytes, ...]:
         raise ScheduleError("Chakra traces cannot express switches that copy and add; synthesize without 'computes'")
     whole = c.total_weight
     size = -(-num_bytes * c.num_parts // whole) * whole
-    return tuple(_trace(program) for program in lower(schedule, size, piece_elements=PIECE_BYTES[-1]))
+    longest = max(int(stop - start) for start, stop in chunk_bounds(schedule, size))
+    piece = max(PIECE_BYTES[-1], -(-longest // _MAX_PIECES))
+    return tuple(_trace(program) for program in lower(schedule, size, piece_elements=piece))
 
 
 def _tags(program: Program) -> dict[int, int]:
@@ -135,6 +140,7 @@ def _node(number: int, name: str, kind: int, needs: Iterable[int], attributes: I
     )
 
 
+@lru_cache(maxsize=1 << 12)
 def _attribute(name: str, field: int, value: int) -> bytes:
     return _string(1, name) + _number(field, value)
 
@@ -155,6 +161,7 @@ def _delimited(data: bytes) -> bytes:
     return _varint(len(data)) + data
 
 
+@lru_cache(maxsize=1 << 14)
 def _varint(value: int) -> bytes:
     """Seven bits a byte, the lowest first; the eighth says that more follow."""
     out = bytearray()
