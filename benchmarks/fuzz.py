@@ -30,6 +30,7 @@ from mycel.collectives.export import FORMATS, export
 from mycel.collectives.imports import check_file
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
+from mycel.collectives.synth.sketch.reader import read_sketch
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.topology.builders import full_mesh, two_boxes
@@ -52,7 +53,11 @@ class Seed:
     data: bytes
 
 
-READERS: dict[str, Callable[[Path], object]] = {"topology": load_topology, "schedule": check_file}
+READERS: dict[str, Callable[[Path], object]] = {
+    "topology": load_topology,
+    "schedule": check_file,
+    "sketch": read_sketch,
+}
 
 
 def seeds() -> list[Seed]:
@@ -62,6 +67,7 @@ def seeds() -> list[Seed]:
         files = sorted(ROOT.glob(pattern))
         found += [Seed("topology", f.name, f.read_bytes()) for f in files if f.stat().st_size < 40_000]
     found = [seed for seed in found if seed.name not in ("golden.json", "expected.json")]
+    found += [Seed("sketch", f.name, f.read_bytes()) for f in sorted(ROOT.glob("examples/sketches/*_x*.json"))]
     found += [Seed("schedule", f.name, f.read_bytes()) for f in sorted(ROOT.glob("tests/data/msccl/*.xml"))]
     for topology, name in ((full_mesh(num_ranks=3), "all_reduce"), (two_boxes(num_ranks=4), "all_gather")):
         schedule = synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks), "forest")  # type: ignore[arg-type]
