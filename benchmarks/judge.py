@@ -60,8 +60,14 @@ def _defect(
     edges: list[list[int]],
     given: dict[Hashable, int],
     wanted: dict[Hashable, int],
+    zeros: frozenset[Hashable] = frozenset(),
 ) -> str | None:
-    """What is wrong, or ``None``. ``edges``: of each event, those without which it cannot end (for deadlocks)."""
+    """What is wrong, or ``None``.
+
+    Args:
+        edges: of each event, those without which it cannot end (for deadlocks).
+        zeros: cells to which the first number is added as if to nothing.
+    """
     order = _sorted(edges)
     if order is None:
         return "deadlock"
@@ -93,6 +99,8 @@ def _defect(
         if event.is_final:
             value = [number * _MEAN % _PRIME for number in value]
         if event.adds or event.reads_target:
+            for cell in zeros.intersection(event.target):
+                memory.setdefault(cell, 0)
             if any(cell not in memory for cell in event.target):
                 return "adds to what nothing was written to"
             value = [(memory[cell] + b) % _PRIME for cell, b in zip(event.target, value, strict=True)]
@@ -146,7 +154,9 @@ def judge_schedule(schedule: Schedule) -> str | None:
         _Event(after=list(t.after), source=[(t.src, t.chunk)], target=[(t.dst, t.chunk)], adds=t.reduce)
         for t in schedule.transfers
     ]
-    return _defect(events, [event.after for event in events], given, wanted)
+    switches = range(collective.num_ranks, schedule.num_nodes)
+    sums = frozenset((switch, chunk) for switch in switches for chunk in range(len(schedule.chunks)))
+    return _defect(events, [event.after for event in events], given, wanted, sums)
 
 
 # -- programs -------------------------------------------------------------------------------------------------
