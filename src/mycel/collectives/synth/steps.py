@@ -151,13 +151,23 @@ class _Search:
         return [least_ratio(p, each, time_limit_s=self.left_s / 4) for p, _ in self.different()]
 
     def solve(
-        self, steps: int, rounds: int | None, chunks: int, floors: Sequence[Fraction], *, deadline: float
+        self,
+        steps: int,
+        rounds: int | None,
+        chunks: int,
+        floors: Sequence[Fraction],
+        *,
+        deadline: float,
+        slack: int = 1,
     ) -> tuple[int, list[tuple[Send, ...]]] | Literal["none", "late"]:
-        """The fewest rounds, up to ``rounds``, with so many steps and chunks, and the messages of each problem."""
+        """The fewest rounds, up to ``rounds``, with so many steps and chunks, and the messages of each problem.
+
+        With ``slack`` 2 or more it begins with so many times the least, and what it gives may not be the fewest.
+        """
         each = steps // len(self.problems)
         if any(each < problem.least_steps for problem in self.problems):
             return "none"
-        least = [max(each, ceil(chunks * floor - Fraction(TOLERANCE))) for floor in floors]
+        least = [slack * max(each, ceil(chunks * floor - Fraction(TOLERANCE))) for floor in floors]
         found: list[tuple[Send, ...]] = []
         for place, (problem, times) in enumerate(self.different()):
             while True:
@@ -202,14 +212,16 @@ class _Search:
         if below is not None and floor >= below:
             return "none"
         kept: tuple[int, int, list[tuple[Send, ...]]] | None = None
-        tried = [(chunks, rounds) for chunks in chunk_counts]
+        tried = [(chunks, rounds, 1) for chunks in chunk_counts]
+        if rounds is None and below is None:  # something to fall back on, should proofs take too long
+            tried.insert(0, (chunk_counts[0], None, 2))
         if (
             floor.denominator in chunk_counts and len(tried) > 1
         ):  # the number that could meet the floor: straight away
             met = int(floor * floor.denominator)
-            tried.insert(0, (floor.denominator, met if rounds is None else min(met, rounds)))
+            tried.insert(0, (floor.denominator, met if rounds is None else min(met, rounds), 1))
         late = False
-        for number, (chunks, most) in enumerate(tried):
+        for number, (chunks, most, slack) in enumerate(tried):
             ratio = below if kept is None else Fraction(kept[0], kept[1])
             if ratio is not None:
                 fewer = ceil(ratio * chunks) - 1
@@ -218,7 +230,7 @@ class _Search:
                 continue
             last = number == len(tried) - 1
             until = deadline if last else time.monotonic() + (deadline - time.monotonic()) * _SHARE_OF_TIME
-            result = self.solve(steps, most, chunks, floors, deadline=until)
+            result = self.solve(steps, most, chunks, floors, deadline=until, slack=slack)
             if not isinstance(result, str):
                 kept = (result[0], chunks, result[1])
                 if Fraction(result[0], chunks) <= floor:
@@ -360,8 +372,8 @@ def front(
         if search.left_s <= 0:
             ended = f"time ran out before {steps} steps"
             break
-        half = time.monotonic() + search.left_s / 2
-        point = search.best(steps, counts, deadline=half, below=points[-1].ratio if points else None)
+        until = time.monotonic() + search.left_s / 2 if points else search.deadline
+        point = search.best(steps, counts, deadline=until, below=points[-1].ratio if points else None)
         if isinstance(point, str):
             continue
         points.append(point)

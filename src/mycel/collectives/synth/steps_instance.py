@@ -305,6 +305,8 @@ def find_sends(
     load: dict[tuple[tuple[int, int], int], list[IntVar]] = {}
     variables: list[tuple[Send, IntVar]] = []
     for demand in problem.demands:
+        if time.monotonic() >= deadline:
+            return "late"
         usable = list(problem.usable(demand, steps))
         for chunk in range(chunks):
             arriving: dict[int, list[list[IntVar]]] = {}
