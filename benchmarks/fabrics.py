@@ -2,7 +2,7 @@
 
     python benchmarks/fabrics.py                          # all fabrics, 8 to 10 minutes on two quiet cores
     python benchmarks/fabrics.py --only ring4,two_boxes   # some of them
-    python benchmarks/fabrics.py --fresh                  # measure again what is recorded already
+    python benchmarks/fabrics.py --fresh                  # forget what is recorded of them, and begin anew
 
 Every measurement is appended to ``benchmarks/recorded/fabrics/measured.jsonl`` as soon as it is there, with the
 commit and the time. A case that is recorded for this fabric is not measured again, so an interrupted sweep goes on
@@ -50,6 +50,13 @@ def missing(wanted: Sequence[Case], fingerprint: str, output: Path) -> list[Case
     return [case for case in wanted if any((case.collective, case.num_bytes, b) not in have for b in BACKENDS)]
 
 
+def forget(fabrics: Sequence[str], output: Path) -> None:
+    """Take the fabrics' lines out of the file."""
+    kept = [row for row in read(output) if row["topology"] not in fabrics]
+    output.unlink(missing_ok=True)
+    append(output, kept)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing; exit code 1 where a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,15 +64,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--collectives", default=",".join(BENCH_COLLECTIVES))
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--repeats", type=int, default=5, help="rounds; two fewer from 4MB on")
-    parser.add_argument("--fresh", action="store_true", help="measure again what is recorded")
+    parser.add_argument("--fresh", action="store_true", help="drop what is recorded of these fabrics first")
     parser.add_argument("--output", type=Path, default=OUTPUT)
     options = parser.parse_args(arguments)
     wanted = cases(options.collectives.split(","), [parse_size(s) for s in options.sizes.split(",")], options.repeats)
     acquire_privileges()
+    chosen = options.only.split(",")
+    if options.fresh:
+        forget(chosen, options.output)
     console, right, begin = wide_console(), True, time.monotonic()
-    for name in options.only.split(","):
+    for name in chosen:
         topology = load_topology(CLUSTERS / f"{name}.yaml")
-        left = wanted if options.fresh else missing(wanted, topology.fingerprint, options.output)
+        left = missing(wanted, topology.fingerprint, options.output)
         if not left:
             console.print(f"{name}: recorded already")
             continue

@@ -48,6 +48,13 @@ def test_a_sweep_goes_on_where_it_stopped(script: Any, tmp_path: Path) -> None:
     assert Case(collective="broadcast", num_bytes=1 << 20) not in fabrics.missing(wanted, "f11", file)
 
 
+def test_a_fresh_sweep_forgets_only_its_fabrics(script: Any, tmp_path: Path) -> None:
+    fabrics, record, file = script("fabrics"), script("record"), tmp_path / "measured.jsonl"
+    record.append(file, [{"topology": name} for name in ("ring4", "ring8", "ring4", "star4")])
+    fabrics.forget(["ring4"], file)
+    assert record.read(file) == [{"topology": "ring8"}, {"topology": "star4"}]
+
+
 def test_a_table_goes_between_its_marks_only(script: Any) -> None:
     record = script("record")
     table = record.markdown(["a", "b"], [(1, "x"), (2, "y")])
@@ -228,3 +235,14 @@ def test_pictures_are_drawn_from_lines(script: Any, tmp_path: Path) -> None:
     script("synthesis").draw(tmp_path / "synthesis.png")
     for name in ("quality.png", "synthesis.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_of_steps_has_the_recorded_fronts(script: Any) -> None:
+    claims = script("sccl")
+    recorded = script("record").read(claims.OUTPUT)
+    reported = {
+        (line["steps"], line["rounds"], line["chunks"]) for line in recorded if line["reported_s"] is not None
+    }
+    assert reported == set(claims.REPORTED["all_gather"])
+    written, made = page_of(script, "sccl", claims.table(recorded), claims.PAGE)
+    assert written == made, "run: python benchmarks/claims/sccl.py"
