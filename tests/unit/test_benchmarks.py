@@ -246,14 +246,3 @@ def test_the_page_of_steps_has_the_recorded_fronts(script: Any) -> None:
     assert reported == set(claims.REPORTED["all_gather"])
     written, made = page_of(script, "sccl", claims.table(recorded), claims.PAGE)
     assert written == made, "run: python benchmarks/claims/sccl.py"
-
-
-def test_the_page_of_steps_has_the_recorded_fronts(script: Any) -> None:
-    claims = script("sccl")
-    recorded = script("record").read(claims.OUTPUT)
-    reported = {
-        (line["steps"], line["rounds"], line["chunks"]) for line in recorded if line["reported_s"] is not None
-    }
-    assert reported == set(claims.REPORTED["all_gather"])
-    written, made = page_of(script, "sccl", claims.table(recorded), claims.PAGE)
-    assert written == made, "run: python benchmarks/claims/sccl.py"
