@@ -16,6 +16,7 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -36,7 +37,7 @@ from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
-from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth import NAMED_ONLY, methods_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.collectives.verify.blocks import verify_blocks
@@ -67,7 +68,11 @@ def subjects() -> list[Subject]:
         (where, name, method, level)
         for where in range(len(FABRICS))
         for name in COLLECTIVES
-        for method in (*methods_for(name), *classics_for(name))
+        for method in (
+            *methods_for(name),
+            *(m for m, served in NAMED_ONLY.items() if name in served),
+            *classics_for(name),
+        )
         for level in ("schedule", "program", *(("xml",) if name in XML else ()))
     ]
 
@@ -373,10 +378,15 @@ def made(where: int, name: str, method: str) -> Schedule | None:
     """The method's schedule on a fabric, if it has one."""
     root = 1 if name in ROOTED else None
     collective = Collective(name=name, num_ranks=FABRICS[where].num_ranks, root=root)  # type: ignore[arg-type]
-    try:
-        return synthesize(FABRICS[where], collective, method)
-    except SynthesisError:
-        return None
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, object] = {}
+        if method == "sketch":
+            options = {"sketch": Path(folder) / "sketch.json", "time_limit_s": 2.0}
+            (Path(folder) / "sketch.json").write_text('{"nnodes": 1, "intranode_sketch": {"strategy": "none"}}')
+        try:
+            return synthesize(FABRICS[where], collective, method, **options)
+        except SynthesisError:
+            return None
 
 
 def run_subject(subject: Subject, count: int, seed: int) -> list[Row]:
