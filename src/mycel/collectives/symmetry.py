@@ -112,8 +112,12 @@ def _candidates(graph: FlowGraph, capacity: IntArray) -> Iterator[IntArray]:
         finer = _refine(graph, capacity, apart)
         for match in (_in_order, _by_search):
             image = np.arange(count, dtype=np.int64)
-            placed = [match(graph, capacity, finer, boxes[0], box) for box in boxes]
-            known = [row for row in placed if row is not None]
+            known: list[IntArray] = []
+            for box in boxes:
+                placed = match(graph, capacity, finer, boxes[0], box)
+                if placed is None:
+                    break
+                known.append(placed)
             if len(known) == len(boxes):
                 for here, there in zip(known, known[1:] + known[:1], strict=True):
                     image[here] = there
@@ -179,12 +183,11 @@ def _by_search(
     """A matching found by trying: vertex by vertex, taking a choice back where a link has no image."""
     if len(first) > _LARGEST_BOX:
         return None
-    members = set(first.tolist()) | set(box.tolist())
-    link = {
-        (int(t), int(h)): int(c)
-        for t, h, c in zip(graph.tail, graph.head, capacity, strict=True)
-        if int(t) in members and int(h) in members
-    }
+    is_member = np.zeros(graph.num_vertices, dtype=np.bool_)
+    is_member[first] = is_member[box] = True
+    inside = is_member[graph.tail] & is_member[graph.head]
+    ends = zip(graph.tail[inside].tolist(), graph.head[inside].tolist(), strict=True)
+    link = dict(zip(ends, capacity[inside].tolist(), strict=True))
     mine, theirs = first.tolist(), box.tolist()
     chosen: list[int] = []
     steps = _PATIENCE * len(mine)

@@ -30,10 +30,10 @@ from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
-from mycel.collectives.synth.bulk import path_lengths
+from mycel.collectives.synth.bulk import LogicalArcs, path_lengths
 from mycel.collectives.synth.in_network import root_at_switch, without_idle_switches
 from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.packing import Tree, pack_shallow
+from mycel.collectives.synth.packing import Tree, pack_large, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
 from mycel.collectives.synth.units import UnitProgramme, Units, Verdict, least_scale
 from mycel.errors import UsageError
@@ -266,15 +266,20 @@ def grow_trees(
     keys = sorted(logical.arcs)
     paths = [path for key in keys for path, _ in logical.arcs[key]]
     length_of = dict(zip(paths, path_lengths(topology, paths, is_reversed=best.is_reversed).tolist(), strict=True))
-    trees = pack_shallow(
-        topology.num_ranks,
-        np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
-        np.array([rank_of[h] for _, h in keys], dtype=np.int64),
-        np.array([sum(size for _, size in logical.arcs[key]) for key in keys], dtype=np.int64),
-        demand,
-        lengths=np.array([max(length_of[path] for path, _ in logical.arcs[key]) for key in keys], dtype=np.int64),
-        progress=progress,
+    arcs = LogicalArcs(
+        tail=np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
+        head=np.array([rank_of[h] for _, h in keys], dtype=np.int64),
+        capacity=np.array([sum(size for _, size in logical.arcs[key]) for key in keys], dtype=np.int64),
+        paths=(),
     )
+    lengths = np.array([max(length_of[path] for path, _ in logical.arcs[key]) for key in keys], dtype=np.int64)
+    trees = None
+    if topology.num_ranks > _SMALL:
+        trees = pack_large(topology.num_ranks, arcs, lengths, demand, progress=progress)
+    if trees is None:
+        trees = pack_shallow(
+            *(topology.num_ranks, arcs.tail, arcs.head, arcs.capacity, demand), lengths=lengths, progress=progress
+        )
     return _route(trees, logical, topology.ranks)
 
 

@@ -14,7 +14,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,11 +22,11 @@ import numpy as np
 
 from mycel.collectives.maxflow import IntArray, build_rows, push_flow
 from mycel.collectives.synth.bulk import LogicalArcs
-from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way
+from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way, pack_speculatively
 from mycel.compiled import compiled
 from mycel.errors import SynthesisError
 
-__all__ = ["Tree", "pack_shallow", "pack_trees"]
+__all__ = ["Tree", "pack_large", "pack_shallow", "pack_trees"]
 
 Progress = Callable[[str, int, int], None]
 Preference = Literal["left", "order", "alternate"]
@@ -116,10 +116,37 @@ def pack_shallow(
             break  # no packing is shallower or has fewer trees
     arcs = LogicalArcs(tail=tail, head=head, capacity=capacity, paths=())
     flat = flatten(num_ranks, arcs, lengths, demand, best)
-    hops = list(arc_of)
+    return _as_trees(arcs, flat)
+
+
+def pack_large(
+    num_ranks: int,
+    arcs: LogicalArcs,
+    lengths: IntArray,
+    demand: IntArray,
+    *,
+    progress: Progress | None = None,
+) -> list[Tree] | None:
+    """The packing of ``pack_speculatively``, whole trees at a time; ``None`` where it got stuck.
+
+    Args:
+        num_ranks: vertices of the graph.
+        arcs: its links; their paths do not matter.
+        lengths: what each arc adds to the depth of a tree, positive.
+        demand: trees wanted at each root.
+        progress: called with ``("trees", packed, total)``.
+    """
+    identity = np.arange(num_ranks, dtype=np.int64)[None]
+    orbit = np.arange(len(lengths), dtype=np.int64)
+    packed = pack_speculatively(num_ranks, arcs, lengths, demand, orbit, identity, progress=progress)
+    return None if packed is None else _as_trees(arcs, packed)
+
+
+def _as_trees(arcs: LogicalArcs, packed: Sequence[PackedTree]) -> list[Tree]:
+    hops = list(zip(arcs.tail.tolist(), arcs.head.tolist(), strict=True))
     return [
         Tree(root=t.root, multiplicity=t.multiplicity, edges=tuple(hops[a] for a in t.arcs.tolist()))
-        for t in sorted(flat, key=lambda t: t.root)
+        for t in sorted(packed, key=lambda t: t.root)
     ]
 
 

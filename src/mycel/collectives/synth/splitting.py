@@ -54,16 +54,20 @@ class _Splitter:
         self.head = graph.head.tolist()
         self.capacity = [int(c) for c in capacity.tolist()]
         self.index = {(t, h): i for i, (t, h) in enumerate(zip(self.tail, self.head, strict=True))}
+        self.into: list[list[int]] = [[] for _ in range(graph.num_vertices)]
+        self.out: list[list[int]] = [[] for _ in range(graph.num_vertices)]
+        for i, (t, h) in enumerate(zip(self.tail, self.head, strict=True)):
+            self.out[t].append(i)
+            self.into[h].append(i)
         self.paths: list[list[tuple[Path, int]]] = [
             [((t, h), c)] if c else [] for t, h, c in zip(self.tail, self.head, self.capacity, strict=True)
         ]
 
     def neighbours(self, vertex: int) -> tuple[list[int], list[int]]:
         """Vertices with capacity into, and out of, a vertex."""
-        used = [i for i, c in enumerate(self.capacity) if c]
         return (
-            sorted(self.tail[i] for i in used if self.head[i] == vertex),
-            sorted(self.head[i] for i in used if self.tail[i] == vertex),
+            sorted(self.tail[i] for i in self.into[vertex] if self.capacity[i]),
+            sorted(self.head[i] for i in self.out[vertex] if self.capacity[i]),
         )
 
     def largest_deficit(self) -> int:
@@ -84,6 +88,8 @@ class _Splitter:
             self.tail.append(tail)
             self.head.append(head)
             self.capacity.append(0)
+            self.out[tail].append(found)
+            self.into[head].append(found)
             self.paths.append([])
         return found
 
