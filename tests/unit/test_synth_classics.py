@@ -8,7 +8,7 @@ import pytest
 
 from mycel.collectives.lower import lower
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import ROOTED, Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.classics import CLASSICS, SERVES, classics_for
 from mycel.collectives.synth.classics.double_binary_tree import in_order_tree
@@ -23,7 +23,7 @@ CASES = [(method, name) for method, served in SERVES.items() for name in served]
 
 
 def made(topology: Topology, name: str, method: str, root: int = 0) -> Schedule:
-    rooted = root if name in ("broadcast", "reduce") else None
+    rooted = root if name in ROOTED else None
     return synthesize(topology, Collective(name=name, num_ranks=topology.num_ranks, root=rooted), method=method)
 
 
@@ -96,6 +96,8 @@ def test_refusals_say_why() -> None:
         made(boxed, "all_reduce", "hierarchical")
     with pytest.raises(SynthesisError, match="rank 0 has no path to rank 2 that passes no other rank"):
         made(ring(num_ranks=4), "all_gather", "recursive_doubling")
+    with pytest.raises(SynthesisError, match="passes no other rank; flow and direct need none"):
+        made(ring(num_ranks=4), "all_to_all", "bruck")
     with pytest.raises(UsageError, match="over 4 ranks"):
         synthesize(boxed, Collective(name="all_gather", num_ranks=4), method="ring")
     with pytest.raises(UsageError, match="method 'ring' has no option 'k'; it has none"):
@@ -104,7 +106,7 @@ def test_refusals_say_why() -> None:
 
 def test_every_classic_says_what_it_serves() -> None:
     assert set(SERVES) == set(CLASSICS)
-    assert classics_for("gather") == ()
+    assert classics_for("gather") == ("binomial_tree",)
 
 
 # -- what the papers promise ----------------------------------------------------------------------------------
@@ -117,6 +119,8 @@ def test_steps(ranks: int) -> None:
     assert made(topology, "all_reduce", "ring").depth == 2 * (ranks - 1)
     assert made(topology, "broadcast", "binomial_tree").depth == max(bin(rank).count("1") for rank in range(ranks))
     assert made(topology, "all_reduce", "binomial_tree").depth <= 2 * logarithm
+    for name in ("gather", "scatter"):
+        assert made(topology, name, "binomial_tree").depth == max(rank.bit_count() for rank in range(ranks))
     assert made(topology, "all_gather", "bruck").depth <= logarithm
     assert made(topology, "broadcast", "double_binary_tree").depth <= logarithm + 1
     folded = 0 if ranks & (ranks - 1) == 0 else 1

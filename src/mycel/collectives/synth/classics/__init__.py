@@ -9,7 +9,8 @@ method                  serves                                   needs
 ``ring``                all but the pointed collectives          a cycle through all ranks
 ``bidirectional_ring``  all but the pointed collectives          a cycle whose neighbours reach each other
 ``recursive_doubling``  all_gather, reduce_scatter, all_reduce
-``binomial_tree``       all_reduce, broadcast, reduce
+``binomial_tree``       all_reduce, broadcast, reduce, gather,
+                        scatter
 ``double_binary_tree``  all_reduce, broadcast, reduce
 ``hierarchical``        all_gather, reduce_scatter, all_reduce   boxes with equally many ranks
 ``bruck``               all_gather, all_to_all

@@ -1,11 +1,15 @@
 """Binomial tree: log2 N steps from one rank to all, or from all to one; all_reduce is one after the other.
 
+scatter and gather send every block along the tree's way from the root or to it.
+
 References:
     R. Thakur, R. Rabenseifner, W. Gropp, "Optimization of collective communication operations in MPICH", Int. J.
     High Performance Computing Applications 19(1), 2005, sections 4.2 and 4.4.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
@@ -14,7 +18,7 @@ from mycel.topology.model import Topology
 
 __all__ = ["SERVES", "binomial", "synthesize"]
 
-SERVES: tuple[CollectiveName, ...] = ("all_reduce", "broadcast", "reduce")
+SERVES: tuple[CollectiveName, ...] = ("all_reduce", "broadcast", "reduce", "gather", "scatter")
 
 
 def binomial(num_ranks: int, root: int) -> tuple[Edge, ...]:
@@ -36,16 +40,30 @@ def binomial(num_ranks: int, root: int) -> tuple[Edge, ...]:
 
 
 def synthesize(topology: Topology, collective: Collective) -> Schedule:
-    """The array up a binomial tree, down it, or both.
+    """The array up a binomial tree, down it, or both; or each block along its way in the tree.
 
     Raises:
         SynthesisError: another collective, or partners without a path that passes no other rank.
     """
     check_served(topology, collective, "binomial_tree", SERVES)
     edges = binomial(collective.num_ranks, collective.root or 0)
+    if collective.name in ("gather", "scatter"):
+        ways = _ways(edges)
+        if collective.name == "gather":
+            ways = {rank: mirrored(way) for rank, way in ways.items()}
+        blocks = [Strand(block=rank, down=ways.get(rank, ())) for rank in range(collective.num_ranks)]
+        return from_strands(topology, collective, "binomial_tree", blocks)
     strand = Strand(
         block=0,
         up=mirrored(edges) if collective.reduces else (),
         down=() if collective.name == "reduce" else edges,
     )
     return from_strands(topology, collective, "binomial_tree", [strand])
+
+
+def _ways(edges: Sequence[Edge]) -> dict[int, tuple[Edge, ...]]:
+    """The way from the root to every other rank; the nearest edges come first."""
+    ways: dict[int, tuple[Edge, ...]] = {}
+    for src, dst in edges:
+        ways[dst] = (*ways.get(src, ()), (src, dst))
+    return ways

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.tree import shortest_routes
 from mycel.errors import SynthesisError, UsageError
@@ -73,11 +73,13 @@ def from_strands(topology: Topology, collective: Collective, method: str, strand
     n = collective.num_ranks
     routes = [shortest_routes(topology, rank, relays=False) for rank in range(n)]
 
+    others = "flow and direct" if collective.name in POINTED else "forest and tree"
+
     def path(src: int, dst: int) -> tuple[int, ...]:
         if dst not in routes[src]:
             raise SynthesisError(
                 f"{method} on {topology.name}: rank {src} has no path to rank {dst} that passes no other rank; "
-                "forest and tree need none"
+                f"{others} need none"
             )
         return routes[src][dst].vertices
 
