@@ -28,7 +28,7 @@ from typing import Any
 from mycel.collectives.bound import bound
 from mycel.collectives.simulate import OVERHEAD_S, simulate
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth import NAMED_ONLY, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import MycelError, SynthesisError, UsageError
@@ -38,6 +38,8 @@ from record import CLUSTERS, RECORDED, ROOT, SUITE, append, commit, markdown, re
 
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
 SIZE = 16 << 20
+#: Schedules of the fewest steps are searched for on fabrics of up to so many ranks, for so many seconds.
+LARGEST_STEPS, STEPS_S = 8, 5.0
 OUTPUT = RECORDED / "quality" / "methods.jsonl"
 PICTURE = ROOT / "docs" / "images" / "quality.png"
 PAGE = ROOT / "docs" / "guides" / "benchmarks.md"
@@ -59,10 +61,14 @@ def measure(name: str, topology: Topology, collective_name: CollectiveName) -> l
     rate = float(topology.bytes_per_second_per_unit or 1e9)
     overhead = OVERHEAD_S if float(max(link.capacity for link in topology.links)) * rate < SOCKET_RATE else 0.0
     lines = []
-    for method in (*methods_for(collective_name), *classics_for(collective_name)):
+    methods = [*methods_for(collective_name), *classics_for(collective_name)]
+    if collective_name in NAMED_ONLY["steps"] and topology.num_ranks <= LARGEST_STEPS:
+        methods.append("steps")
+    for method in methods:
         begin = time.perf_counter()
         try:
-            schedule = synthesize(topology, collective, method)
+            options = {"time_limit_s": STEPS_S} if method == "steps" else {}
+            schedule = synthesize(topology, collective, method, **options)
         except (SynthesisError, UsageError):
             continue
         seconds = time.perf_counter() - begin
@@ -127,8 +133,8 @@ def draw(lines: Sequence[dict[str, Any]], file: Path) -> None:
     from matplotlib import pyplot as plt
 
     names = list(dict.fromkeys(line["fabric"] for line in lines))
-    colours = {"forest": "#1b6e5a", "tree": "#d98a2b", "flow": "#1b6e5a", "direct": "#d98a2b"}
-    marks = dict(zip(CLASSICS, ("o", "D", "^", "v", "P", "s", "X"), strict=False))
+    colours = {"forest": "#1b6e5a", "tree": "#d98a2b", "flow": "#1b6e5a", "direct": "#d98a2b", "steps": "#5b4b8a"}
+    marks = dict(zip(CLASSICS, "oD^vPsX*<>hd", strict=False))
     figure, panels = plt.subplots(len(COLLECTIVES), 1, figsize=(12, 13), sharex=True, layout="constrained")
     for panel, collective in zip(panels, COLLECTIVES, strict=True):
         mine = [line for line in lines if line["collective"] == collective]
@@ -140,7 +146,7 @@ def draw(lines: Sequence[dict[str, Any]], file: Path) -> None:
             if is_classic(method):
                 panel.scatter(at, modelled, s=26, marker=marks[method], color="#9a9a9a", label=method, linewidths=0)
                 continue
-            colour = colours.get(method, "#5b4b8a")
+            colour = colours[method]
             panel.scatter(at, modelled, s=52, marker="_", color=colour, label=f"{method}, modelled", linewidths=2.4)
             panel.scatter(
                 at, simulated, s=30, facecolors="none", edgecolors=colour, label=f"{method}, simulated at 16 MB"
