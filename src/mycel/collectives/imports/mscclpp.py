@@ -12,8 +12,8 @@ __all__ = ["check", "is_mine"]
 
 
 def is_mine(content: Content) -> bool:
-    """Whether a file is a JSON object that lists GPUs, right or wrong."""
-    return isinstance(content.data, Mapping) and "gpus" in content.data
+    """Whether a file is a JSON object that lists GPUs, right or wrong, and is no topology."""
+    return isinstance(content.data, Mapping) and "gpus" in content.data and "nodes" not in content.data
 
 
 def check(content: Content) -> dict[str, Any]:
