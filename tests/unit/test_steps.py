@@ -166,6 +166,12 @@ def test_options_ask_for_one_point() -> None:
     check(synthesize(topology, gather, "steps", rounds=4, chunks=2), steps=2, rounds=4, chunks=2)
 
 
+def test_the_same_question_has_the_same_answer() -> None:
+    topology = torus(dims=(2, 3))
+    for name in ("all_gather", "all_to_all"):
+        assert synthesize(topology, on(topology, name), "steps") == synthesize(topology, on(topology, name), "steps")
+
+
 # -- refusals ---------------------------------------------------------------------------------------------------
 
 
