@@ -224,4 +224,4 @@ def _show(best: Bound, schedule: Schedule, record: dict[str, Any], written: list
     )
     console.print(best.explain(), markup=False)
     for line in written:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
