@@ -64,11 +64,6 @@ class Routing:
     seconds: float
     num_variables: int
 
-    @property
-    def gap(self) -> float:
-        """How far the routes may be from the best, relative."""
-        return self.found_s / self.bound_s - 1 if self.bound_s else 0.0
-
 
 class Orbits:
     """What the symmetries of a network make of pairs (demand, link) and (demand, rank), and of resources.
@@ -196,7 +191,7 @@ def route(
         orbits: of the two.
         chunk_bytes: of a chunk.
         time_limit_s: seconds to search.
-        seed: of the search.
+        seed: of the search, which has two workers: a run that ends at its time limit may differ from the next.
 
     Raises:
         SynthesisError: the sketch leaves a rank unreached, the programme is too large, or time ran out.
