@@ -44,8 +44,11 @@ __all__ = ["PACE", "Call", "Communicator", "Ticket"]
 
 _log = logging.getLogger(__name__)
 
-#: Prepared programs are kept up to this many bytes; the least recently used go first.
-_CACHE_BYTES = 256 << 20
+#: Prepared programs are kept up to this many bytes a group; the least recently used go first. One for 64 MB over 8
+#: ranks takes about 2 MB.
+_CACHE_BYTES = 48 << 20
+#: Sizes whose schedule and piece size are remembered.
+_MOST_CHOICES = 4096
 #: Channels are paced at this part of their path's bandwidth (what TCP/IP headers leave of it is 0.956 with 1,500-byte
 #: packets), unless that is faster than the kernel's timers pace well.
 PACE = 0.97
@@ -190,6 +193,8 @@ class Communicator:
         """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best."""
         key = (name, root, num_bytes)
         if key not in self._choices:
+            if len(self._choices) >= _MOST_CHOICES:
+                self._choices.clear()
             self._choices[key] = choose(dict(self.schedules(name, root)), num_bytes, piece_bytes=self._piece_bytes)
         return self._choices[key]
 

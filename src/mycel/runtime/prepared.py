@@ -57,9 +57,10 @@ class Prepared:
 
     @property
     def num_bytes(self) -> int:
-        """Memory this preparation holds."""
-        arrays = (self.rows, self.pending0, self.pending, self.dependents, self.queue, self.scratch, self.staging)
-        return sum(array.nbytes for array in arrays)
+        """Memory this preparation holds, some 2 KB of objects included."""
+        shared = (self.program.columns, self.program.need_start, self.program.need_index)
+        own = (self.rows, self.pending0, self.pending, self.dependent_start, self.dependents, self.queue)
+        return 2048 + sum(array.nbytes for array in (*shared, *own, self.scratch, self.staging))
 
 
 def prepare(
