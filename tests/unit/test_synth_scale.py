@@ -175,6 +175,14 @@ def test_irregular_fabrics_take_the_careful_way():
     assert forest.check()[0] == find_optimum(topology, (1,) * topology.num_ranks, is_reversed=False).inverse_x
 
 
+def test_large_irregular_fabrics_are_not_rings():
+    topology = load_topology("dragonfly:groups=6,routers=3,ranks_per_router=2")
+    forest = plan_forest(topology, (1,) * 36, is_reversed=False)
+    inverse_x, depth = forest.check()
+    assert inverse_x == find_optimum(topology, (1,) * 36, is_reversed=False).inverse_x
+    assert depth < 18
+
+
 def test_a_plan_and_its_objects_are_the_same_forest():
     topology = load_topology("dgx_h100:boxes=5")
     forest = plan_forest(topology, (1,) * 40, is_reversed=False)

@@ -29,6 +29,10 @@ from mycel.errors import SynthesisError
 
 __all__ = ["LogicalGraph", "remove_switches", "trim_to_balance", "without_loops"]
 
+#: Ranks for which capacity does not go to the next neighbour whole: fewer are not deep, and with more the additional
+#: links cost minutes of proofs.
+_STRIDED = range(33, 201)
+
 Progress = Callable[[str, int, int], None]
 Path = tuple[int, ...]
 
@@ -93,10 +97,11 @@ class _Splitter:
             self.paths.append([])
         return found
 
-    def split(self, u: int, w: int, t: int, *, is_safe: bool) -> int:
+    def split(self, u: int, w: int, t: int, *, is_safe: bool, most: int | None = None) -> int:
         """Move as much as may be from u -> w -> t to u -> t (or away, where u is t); how much that was."""
         first, second = self.index[u, w], self.index[w, t]
         amount = min(self.capacity[first], self.capacity[second])
+        amount = amount if most is None else min(amount, most)
         if not amount:
             return 0
         direct = self.arc(u, t) if u != t else -1
@@ -226,6 +231,7 @@ def remove_switches(
 
 
 def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None], *, is_reversed: bool) -> None:
+    is_first = len(splitter.graph.ranks) in _STRIDED
     # A splitting that was blocked can be freed by a later one, so passes repeat while they change anything.
     while True:
         incoming, outgoing = splitter.neighbours(switch)
@@ -240,6 +246,11 @@ def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None]
         )
         groups = _groups(splitter, switch, sorted(set(incoming) | set(outgoing)), boxes)
         moved = 0
+        if is_first:
+            is_first = False
+            for u, t, most in _strides(splitter, switch, groups, is_reversed=is_reversed):
+                if (u, switch) in splitter.index and (switch, t) in splitter.index:
+                    moved += splitter.split(u, switch, t, is_safe=is_safe, most=most)
         for u, t in _pairs(groups, is_reversed=is_reversed):
             if (u, switch) in splitter.index and (switch, t) in splitter.index:
                 moved += splitter.split(u, switch, t, is_safe=is_safe and u != t)
@@ -288,6 +299,29 @@ def _groups(
     if len(by_name) == 1:
         return [[v] for v in neighbours]
     return list(by_name.values())
+
+
+def _strides(
+    splitter: _Splitter, switch: int, groups: list[list[int]], *, is_reversed: bool
+) -> list[tuple[int, int, int]]:
+    """Neighbours 1, 2, 4, ... groups apart at equal positions, and what a binomial tree would use between them.
+
+    Whole capacities to the next neighbour make rings, which on a large fabric are long.
+    """
+    pairs: list[tuple[int, int, int]] = []
+    count = len(groups)
+    uses = [0] * count
+    for place in range(1, count):
+        uses[place & -place] += 1
+    for shift, share in enumerate(uses):
+        for g, group in enumerate(groups if share else []):
+            other = groups[(g + (-shift if is_reversed else shift)) % count]
+            for u, t in zip(group, other, strict=False):
+                ends = splitter.index.get((u, switch)), splitter.index.get((switch, t))
+                if None not in ends:
+                    width = min(splitter.capacity[arc] for arc in ends if arc is not None)
+                    pairs.append((u, t, max(int(width >= count.bit_length()), width * share // (count - 1))))
+    return pairs
 
 
 def _pairs(groups: list[list[int]], *, is_reversed: bool) -> list[tuple[int, int]]:
