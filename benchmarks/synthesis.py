@@ -4,7 +4,7 @@ Each case runs in a process of its own, so that peak memory and start-up are its
 (or read from its cache) on a small fabric first, which is reported apart. JSON lines go to ``--output``, a table to
 standard output.
 
-    python benchmarks/synthesis.py                 # all_gather's forests as arrays, about a minute
+    python benchmarks/synthesis.py                 # all_gather's forests as arrays, about two minutes
     python benchmarks/synthesis.py --schedules     # whole schedules of the other collectives, about two minutes
     python benchmarks/synthesis.py --draw          # picture and table in the docs, from what is recorded
     python benchmarks/synthesis.py --case dgx_a100:boxes=128
@@ -39,6 +39,9 @@ CASES = [
     ("dgx_h100:boxes=128", True),
     ("mi250:boxes=64", True),
     ("dgx_a100:boxes=512", True),
+    ("dragonfly:groups=9,routers=4,ranks_per_router=2", True),
+    ("fat_tree:k=8", True),
+    ("fat_tree:k=16", True),
 ]
 #: Fabrics whose whole schedules are made, and of which collectives.
 SCHEDULE_CASES = (
