@@ -150,6 +150,12 @@ def test_a_sketch_that_does_not_fit_the_fabric_is_refused(
         plan_sketch(topology, on(topology, "all_gather"), sketch_of(data), time_limit_s=5)
 
 
+def test_what_is_too_large_is_refused_before_it_is_built() -> None:
+    topology = load_topology("star:ranks=64")
+    with pytest.raises(SynthesisError, match="4032 chunks on 4032 links are more than a sketch is for"):
+        plan_sketch(topology, on(topology, "all_to_all"), sketch_of(ONE_BOX), time_limit_s=5)
+
+
 def test_a_rank_that_the_sketch_leaves_out_is_named() -> None:
     topology = load_topology("star:ranks=4")
     data = changed(TWO_BOXES, "internode_sketch.gpus_to_sender_rev_map", {"1": [0, 1]})

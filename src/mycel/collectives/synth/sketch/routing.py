@@ -40,6 +40,8 @@ __all__ = [
 
 #: Larger integer programmes than this are refused: two cores do not finish them.
 MAX_VARIABLES = 400_000
+#: Pairs of a chunk and a link before symmetry, at most.
+_MAX_PAIRS = 4_000_000
 #: Parts of the shortest transfer that the clock of the programme counts.
 _RESOLUTION = 1000
 
@@ -105,8 +107,14 @@ def find_orbits(network: Network, demands: Sequence[Demand]) -> Orbits:
     """Orbits under the sketch's symmetries.
 
     Raises:
-        SynthesisError: the collective does not have them (those with a root have none).
+        SynthesisError: the collective does not have them (those with a root have none), or there is too much to look
+            at.
     """
+    if len(demands) * len(network.links) > _MAX_PAIRS:
+        raise SynthesisError(
+            f"{network.sketch.source}: {len(demands)} chunks on {len(network.links)} links are more than a sketch is "
+            "for; allow fewer connections, or plan by forest or flow"
+        )
     orbits = Orbits(network, demands)
     if not orbits.is_whole:
         raise SynthesisError(
