@@ -11,6 +11,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_TIMEOUT``         seconds a collective may take, instead of the process group's time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
 ``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
+``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
+``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 """
@@ -26,6 +28,10 @@ from mycel.errors import UsageError
 __all__ = ["Settings", "read_settings"]
 
 
+#: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
+FLIGHT_RECORDS = 2000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """What the environment asks for; ``None`` where it says nothing."""
@@ -37,6 +43,8 @@ class Settings:
     master_address: str | None = None
     piece_bytes: int | None = None
     paced: float | None = None
+    flight_records: int = FLIGHT_RECORDS
+    flight_folder: Path | None = None
 
 
 def read_settings(environ: dict[str, str] | None = None) -> Settings:
@@ -61,6 +69,8 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
         paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
+        flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
+        flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
     )
 
 
@@ -74,6 +84,10 @@ def _positive(text: str | None, name: str) -> float | None:
     if not value > 0:
         raise UsageError(f"{name}={text!r} must be positive")
     return value
+
+
+def _count(text: str | None, name: str, default: int) -> int:
+    return 0 if text == "0" else _positive_int(text, name) or default
 
 
 def _positive_int(text: str | None, name: str) -> int | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import torch.distributed as dist
 
+from mycel.runtime.flight import dump_flight_records
 from mycel.runtime.process_group import MycelProcessGroup, create_process_group, monitored_barrier
 from mycel.runtime.warm import warm
 
-__all__ = ["MycelProcessGroup", "monitored_barrier", "warm"]
+__all__ = ["MycelProcessGroup", "dump_flight_records", "monitored_barrier", "warm"]
 
 if "mycel" not in dist.Backend.backend_list:
     dist.Backend.register_backend("mycel", create_process_group, extended_api=True, devices=["cpu"])

@@ -35,6 +35,7 @@ from mycel.errors import CollectiveTimeoutError, CommunicationError, MycelError,
 from mycel.runtime import engine as e
 from mycel.runtime.control import Control
 from mycel.runtime.faults import Faults, pack_kind
+from mycel.runtime.flight import FlightLog
 from mycel.runtime.prepared import Job, Prepared, prepare
 from mycel.runtime.reduce_kernels import DType
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -117,6 +118,7 @@ class Communicator:
         dtype_names: from a dtype's code to its name, for messages.
         piece_bytes: a piece size to use instead of the cost model's.
         paced: part of a path's bandwidth at which its channel sends at most; 0 for no pacing.
+        flight: keeps the last calls; ``None``: nobody does.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Communicator:
         dtype_names: Callable[[int], str],
         piece_bytes: int | None = None,
         paced: float = PACE,
+        flight: FlightLog | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.topology = topology
@@ -147,6 +150,9 @@ class Communicator:
         self._prepared: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._prepared_bytes = 0
         self._sockets: dict[Channel, int] = {}
+        self._flight = flight
+        if flight is not None:
+            flight.watch(self._sockets)
         self._open: list[socket.socket] = []
         self._sequence = 0
         self._order = threading.RLock()
@@ -329,6 +335,7 @@ class Communicator:
             raise CommunicationError("the process group has been destroyed")
         if self._faults.cause is not None:
             raise self._faults.again()
+        called_ns = time.monotonic_ns()
         limit = self.timeout_s if timeout_s is None else timeout_s
         self._sequence += 1
         num_bytes = call.num_elements * call.item_bytes
@@ -344,7 +351,9 @@ class Communicator:
             prepared = self._prepare(call, choice)
         except CommunicationError as error:
             kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "lost"
-            raise self._faults.poison(kind, f"{what}: {error}") from None
+            cause = self._faults.poison(kind, f"{what}: {error}")
+            self._write_down(cause)
+            raise cause from None
         op = None if call.average else call.reduce_op
         job = Job(
             prepared,
@@ -356,6 +365,9 @@ class Communicator:
             deadline_ns=time.monotonic_ns() + int((limit - self._faults.grace_s(limit)) * 1e9),
             keep=call.keep,
         )
+        if self._flight is not None:
+            title = call.title or call.name
+            self._flight.note(title, call.name, call.root, call.dtype, op, choice, called_ns, job)
         return Ticket(job=job, what=what, timeout_s=limit)
 
     def _drive(self, ticket: Ticket) -> None:
@@ -374,9 +386,15 @@ class Communicator:
     def _judge(self, status: int, ticket: Ticket, job: Job) -> None:
         try:
             self._faults.judge(status, job, ticket.what, ticket.timeout_s)
-        except CommunicationError:
+        except CommunicationError as error:
             self._hang_up()
+            self._write_down(error)
             raise
+
+    def _write_down(self, error: CommunicationError) -> None:
+        """Have the last calls written to a file, once, whose place becomes a note of the error."""
+        if self._flight is not None:
+            self._flight.failed(error)
 
     def _hang_up(self) -> None:
         """Shut the data channels down, so that peers wait for this rank no longer.
@@ -472,6 +490,8 @@ class Communicator:
                     thread.join(5.0)
             os.close(self._wake_fd)
             os.close(self._done_fd)
+        if self._flight is not None:
+            self._flight.close()
         self._control.close()
         for sock in self._open:
             sock.close()

@@ -6,19 +6,37 @@ these arrays, which is safe because a communicator runs its jobs one after the o
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.program import Op, Program
+from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
 
-__all__ = ["Job", "Prepared", "prepare"]
+__all__ = ["Job", "Prepared", "Traffic", "prepare"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Traffic:
+    """What a program moves, for those who tell of it later; keeps no array of the program alive.
+
+    Attributes:
+        channels: of the program.
+        num_bytes, num_messages: that a run moves on each of them.
+        state: the rows of the channels while somebody else keeps them, then ``None``.
+    """
+
+    channels: tuple[Channel, ...]
+    num_bytes: tuple[int, ...]
+    num_messages: tuple[int, ...]
+    state: Callable[[], Ints | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,6 +51,7 @@ class Prepared:
         staging: where bytes to be reduced arrive, a part for each incoming channel.
         extras: control descriptors to watch during a run; the array may be changed in place by its owner.
         poll: the array that the engine hands to ``poll``.
+        traffic: what a run moves.
         addresses, scratch_address, watched, total_bytes: the part of a job's fields that every run shares.
     """
 
@@ -50,6 +69,7 @@ class Prepared:
     staging: Bytes
     extras: Ints
     poll: Ints
+    traffic: Traffic
     addresses: tuple[int, ...]
     scratch_address: int
     watched: tuple[int, int, int]
@@ -120,6 +140,7 @@ def prepare(
         staging=staging,
         extras=extras,
         poll=poll,
+        traffic=_traffic(program, rows, queue_start, channel_rows),
         addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
         scratch_address=scratch.ctypes.data,
         watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
@@ -133,6 +154,18 @@ def _queues(channel_of_row: npt.NDArray[Any], num_channels: int) -> tuple[Ints, 
     start = np.zeros(num_channels + 1, dtype=np.int64)
     np.cumsum(np.bincount(channel_of_row[wire], minlength=num_channels), out=start[1:])
     return start, order.astype(np.int64)
+
+
+def _traffic(program: Program, rows: Ints, queue_start: Ints, channel_rows: Ints) -> Traffic:
+    moved = np.zeros(len(program.channels), dtype=np.int64)
+    wire = rows[rows[:, e.R_CHANNEL] >= 0]
+    np.add.at(moved, wire[:, e.R_CHANNEL], wire[:, e.R_BYTES])
+    return Traffic(
+        channels=program.channels,
+        num_bytes=tuple(moved.tolist()),
+        num_messages=tuple(np.diff(queue_start).tolist()),
+        state=weakref.ref(channel_rows),
+    )
 
 
 def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Ints, Bytes]:

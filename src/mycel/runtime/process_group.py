@@ -9,6 +9,7 @@ that drops a finished operation with its tensors, waits for the interpreter lock
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -37,10 +38,12 @@ from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.faults import ALL_TO_ALL_V
+from mycel.runtime.flight import FlightLog, recorder
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
 from mycel.settings import Settings, read_settings
+from mycel.topology.model import Topology
 
 __all__ = ["MycelProcessGroup", "create_process_group", "monitored_barrier"]
 
@@ -114,6 +117,7 @@ class MycelProcessGroup(ProcessGroup):
         timeout: default time-out of a collective.
         global_ranks: of the group's members, in group order.
         world_size: ranks of the whole job.
+        name: of the group, for logs.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class MycelProcessGroup(ProcessGroup):
         timeout: timedelta,
         global_ranks: Sequence[int],
         world_size: int,
+        name: str = "",
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
         self._timeout = timeout
@@ -141,7 +146,10 @@ class MycelProcessGroup(ProcessGroup):
         if fabric is not None:
             timeout_s = settings.timeout_s or timeout.total_seconds()
             rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
-            self._communicator = _communicate(rendezvous, fabric, timeout_s, settings)
+            members = tuple(global_ranks)
+            topology = fabric.topology(rendezvous.addresses)
+            flight = _flight(rendezvous, members, world_size, name, topology, settings)
+            self._communicator = _communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
 
     # -- what torch asks of a backend ---------------------------------------------------------------------
@@ -673,8 +681,38 @@ def _scatter_call(
     )
 
 
-def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, settings: Settings) -> Communicator:
-    topology = fabric.topology(rendezvous.addresses)
+def _flight(
+    rendezvous: Rendezvous,
+    global_ranks: tuple[int, ...],
+    world_size: int,
+    name: str,
+    topology: Topology,
+    settings: Settings,
+) -> FlightLog | None:
+    made = recorder(settings, rank=global_ranks[rendezvous.rank], world_size=world_size)
+    if made is None:
+        return None
+    # Ports and processes of all members: every rank knows the same, and no other group ever had them all.
+    who = repr([(a.host, a.ip, a.port, a.pid) for a in rendezvous.addresses])
+    return FlightLog(
+        made,
+        identity=hashlib.blake2b(who.encode(), digest_size=6).hexdigest(),
+        name=name,
+        ranks=global_ranks,
+        topology=topology,
+        dtype_name=_dtype_name,
+        folder=settings.flight_folder,
+    )
+
+
+def _communicate(
+    rendezvous: Rendezvous,
+    fabric: Fabric,
+    topology: Topology,
+    timeout_s: float,
+    settings: Settings,
+    flight: FlightLog | None,
+) -> Communicator:
     communicator = Communicator(
         rank=rendezvous.rank,
         size=rendezvous.size,
@@ -685,6 +723,7 @@ def _communicate(rendezvous: Rendezvous, fabric: Fabric, timeout_s: float, setti
         dtype_names=_dtype_name,
         piece_bytes=settings.piece_bytes,
         paced=PACE if settings.paced is None else settings.paced,
+        flight=flight,
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)
@@ -726,4 +765,6 @@ def create_process_group(options: Any, backend_options: Any = None) -> MycelProc
     size = options.group_size
     members = list(options.global_ranks_in_group) or list(range(size))
     world_size = dist.get_world_size() if options.global_ranks_in_group else size
-    return MycelProcessGroup(options.store, options.group_rank, size, options.timeout, members, world_size)
+    return MycelProcessGroup(
+        options.store, options.group_rank, size, options.timeout, members, world_size, str(options.group_id)
+    )
