@@ -166,7 +166,14 @@ def draw(file: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    colours = {"dgx_a100": "#1b6e5a", "dgx_h100": "#d98a2b", "mi250": "#5b4b8a", "torus": "#9a9a9a"}
+    colours = {
+        "dgx_a100": "#1b6e5a",
+        "dgx_h100": "#d98a2b",
+        "mi250": "#5b4b8a",
+        "torus": "#9a9a9a",
+        "dragonfly": "#b0413e",
+        "fat_tree": "#3b6ea5",
+    }
     marks = dict(zip(COLLECTIVES, "osD^v", strict=True))
     figure, (seconds, memory, others) = plt.subplots(1, 3, figsize=(15, 4.4), layout="constrained")
     series: dict[tuple[str, bool], list[dict[str, Any]]] = {}
