@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -174,6 +175,8 @@ def _place_row(
 
 def _unboxed(topology: Topology) -> Layout:
     ranks, switches = topology.ranks, topology.switches
+    if not switches and (grid := _grid(topology)):
+        return Layout(places=grid, boxes=())
     if len(switches) <= 1:
         radius = max(1.7, len(ranks) * 0.36)
         angles = [math.pi / 2 - 2 * math.pi * i / len(ranks) for i in range(len(ranks))]
@@ -183,9 +186,29 @@ def _unboxed(topology: Topology) -> Layout:
     layered: dict[int, tuple[float, float]] = {}
     for level in sorted(set(levels.values())):
         row = [v for v in range(len(topology.vertices)) if levels[v] == level]
-        step = max(1.0, (len(ranks) - 1) / max(1, len(row)))
+        room = 1.0 if level == 0 else 2 * _SWITCH_HALF[0] + 0.2
+        step = max(room, (len(ranks) - 1) / max(1, len(row)))
         layered |= {v: (x, 1.7 * level) for v, x in zip(row, _spread(len(row), step), strict=True)}
     return Layout(places=layered, boxes=())
+
+
+def _grid(topology: Topology) -> dict[int, tuple[float, float]]:
+    """Rows and columns, where ranks are called ``row/column`` as those of tori are; else nothing.
+
+    Rows and columns are bent a little, so that a cable from their end round to their start is seen beside the others.
+    """
+    at = [tuple(map(int, v.label.split("/"))) for v in topology.vertices if re.fullmatch(r"\d+/\d+", v.label)]
+    if len(at) < len(topology.vertices):
+        return {}
+    rows, columns = 1 + max(row for row, _ in at), 1 + max(column for _, column in at)
+    if rows * columns != len(at) or min(rows, columns) < 2:
+        return {}
+    step, bend = 1.5, 0.35
+
+    def bent(i: int, count: int) -> float:
+        return bend * (1.0 - (2.0 * i / (count - 1) - 1.0) ** 2)
+
+    return {v: (step * c + bent(r, rows), -step * r + bent(c, columns)) for v, (r, c) in enumerate(at)}
 
 
 def _levels(topology: Topology) -> dict[int, int]:
@@ -349,7 +372,7 @@ def _extent(layout: Layout) -> tuple[list[float], list[float]]:
 
 def _fit(axes: Axes, layout: Layout) -> None:
     xs, ys = _extent(layout)
-    margin = 0.15 if layout.boxes else 0.5
+    margin = 0.15 if layout.boxes else 0.2 + _SWITCH_HALF[0]
     axes.set_xlim(min(xs) - margin, max(xs) + margin)
     axes.set_ylim(min(ys) - margin, max(ys) + margin)
     axes.set_aspect("equal")
