@@ -13,6 +13,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
+``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 """
@@ -45,6 +46,7 @@ class Settings:
     paced: float | None = None
     flight_records: int = FLIGHT_RECORDS
     flight_folder: Path | None = None
+    local: str | None = None
 
 
 def read_settings(environ: dict[str, str] | None = None) -> Settings:
@@ -71,7 +73,16 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
+        local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
     )
+
+
+def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None:
+    if not text:
+        return None
+    if text not in allowed:
+        raise UsageError(f"{name}={text!r} is not one of: {', '.join(allowed)}")
+    return text
 
 
 def _positive(text: str | None, name: str) -> float | None:

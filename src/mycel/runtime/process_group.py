@@ -145,7 +145,15 @@ class MycelProcessGroup(ProcessGroup):
         self._communicator: Communicator | None = None
         if fabric is not None:
             timeout_s = settings.timeout_s or timeout.total_seconds()
-            rendezvous = Rendezvous(rank=rank, size=size, store=store, own=own, bind=bind, timeout_s=timeout_s)
+            rendezvous = Rendezvous(
+                rank=rank,
+                size=size,
+                store=store,
+                own=own,
+                bind=bind,
+                timeout_s=timeout_s,
+                unix=settings.local != "tcp",
+            )
             members = tuple(global_ranks)
             topology = fabric.topology(rendezvous.addresses)
             flight = _flight(rendezvous, members, world_size, name, topology, settings)

@@ -3,13 +3,21 @@
 Every rank listens on one port and publishes where. A rank opens a connection for each channel it sends on, and
 greets; the listener files what arrives by (sender, path). Connecting needs no help from the peer's Python, since the
 kernel accepts on its behalf, so ranks may get here in any order.
+
+Ranks of one host also listen on a unix socket each, and their channels go over those: no packets, no
+acknowledgements (docs/decisions/0021-speed-at-every-size.md). Its name is random and in the abstract namespace: no
+file to leave behind, but no file's permissions either, so both ends check that the other one runs as the same user.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import secrets
+import select
 import socket
+import struct
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +32,8 @@ __all__ = ["Address", "Rendezvous", "Store"]
 
 _BACKLOG = 1024
 _SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
+#: Bytes a unix socket may hold on their way. The kernel's default, 208 KB, makes large messages wait for the reader.
+_UNIX_BUFFER = 1 << 20
 
 
 class Store(Protocol):
@@ -48,12 +58,14 @@ class Address:
         ip: address that ordinary routing leads to.
         port: TCP port, the same on every address of the rank.
         pid: its process, for messages.
+        local: name of its unix socket for ranks of the same host; empty where it has none.
     """
 
     host: str
     ip: str
     port: int
     pid: int
+    local: str = ""
 
 
 class Rendezvous:
@@ -65,19 +77,27 @@ class Rendezvous:
         own: the address to publish, with port 0; the port is chosen here.
         bind: local address to listen on.
         timeout_s: how long to wait for a rank that has not come yet.
+        unix: whether channels between ranks of one host may go over unix sockets.
 
     Raises:
         CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
     """
 
-    def __init__(self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float) -> None:
+    def __init__(
+        self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float, unix: bool = True
+    ) -> None:
         self.rank, self.size = rank, size
         self._prefix = "mycel/"
         self._store = store
         self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
-        self._listener = socket.create_server((bind, 0), backlog=_BACKLOG)
-        port = self._listener.getsockname()[1]
+        self._listeners = [socket.create_server((bind, 0), backlog=_BACKLOG)]
+        port = self._listeners[0].getsockname()[1]
         published = {"host": own.host, "ip": own.ip, "port": port, "pid": own.pid}
+        if unix and hasattr(socket, "SO_PEERCRED"):
+            published["local"] = f"mycel-{secrets.token_hex(TOKEN_BYTES)}"
+            self._listeners.append(_listen_locally(published["local"]))
+        for listener in self._listeners:
+            listener.setblocking(False)
         if rank == 0:
             store.set(f"{self._prefix}token", secrets.token_hex(TOKEN_BYTES))
         store.set(f"{self._prefix}rank{rank}", json.dumps(published))
@@ -138,8 +158,11 @@ class Rendezvous:
         for number, channel in enumerate(channels):
             if channel.src == self.rank:
                 hello = Hello(token=self._token, src=self.rank, control=False, path=path_digest(channel.path))
-                out[number] = self._open(channel.dst, address_of(channel), hello, deadline)
-                pace = pace_of(channel)
+                ip, pace = address_of(channel), pace_of(channel)
+                if self._is_local(channel.dst, ip, pace):
+                    out[number] = self._open_locally(channel.dst, hello, deadline)
+                    continue
+                out[number] = self._open(channel.dst, ip, hello, deadline)
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
@@ -148,8 +171,35 @@ class Rendezvous:
                 out[number] = self._await(key, deadline, f"its channel over {channel.path}")
         for sock in out.values():
             sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(timeout_s * 1000)))
+            if sock.family != socket.AF_UNIX:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(timeout_s * 1000)))
         return [out[number] for number in range(len(channels))]
+
+    def _is_local(self, peer: int, ip: str, pace: int | None) -> bool:
+        """Whether a channel goes over a unix socket: same host, no wired path of its own, nothing to be paced."""
+        own, other = self.addresses[self.rank], self.addresses[peer]
+        return bool(own.local and other.local) and own.host == other.host and ip == other.ip and pace is None
+
+    def _open_locally(self, peer: int, hello: Hello, deadline: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(max(0.01, deadline - time.monotonic()))
+            sock.connect("\0" + self.addresses[peer].local)
+            if not _same_user(sock):
+                raise PeerLostError(
+                    f"rank {peer} cannot be reached from rank {self.rank}: another user listens there"
+                )
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
+            sock.sendall(hello.pack())
+        except OSError as error:
+            sock.close()
+            raise PeerLostError(
+                f"rank {peer} cannot be reached on this host from rank {self.rank}: {error.strerror or error}"
+            ) from None
+        except PeerLostError:
+            sock.close()
+            raise
+        return sock
 
     def _open(self, peer: int, ip: str, hello: Hello, deadline: float) -> socket.socket:
         port = self.addresses[peer].port
@@ -169,16 +219,20 @@ class Rendezvous:
         return sock
 
     def _await(self, key: tuple[int, bytes, bool], deadline: float, what: str) -> socket.socket:
+        poller = select.poll()
+        for listener in self._listeners:
+            poller.register(listener, select.POLLIN)
         while key not in self._filed:
-            self._listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                sock, _ = self._listener.accept()
-            except TimeoutError:
+            ready = {descriptor for descriptor, _ in poller.poll(max(10.0, (deadline - time.monotonic()) * 1000))}
+            if not ready:
                 raise CollectiveTimeoutError(
                     f"rank {key[0]} has not opened {what} to rank {self.rank} in time: it is stopped, late, or calls "
                     "another collective"
-                ) from None
-            self._file(sock, deadline)
+                )
+            for listener in (each for each in self._listeners if each.fileno() in ready):
+                with contextlib.suppress(BlockingIOError):  # whoever called has gone again
+                    sock, _ = listener.accept()
+                    self._file(sock, deadline)
         return self._filed.pop(key)
 
     def _file(self, sock: socket.socket, deadline: float) -> None:
@@ -194,15 +248,32 @@ class Rendezvous:
         except (OSError, CommunicationError):
             sock.close()
             return
-        if hello.token != self._token or not 0 <= hello.src < self.size:
+        known = hello.token == self._token and 0 <= hello.src < self.size
+        if not known or (sock.family == socket.AF_UNIX and not _same_user(sock)):
             sock.close()
             return
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._filed[hello.src, hello.path, hello.control] = sock
 
     def close(self) -> None:
         """Stop listening and drop connections that nobody took."""
-        self._listener.close()
+        for listener in self._listeners:
+            listener.close()
         for sock in self._filed.values():
             sock.close()
         self._filed.clear()
+
+
+def _listen_locally(name: str) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind("\0" + name)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end of a unix socket runs as this one's user; the kernel vouches for it."""
+    credentials = struct.Struct("3i")  # struct ucred: pid, uid, gid
+    _, uid, _ = credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
+    return bool(uid == os.geteuid())
