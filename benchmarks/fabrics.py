@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mycel.bench import BENCH_COLLECTIVES, Case, Measurement, bench_cases
+from mycel.bench import Case, Measurement, bench_cases
 from mycel.cli.bench import bench_table, wide_console
 from mycel.emulate import acquire_privileges
 from mycel.errors import MycelError
@@ -26,6 +26,7 @@ from mycel.units import format_size, parse_size
 from record import CLUSTERS, RECORDED, append, read, stamp
 
 FABRICS = ("star4", "star8", "two_boxes", "shared_uplink", "slow_nic", "ring4", "ring8", "torus_2x4")
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = ("256KB", "1MB", "4MB", "16MB")
 BACKENDS = ("gloo", "mycel")
 OUTPUT = RECORDED / "fabrics" / "measured.jsonl"
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing; exit code 1 where a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(FABRICS), help="names of files in examples/clusters")
-    parser.add_argument("--collectives", default=",".join(BENCH_COLLECTIVES))
+    parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--repeats", type=int, default=5, help="rounds; two fewer from 4MB on")
     parser.add_argument("--fresh", action="store_true", help="drop what is recorded of these fabrics first")

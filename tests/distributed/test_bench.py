@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mycel.bench.case import BENCH_COLLECTIVES, Case
+from mycel.bench.case import ALWAYS_IN_PLACE, BENCH_COLLECTIVES, EITHER_WAY, Case
 from mycel.bench.measurement import Measurement
 from mycel.bench.ranks import run_on_cluster, run_on_loopback
 from mycel.bench.run import bench_cases
@@ -49,19 +49,22 @@ def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
     topology = star(num_ranks=3, bandwidth="400 Mbit/s")
     file = tmp_path / "star.json"
     file.write_text(json.dumps(to_json(topology)), encoding="utf-8")
-    result = _run_mycel("bench", str(file), "--collective", "all", "--sizes", "3000,48KB", "--repeats", "2", "--json")
+    result = _run_mycel("bench", str(file), "--collective", "all", "--sizes", "3000", "--repeats", "2", "--json")
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert (document["unit"], document["world_size"], document["emulated"]) == ("Mbit/s", 3, True)
     rows = [Measurement.from_json(row) for row in document["rows"]]
-    assert [(m.collective, m.bytes, m.backend) for m in rows] == [
-        (collective, size, backend)
+    assert [(m.collective, m.bytes, m.in_place, m.backend) for m in rows] == [
+        (collective, size, in_place, backend)
         for collective in BENCH_COLLECTIVES
-        for size in (3000, 48 << 10)
+        for size in (3000,)
+        for in_place in ((False, True) if collective in EITHER_WAY else (collective in ALWAYS_IN_PLACE,))
         for backend in ("gloo", "mycel")
     ]
     for m in rows:
         assert m.correct
+        assert m.wrong == 0
+        assert m.cpu_s_per_gb is not None and m.cpu_s_per_gb > 0
         assert m.repeats == 2
         assert 0 < m.p10_s <= m.median_s <= m.p90_s
         assert m.algbw == pytest.approx(m.bytes * 8 / m.median_s / 1e6)
@@ -73,22 +76,42 @@ def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
 
 
 def test_bench_on_loopback_over_gloo() -> None:
-    cases = [Case(collective=c, num_bytes=1000, repeats=2, calls=3) for c in BENCH_COLLECTIVES]
+    cases = [Case(collective=c, num_bytes=1000, repeats=1, calls=3) for c in BENCH_COLLECTIVES]
     cases.append(Case(collective="all_reduce", num_bytes=4096, repeats=2, mode="busy"))
     seen: list[Measurement] = []
     rows = bench_cases(2, cases, backends=("gloo",), timeout_s=120, progress=seen.append)
     assert rows == seen
     assert [m.collective for m in rows] == [*BENCH_COLLECTIVES, "all_reduce"]
-    assert [m.repeats for m in rows] == [6] * len(BENCH_COLLECTIVES) + [2]
+    assert [m.repeats for m in rows] == [3] * len(BENCH_COLLECTIVES) + [2]
     assert rows[-1].mode == "busy"
     assert all(m.correct and m.fraction_of_bound is None and not m.emulated for m in rows)
     assert {m.unit for m in rows} == {"GB/s"}
 
 
+def test_a_sweep_under_torchrun_in_the_columns_of_nccl_tests() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    bench = ["bench", "--here", "--collective", "reduce_scatter", "-b", "1KB", "-e", "10KB", "-f", "3", "-n", "1"]
+    program = "import sys; from mycel.cli import main; sys.argv[0] = 'mycel'; main()"
+    command += ["--no-python", sys.executable, "-c", program, *bench]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert result.returncode == 0, result.stderr
+    lines = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
+    assert [(line[0], line[1]) for line in lines] == 2 * [("1024", "128"), ("3072", "384"), ("9216", "1152")]
+    for line in lines:
+        assert line[2:5] == ["float", "sum", "-1"]
+        assert (line[8], line[12]) == ("0", "0")
+        assert float(line[5]) > 0 and float(line[9]) > 0
+    assert "reduce_scatter over gloo" in result.stdout and "reduce_scatter over mycel" in result.stdout
+    assert "Not measured: nccl" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("bench",), "either a topology file or --loopback"),
+        (("bench",), "either a topology file, or --loopback"),
+        (("bench", "--loopback", "2", "--here"), "either a topology file, or --loopback"),
+        (("bench", "--loopback", "2", "-b", "2MB", "-e", "1MB"), "from 2MB to 1MB has no sizes"),
         (("bench", "--loopback", "1"), "at least 2"),
         (("bench", "--loopback", "2", "--collective", "all_to_some"), "cannot bench 'all_to_some'"),
         (("bench", "--loopback", "2", "--sizes", "big"), "cannot read 'big' as a size"),

@@ -56,7 +56,8 @@ def moved(dumps: list[Lines], number: int, *, sent: bool) -> dict[tuple[int, int
 
 
 def test_signal_and_end_write_records_where_a_folder_is_set(run_ranks: RunRanks, tmp_path: Path) -> None:
-    results = run_ranks(2, "flight", "on_request", str(tmp_path), env={"MYCEL_FLIGHT_DIR": str(tmp_path)})
+    env = {"MYCEL_FLIGHT_DIR": str(tmp_path)}
+    results = run_ranks(2, "flight", "on_request", str(tmp_path), backend=None, env=env)
     for by_signal, at_the_end in results:
         assert (by_signal[0]["why"], len(calls(by_signal))) == ("SIGUSR2", 1)
         assert len(calls(at_the_end)) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from fractions import Fraction
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from mycel.bench.case import BENCH_COLLECTIVES, Case, cases_from_text, cases_to_text
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions, summarize
+from mycel.bench.nccl_table import nccl_tables
 from mycel.bench.run import bench_cases, bound_algbw
 from mycel.bench.worker import contribution, prepare
 from mycel.cli.bench import bench_table
@@ -128,9 +130,10 @@ def test_sums_of_contributions_are_exact_and_tell_ranks_apart(world_size: int) -
 
 @pytest.mark.parametrize("collective", BENCH_COLLECTIVES)
 def test_rubbish_is_never_called_right(collective: str) -> None:
-    operands = prepare(Case(collective=collective, num_bytes=4096), rank=1, world_size=4)
+    at = 0 if collective in ("reduce", "gather") else 1  # only the root has a result
+    operands = prepare(Case(collective=collective, num_bytes=4096), rank=at, world_size=4)
     operands.reset()
-    assert not operands.is_right()
+    assert operands.num_wrong() > 0
 
 
 def test_odd_sizes_are_rounded_up_to_equal_blocks() -> None:
@@ -156,3 +159,36 @@ def test_table_says_ratio_and_wrong_results() -> None:
     assert "4.00x" in text
     assert "NO" in text
     assert "16MB" in text
+
+
+def test_columns_are_those_of_nccl_tests() -> None:
+    """Widths and places as a line of nccl-tests has them; scripts cut lines there."""
+    above = "#" + 62 * " " + "out-of-place" + 23 * " " + "in-place" + 10 * " "
+    theirs = "#       size         count      type   redop    root" + 2 * "     time   algbw   busbw #wrong"
+    line = "     1048576        262144     float     sum      -1" + 2 * "    105.9    9.90   17.33      0"
+    changes: dict[str, object] = {"collective": "reduce_scatter", "num_bytes": 1 << 20, "world_size": 4, "wrong": 0}
+    rows = [
+        _measure([seconds], backend=backend, in_place=in_place, **changes)
+        for backend, seconds in (("gloo", 105.9e-6), ("mycel", 0.25))
+        for in_place in (False, True)
+    ]
+    text = nccl_tables(rows, baseline="gloo").splitlines()
+    head = next(index for index, row in enumerate(text) if row.startswith("#       size"))
+    assert text[head - 1] == above
+    assert text[head].startswith(theirs)
+    first = text[head + 2]
+
+    ends = [m.end() for m in re.finditer(r"\S+", line)]
+    assert [m.end() for m in re.finditer(r"\S+", first)][: len(ends)] == ends
+    assert first.split()[:9] == ["1048576", "65536", "float", "sum", "-1", "105.9", "9.90", "7.43", "0"]
+    ours = next(row for row in text[head + 3 :] if row.lstrip().startswith("1048576"))
+    assert ours.split()[5:9] == ["250000", "0.0042", "0.0031", "0"]
+
+
+def test_what_torch_does_not_offer_is_not_available_and_wrong_elements_are_counted() -> None:
+    rows = [_measure([0.5], in_place=True, wrong=7, correct=False), _measure([0.25], backend="mycel", in_place=True)]
+    text = nccl_tables(rows, baseline="gloo")
+    gloo, ours = (row.split() for row in text.splitlines() if not row.startswith("#"))
+    assert gloo[5:9] == ["N/A"] * 4
+    assert gloo[12] == "7" and "1 FAILED" in text
+    assert "2.00x" in ours

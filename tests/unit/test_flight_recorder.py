@@ -32,6 +32,7 @@ def log_of(recorder: FlightRecorder, folder: Path | None = None) -> FlightLog:
         name="0",
         ranks=(0, 1),
         topology=star(num_ranks=2),
+        described=True,
         dtype_name=lambda code: f"type {code}",
         folder=folder,
     )
@@ -48,7 +49,7 @@ def job_of(sequence: int, rows: Any = None) -> Any:
 
 
 def note(log: FlightLog, job: Any) -> None:
-    log.note("all_reduce", "all_reduce", None, 0, 0, CHOICE, 1, job)
+    log.note("all_reduce", "all_reduce", None, 0, 0, True, CHOICE, 1, job)
 
 
 def lines_of(recorder: FlightRecorder) -> list[dict[str, Any]]:

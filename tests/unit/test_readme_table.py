@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 from fractions import Fraction
@@ -47,6 +48,32 @@ def write_lines(file: Path, measurements: list[Measurement]) -> Path:
     lines = [json.dumps({**m.to_json(), "commit": "abc"}) for m in measurements]
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
+
+
+def test_readme_shows_the_recorded_fabrics() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = script.fabric_tables(script.read_lines([script.FABRICS]))
+    assert page == script.with_table(page, text, script.FABRICS_BEGIN, script.FABRICS_END), (
+        "run: python benchmarks/readme_table.py"
+    )
+
+
+def test_fabrics_stand_beside_collectives_and_the_least_ratio_is_named() -> None:
+    def pair(fabric: str, num_bytes: int, gloo: float, mycel: float) -> list[Measurement]:
+        return [
+            dataclasses.replace(measured(backend, seconds, num_bytes=num_bytes), topology=fabric)
+            for backend, seconds in (("gloo", gloo), ("mycel", mycel))
+        ]
+
+    lines = [*pair("a", 16 << 20, 8.0, 1.0), *pair("b", 16 << 20, 3.0, 1.5), *pair("b", 1 << 20, 0.9, 1.0)]
+    rows = script.fabric_tables([*lines, *pair("a", 1 << 20, 4.0, 1.0)[:1]]).splitlines()
+    assert rows[:4] == [
+        "| fabric, 16MB | all_reduce |",
+        "|---|---|",
+        "| a, 8 ranks | 0.67, 8.00x |",
+        "| b, 8 ranks | 0.45, 2.00x |",
+    ]
+    assert "| 1MB | 0.90x (b) |" in rows and "| 16MB | 2.00x (b) |" in rows
 
 
 def test_readme_shows_what_is_recorded() -> None:

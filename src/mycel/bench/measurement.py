@@ -49,6 +49,9 @@ class Measurement:
         versions: of mycel, torch, python and the kernel.
         method, piece_bytes: the schedule that mycel chose and the longest message it was cut into; ``None`` for
             other backends.
+        in_place: whether output and input shared memory.
+        wrong: elements that were not exactly right, of all ranks, in the worst repeat.
+        cpu_s_per_gb: seconds of processor time of all ranks together, median, over ``bytes`` in 10^9.
     """
 
     collective: str
@@ -72,6 +75,9 @@ class Measurement:
     versions: Mapping[str, str]
     method: str | None = None
     piece_bytes: int | None = None
+    in_place: bool | None = None
+    wrong: int | None = None
+    cpu_s_per_gb: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; ``from_json`` reads it back to an equal measurement."""
@@ -112,12 +118,16 @@ def summarize(
     mode: str = "blocking",
     method: str | None = None,
     piece_bytes: int | None = None,
+    in_place: bool | None = None,
+    wrong: int | None = None,
+    cpu_s: Sequence[float] = (),
 ) -> Measurement:
     """A measurement from the times of its repeats.
 
     Args:
         times_s: seconds of each repeat on its slowest rank; at least one.
         bound_algbw: in ``unit``, or ``None``.
+        cpu_s: seconds of processor time of all ranks in each repeat; none: not measured.
 
     Raises:
         UsageError: no times, or a unit that is no rate.
@@ -156,6 +166,9 @@ def summarize(
         versions=describe_versions(),
         method=method,
         piece_bytes=piece_bytes,
+        in_place=in_place,
+        wrong=wrong,
+        cpu_s_per_gb=float(np.median(cpu_s)) / (num_bytes / 1e9) if len(cpu_s) else None,
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, cast
 
-from mycel.bench.case import Case, cases_to_text
+from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, Case, cases_to_text
 from mycel.bench.measurement import Measurement, summarize
 from mycel.bench.ranks import RecordSink, run_on_cluster, run_on_loopback
 from mycel.collectives.spec import Collective, CollectiveName
@@ -20,6 +20,7 @@ __all__ = [
     "bench_cases",
     "bound_algbw",
     "make_cases",
+    "measurement_of",
     "run_bench",
     "run_ranks",
     "warm_up",
@@ -65,9 +66,16 @@ def run_bench(
     return bench_cases(topology, cases, backends=backends, timeout_s=timeout_s, progress=progress)
 
 
-def make_cases(collectives: Sequence[str], sizes: Sequence[int], *, repeats: int) -> list[Case]:
-    """Every collective at every size."""
-    return [Case(collective=c, num_bytes=size, repeats=repeats) for c in collectives for size in sizes]
+def make_cases(
+    collectives: Sequence[str], sizes: Sequence[int], *, repeats: int, both_ways: bool = False
+) -> list[Case]:
+    """Every collective at every size; with ``both_ways`` also in place, where torch offers that as well as not."""
+    return [
+        Case(collective=c, num_bytes=size, repeats=repeats, in_place=in_place)
+        for c in collectives
+        for size in sizes
+        for in_place in ((False, True) if both_ways and c in EITHER_WAY else (False,))
+    ]
 
 
 def bench_cases(
@@ -87,7 +95,7 @@ def bench_cases(
 
     def take(rank: int, record: dict[str, Any]) -> None:
         if "times_s" in record:
-            measurement = _measurement(topology, Case(**record["case"]), record)
+            measurement = measurement_of(topology, record)
             found.append(measurement)
             if progress is not None:
                 progress(measurement)
@@ -120,8 +128,16 @@ def run_ranks(
         run_on_loopback(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
 
 
-def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -> Measurement:
-    emulated = isinstance(topology, Topology)
+def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated: bool | None = None) -> Measurement:
+    """The measurement that a worker's record holds.
+
+    Args:
+        topology: the fabric, or a number of ranks on an unknown one.
+        record: what ``mycel.bench.worker.run_case`` gave.
+        emulated: whether links were shaped; by default where there is a topology.
+    """
+    case = Case(**record["case"])
+    emulated = isinstance(topology, Topology) if emulated is None else emulated
     world_size = topology.num_ranks if isinstance(topology, Topology) else topology
     return summarize(
         record["times_s"],
@@ -130,7 +146,7 @@ def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -
         backend=record["backend"],
         unit=topology.unit if isinstance(topology, Topology) else LOOPBACK_UNIT,
         bound_algbw=bound_algbw(topology, case.collective) if isinstance(topology, Topology) else None,
-        correct=record["correct"],
+        correct=record["wrong"] == 0,
         world_size=world_size,
         topology=topology.name if isinstance(topology, Topology) else LOOPBACK_NAME,
         fingerprint=topology.fingerprint if isinstance(topology, Topology) else None,
@@ -138,13 +154,16 @@ def _measurement(topology: Topology | int, case: Case, record: dict[str, Any]) -
         mode=case.mode,
         method=record["method"],
         piece_bytes=record["piece_bytes"],
+        in_place=case.is_in_place,
+        wrong=record["wrong"],
+        cpu_s=record["cpu_s"],
     )
 
 
 def bound_algbw(topology: Topology, collective: str) -> Fraction:
-    """The best algorithm bandwidth any schedule can reach, in the topology's unit (broadcast from rank 0)."""
+    """The best algorithm bandwidth any schedule can reach, in the topology's unit (from or to rank 0)."""
     from mycel.collectives.bound import bound
 
-    root = 0 if collective in ("broadcast", "reduce") else None
+    root = 0 if collective in FROM_OR_TO_ROOT else None
     name = cast(CollectiveName, collective)
     return bound(topology.without_computing(), Collective(name=name, num_ranks=topology.num_ranks, root=root)).algbw

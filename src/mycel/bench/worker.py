@@ -20,10 +20,10 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 
-from mycel.bench.case import ELEMENT_BYTES, Case, cases_from_text
+from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, Case, cases_from_text
 from mycel.collectives.spec import Collective, CollectiveName
 
-__all__ = ["Operands", "main", "prepare", "run_case"]
+__all__ = ["Operands", "Round", "main", "measure", "prepare", "run_case"]
 
 #: A warm-up at full size is skipped where it would take longer than this (Gloo over slow links).
 WARM_UP_SECONDS = 2.0
@@ -50,12 +50,27 @@ class Operands:
     Attributes:
         reset: puts the inputs, and rubbish outputs, in place.
         call: starts the collective, blocking or not.
-        is_right: whether the result is exactly what it must be.
+        num_wrong: elements of this rank's result that are not exactly what they must be.
     """
 
     reset: Callable[[], None]
     call: Callable[[dist.ProcessGroup, bool], Work | None]
-    is_right: Callable[[], bool]
+    num_wrong: Callable[[], int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round took on this rank.
+
+    Attributes:
+        times_s: of each call.
+        cpu_s: processor time of each call, of all threads.
+        wrong: most wrong elements after a call.
+    """
+
+    times_s: tuple[float, ...]
+    cpu_s: tuple[float, ...]
+    wrong: int
 
 
 def contribution(start: int, stop: int, rank: int, world_size: int) -> torch.Tensor:
@@ -69,47 +84,132 @@ def contribution(start: int, stop: int, rank: int, world_size: int) -> torch.Ten
 
 def prepare(case: Case, rank: int, world_size: int) -> Operands:
     """Inputs, call and check of a case on this rank."""
+    return _PREPARED[case.collective](case, rank, world_size)
+
+
+def _sum(world_size: int, start: int, stop: int) -> torch.Tensor:
+    return _pattern(start, stop, world_size) * sum(_weight(r) for r in range(world_size))
+
+
+def _all_reduce(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    mine, array, whole = contribution(0, n, rank, world_size), torch.empty(n), _sum(world_size, 0, n)
+    return Operands(
+        reset=lambda: _set(array, mine),
+        call=lambda group, blocking: dist.all_reduce(array, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, whole),
+    )
+
+
+def _reduce(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    mine, array, whole = contribution(0, n, rank, world_size), torch.empty(n), _sum(world_size, 0, n)
+    return Operands(
+        reset=lambda: _set(array, mine),
+        call=lambda group, blocking: dist.reduce(array, dst=0, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, whole) if rank == 0 else 0,
+    )
+
+
+def _broadcast(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    sent, array = contribution(0, n, 0, world_size), torch.empty(n)
+    return Operands(
+        reset=lambda: _set(array, sent if rank == 0 else None),
+        call=lambda group, blocking: dist.broadcast(array, src=0, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, sent),
+    )
+
+
+def _gathered(world_size: int, block: int) -> torch.Tensor:
+    return torch.cat([contribution(r * block, (r + 1) * block, r, world_size) for r in range(world_size)])
+
+
+def _all_gather(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    block, array = n // world_size, torch.empty(n)
+    given, whole = contribution(rank * block, (rank + 1) * block, rank, world_size), _gathered(world_size, block)
+    mine = array[rank * block : (rank + 1) * block] if case.in_place else given
+
+    def reset() -> None:
+        _set(array, None)
+        if case.in_place:
+            _set(mine, given)
+
+    return Operands(
+        reset=reset,
+        call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, whole),
+    )
+
+
+def _reduce_scatter(case: Case, rank: int, world_size: int) -> Operands:
     n = case.num_elements(world_size)
     block = n // world_size
-    whole = _pattern(0, n, world_size) * sum(_weight(r) for r in range(world_size))
-    if case.collective == "all_reduce":
-        mine, array = contribution(0, n, rank, world_size), torch.empty(n)
-        return Operands(
-            reset=lambda: _set(array, mine),
-            call=lambda group, blocking: dist.all_reduce(array, group=group, async_op=not blocking),
-            is_right=lambda: torch.equal(array, whole),
-        )
-    if case.collective == "broadcast":
-        sent, array = contribution(0, n, 0, world_size), torch.empty(n)
-        return Operands(
-            reset=lambda: _set(array, sent if rank == 0 else None),
-            call=lambda group, blocking: dist.broadcast(array, src=0, group=group, async_op=not blocking),
-            is_right=lambda: torch.equal(array, sent),
-        )
-    if case.collective == "all_gather":
-        mine, array = contribution(rank * block, (rank + 1) * block, rank, world_size), torch.empty(n)
-        blocks = [contribution(r * block, (r + 1) * block, r, world_size) for r in range(world_size)]
-        return Operands(
-            reset=lambda: _set(array, None),
-            call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
-            is_right=lambda: torch.equal(array, torch.cat(blocks)),
-        )
-    if case.collective == "all_to_all":
-        mine, array = contribution(0, n, rank, world_size), torch.empty(n)
-        here = [contribution(rank * block, (rank + 1) * block, r, world_size) for r in range(world_size)]
-        return Operands(
-            reset=lambda: _set(array, None),
-            call=lambda group, blocking: dist.all_to_all_single(array, mine, group=group, async_op=not blocking),
-            is_right=lambda: torch.equal(array, torch.cat(here)),
-        )
-    mine, shard = contribution(0, n, rank, world_size), torch.empty(block)
-    expected = whole[rank * block : (rank + 1) * block]
-    # The input belongs to the caller: a collective that scribbles on it would spoil the next round's sum.
+    mine = contribution(0, n, rank, world_size)
+    array = mine.clone() if case.in_place else mine
+    shard = array[rank * block : (rank + 1) * block] if case.in_place else torch.empty(block)
+    expected = _sum(world_size, rank * block, (rank + 1) * block)
+
+    # Out of place the input belongs to the caller: one that is scribbled on would spoil the next round's sum.
+    def reset() -> None:
+        _set(array, mine) if case.in_place else _set(shard, None)
+
     return Operands(
-        reset=lambda: _set(shard, None),
-        call=lambda group, blocking: dist.reduce_scatter_tensor(shard, mine, group=group, async_op=not blocking),
-        is_right=lambda: torch.equal(shard, expected),
+        reset=reset,
+        call=lambda group, blocking: dist.reduce_scatter_tensor(shard, array, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(shard, expected),
     )
+
+
+def _all_to_all(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    block = n // world_size
+    mine, array = contribution(0, n, rank, world_size), torch.empty(n)
+    parts = [contribution(rank * block, (rank + 1) * block, r, world_size) for r in range(world_size)]
+    whole = torch.cat(parts)
+    return Operands(
+        reset=lambda: _set(array, None),
+        call=lambda group, blocking: dist.all_to_all_single(array, mine, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, whole),
+    )
+
+
+def _gather(case: Case, rank: int, world_size: int) -> Operands:
+    block = case.num_elements(world_size) // world_size
+    mine = contribution(rank * block, (rank + 1) * block, rank, world_size)
+    array, whole = torch.empty(block * world_size), _gathered(world_size, block)
+    parts = [array[r * block : (r + 1) * block] for r in range(world_size)] if rank == 0 else None
+    return Operands(
+        reset=lambda: _set(array, None),
+        call=lambda group, blocking: dist.gather(mine, parts, dst=0, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(array, whole) if rank == 0 else 0,
+    )
+
+
+def _scatter(case: Case, rank: int, world_size: int) -> Operands:
+    n = case.num_elements(world_size)
+    block = n // world_size
+    sent, part = contribution(0, n, 0, world_size), torch.empty(block)
+    parts = [sent[r * block : (r + 1) * block] for r in range(world_size)] if rank == 0 else None
+    expected = sent[rank * block : (rank + 1) * block]
+    return Operands(
+        reset=lambda: _set(part, None),
+        call=lambda group, blocking: dist.scatter(part, parts, src=0, group=group, async_op=not blocking),
+        num_wrong=lambda: _differences(part, expected),
+    )
+
+
+_PREPARED: dict[str, Callable[[Case, int, int], Operands]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "all_to_all": _all_to_all,
+    "reduce": _reduce,
+    "gather": _gather,
+    "scatter": _scatter,
+}
 
 
 def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.ProcessGroup) -> list[dict[str, object]]:
@@ -120,54 +220,68 @@ def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.Pro
         control: group for barriers and for the maximum over ranks.
 
     Returns:
-        A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank), ``correct`` (everywhere), and
-        the ``method`` and ``piece_bytes`` that mycel chose (``None`` for other backends).
+        A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank), ``cpu_s`` (of all ranks
+        together), ``wrong`` (elements of all ranks, in the worst round), and the ``method`` and ``piece_bytes`` that
+        mycel chose (``None`` for other backends).
     """
     rank, world_size = dist.get_rank(control), dist.get_world_size(control)
     _warm_up(case, groups, control, rank, world_size)
     operands = prepare(case, rank, world_size)
-    times: dict[str, list[float]] = {name: [] for name in groups}
-    right = dict.fromkeys(groups, True)
+    rounds: dict[str, list[Round]] = {name: [] for name in groups}
     for _ in range(case.repeats):
         for name, group in groups.items():
-            seconds, ok = _round(case, operands, group, control)
-            times[name] += seconds
-            right[name] &= ok
+            rounds[name].append(_round(case, operands, group, control))
     return [
         {
             "case": asdict(case),
             "backend": name,
-            **_over_ranks(times[name], right[name], control),
+            **_over_ranks(rounds[name], control),
             **_chosen(case, group, world_size),
         }
         for name, group in groups.items()
     ]
 
 
+def measure(
+    cases: Sequence[Case], backends: Sequence[str], timeout_s: float, emit: Callable[[dict[str, object]], None]
+) -> None:
+    """Times cases as one rank of a job whose launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+    Args:
+        backends: of ``torch.distributed``; rounds alternate between them.
+        timeout_s: that one collective may take.
+        emit: receives the records; called on rank 0 only.
+    """
+    torch.set_num_threads(1)
+    if "mycel" in backends:
+        import mycel.runtime  # noqa: F401  (registers the backend)
+    timeout = timedelta(seconds=timeout_s)
+    dist.init_process_group("gloo", timeout=timeout)
+    try:
+        control = dist.new_group(backend="gloo", timeout=timeout)
+        groups = {name: dist.new_group(backend=name, timeout=timeout) for name in backends}
+        for case in cases:
+            for record in run_case(case, groups, control):
+                if dist.get_rank() == 0:
+                    emit(record)
+        dist.barrier(group=control)
+    finally:
+        dist.destroy_process_group()
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; the launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+    """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", required=True, help="JSON list of cases")
     parser.add_argument("--backends", required=True, help="comma-separated torch.distributed backends")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds one collective may take")
     options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    names = options.backends.split(",")
-    if "mycel" in names:
-        import mycel.runtime  # noqa: F401  (registers the backend)
-    timeout = timedelta(seconds=options.timeout)
-    dist.init_process_group("gloo", timeout=timeout)
-    try:
-        control = dist.new_group(backend="gloo", timeout=timeout)
-        groups = {name: dist.new_group(backend=name, timeout=timeout) for name in names}
-        for case in cases_from_text(options.cases):
-            for record in run_case(case, groups, control):
-                if dist.get_rank() == 0:
-                    sys.stdout.write(json.dumps(record) + "\n")
-                    sys.stdout.flush()
-        dist.barrier(group=control)
-    finally:
-        dist.destroy_process_group()
+
+    def emit(record: dict[str, object]) -> None:
+        sys.stdout.write(json.dumps(record) + "\n")
+        sys.stdout.flush()
+
+    measure(cases_from_text(options.cases), options.backends.split(","), options.timeout, emit)
     return 0
 
 
@@ -180,6 +294,10 @@ def _pattern(start: int, stop: int, world_size: int) -> torch.Tensor:
     total = sum(_weight(r) for r in range(world_size))
     period = next((p for p in (8191, 1021, 251, 61) if p * total < _EXACT), 13)
     return (torch.arange(start, stop, dtype=torch.int64) % period + 1).to(torch.float32)
+
+
+def _differences(found: torch.Tensor, expected: torch.Tensor) -> int:
+    return 0 if torch.equal(found, expected) else int((found != expected).sum())
 
 
 def _set(target: torch.Tensor, source: torch.Tensor | None) -> None:
@@ -198,7 +316,7 @@ def _warm_up(
     skipped = set()
     for name, group in groups.items():
         for _ in range(2):
-            seconds, _ = _round(small, operands, group, control)
+            seconds = _round(small, operands, group, control).times_s
         slowest = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
         if slowest.item() * case.num_bytes / small.num_bytes > WARM_UP_SECONDS:
@@ -211,20 +329,19 @@ def _warm_up(
             _round(replace(case, calls=1, mode="blocking"), operands, group, control)
 
 
-def _round(
-    case: Case, operands: Operands, group: dist.ProcessGroup, control: dist.ProcessGroup
-) -> tuple[list[float], bool]:
-    """Calls of one round: their seconds on this rank, and whether the last result was right.
+def _round(case: Case, operands: Operands, group: dist.ProcessGroup, control: dist.ProcessGroup) -> Round:
+    """Calls of one round.
 
     Every call starts from fresh inputs. With one call a round, that is outside the barrier; with several, the
     inputs are small and resetting them between calls takes a microsecond or two that is not timed.
     """
     operands.reset()
     dist.barrier(group=control)
-    seconds, right = [], True
+    seconds, cpu, wrong = [], [], 0
     for call in range(case.calls):
         if call:
             operands.reset()
+        cpu_begin = time.process_time()
         begin = time.perf_counter()
         work = operands.call(group, case.mode == "blocking")
         if case.mode == "busy":
@@ -232,8 +349,9 @@ def _round(
         elif work is not None:
             work.wait()
         seconds.append(time.perf_counter() - begin)
-        right &= operands.is_right()
-    return seconds, right
+        cpu.append(time.process_time() - cpu_begin)
+        wrong = max(wrong, operands.num_wrong())
+    return Round(times_s=tuple(seconds), cpu_s=tuple(cpu), wrong=wrong)
 
 
 def _chosen(case: Case, group: dist.ProcessGroup, world_size: int) -> dict[str, object]:
@@ -242,7 +360,7 @@ def _chosen(case: Case, group: dist.ProcessGroup, world_size: int) -> dict[str, 
     if communicator is None:
         return {"method": None, "piece_bytes": None}
     name = cast(CollectiveName, case.collective)
-    collective = Collective(name=name, num_ranks=world_size, root=0 if name == "broadcast" else None)
+    collective = Collective(name=name, num_ranks=world_size, root=0 if name in FROM_OR_TO_ROOT else None)
     num_bytes = case.num_elements(world_size) * ELEMENT_BYTES * collective.num_parts
     choice = communicator.choice(name, collective.root, num_bytes)
     return {"method": choice.method, "piece_bytes": choice.piece_bytes}
@@ -259,10 +377,14 @@ def _spin_until_done(work: Work | None) -> None:
     work.wait()
 
 
-def _over_ranks(seconds: list[float], right: bool, control: dist.ProcessGroup) -> dict[str, object]:
-    slowest = torch.tensor([*seconds, 0.0 if right else 1.0], dtype=torch.float64)
+def _over_ranks(rounds: Sequence[Round], control: dist.ProcessGroup) -> dict[str, object]:
+    slowest = torch.tensor([t for one in rounds for t in one.times_s], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
-    return {"times_s": slowest[:-1].tolist(), "correct": slowest[-1].item() == 0.0}
+    cpu = torch.tensor([t for one in rounds for t in one.cpu_s], dtype=torch.float64)
+    dist.all_reduce(cpu, group=control)
+    wrong = torch.tensor([one.wrong for one in rounds], dtype=torch.int64)
+    dist.all_reduce(wrong, group=control)
+    return {"times_s": slowest.tolist(), "cpu_s": cpu.tolist(), "wrong": int(wrong.max())}
 
 
 if __name__ == "__main__":

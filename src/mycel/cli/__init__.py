@@ -16,7 +16,20 @@ from mycel.errors import MycelError
 __all__ = ["build_app", "main"]
 
 #: Subcommands, in the order of ``mycel --help``.
-COMMANDS = ("bound", "whatif", "draw", "synth", "select", "steps", "verify", "export", "bench", "emulate", "demo")
+COMMANDS = (
+    "bound",
+    "whatif",
+    "draw",
+    "synth",
+    "select",
+    "steps",
+    "verify",
+    "export",
+    "bench",
+    "report",
+    "emulate",
+    "demo",
+)
 
 
 def build_app() -> typer.Typer:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from mycel.bench.case import Case
     from mycel.bench.measurement import Measurement
     from mycel.topology.model import Topology
 
@@ -31,64 +32,130 @@ def bench(
     cluster: Annotated[str | None, typer.Argument(help="Topology file of the cluster to emulate.")] = None,
     collective: Annotated[
         str,
-        typer.Option(help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all; several by commas; 'all'."),
+        typer.Option(
+            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, scatter; several by "
+            "commas; 'all'."
+        ),
     ] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Sizes of the whole array, powers of 1024.")] = "64KB,1MB,16MB",
+    begin: Annotated[
+        str | None, typer.Option("-b", "--begin", help="Smallest size of a sweep, in place of --sizes.")
+    ] = None,
+    end: Annotated[str, typer.Option("-e", "--end", help="Largest size of the sweep.")] = "16MB",
+    factor: Annotated[int, typer.Option("-f", "--factor", help="From a size of the sweep to the next.", min=2)] = 2,
     baseline: Annotated[str, typer.Option(help="torch.distributed backend to compare with.")] = "gloo",
-    repeats: Annotated[int, typer.Option(help="Timed rounds of each backend.", min=1)] = 5,
+    repeats: Annotated[int, typer.Option("-n", "--repeats", help="Timed rounds of each backend.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     loopback: Annotated[
         int | None, typer.Option(help="Run this many ranks on 127.0.0.1, without emulation and without a bound.")
     ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="This process is one rank of a job that torchrun has started.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds the whole run may take.")] = 1800.0,
 ) -> None:
-    """Time collectives on an emulated cluster: baseline and mycel in the same run, beside the bound."""
+    """Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests."""
     from rich.console import Console
 
-    from mycel.bench.measurement import describe_versions
-    from mycel.bench.run import LOOPBACK_NAME, LOOPBACK_UNIT, run_bench
+    from mycel.bench.nccl_table import nccl_tables
+    from mycel.bench.run import bench_cases, make_cases
     from mycel.emulate import acquire_privileges
 
-    fabric = _fabric(cluster, loopback)
-    if not isinstance(fabric, int):
-        acquire_privileges()
+    fabric = _fabric(cluster, loopback, here=here)
     names = _collectives(collective)
-    byte_sizes = [parse_size(text) for text in sizes.split(",")]
+    byte_sizes = _sweep(begin, end, factor) if begin is not None else [parse_size(text) for text in sizes.split(",")]
     backends = list(dict.fromkeys([baseline, "mycel"]))
-    notes = Console(file=sys.stderr)
-    with notes.status("starting the ranks") as status:
-        rows = run_bench(
-            fabric,
-            names,
-            byte_sizes,
-            backends=backends,
-            repeats=repeats,
-            timeout_s=timeout,
-            progress=lambda m: status.update(
-                f"{m.collective} {format_size(m.bytes)} over {m.backend}: {format_seconds(m.median_s)}"
-            ),
-        )
+    cases = make_cases(names, byte_sizes, repeats=repeats, both_ways=True)
+    if fabric is None:
+        found = _measure_here(cases, backends, timeout)
+        if found is None:  # another rank than the first
+            return
+        rows = found
+    else:
+        if not isinstance(fabric, int):
+            acquire_privileges()
+        notes = Console(file=sys.stderr)
+        with notes.status("starting the ranks") as status:
+            rows = bench_cases(
+                fabric,
+                cases,
+                backends=backends,
+                timeout_s=timeout,
+                progress=lambda m: status.update(
+                    f"{m.collective} {format_size(m.bytes)} over {m.backend}: {format_seconds(m.median_s)}"
+                ),
+            )
     if as_json:
+        first = rows[0]
         document = {
-            "topology": LOOPBACK_NAME if isinstance(fabric, int) else fabric.name,
-            "emulated": not isinstance(fabric, int),
-            "unit": LOOPBACK_UNIT if isinstance(fabric, int) else fabric.unit,
-            "world_size": fabric if isinstance(fabric, int) else fabric.num_ranks,
+            "topology": first.topology,
+            "emulated": first.emulated,
+            "unit": first.unit,
+            "world_size": first.world_size,
             "baseline": baseline,
-            "versions": describe_versions(),
+            "versions": first.versions,
             "rows": [m.to_json() for m in rows],
         }
         print(json.dumps(document))
     else:
-        wide_console().print(bench_table(rows, baseline=baseline))
+        print(nccl_tables(rows, baseline=baseline), end="")
+        print(_absent(backends))
     wrong = [m for m in rows if not m.correct]
     if wrong:
         first = wrong[0]
         print(
-            f"mycel: {first.collective} of {format_size(first.bytes)} over {first.backend} gave wrong results",
+            f"mycel: {first.collective} of {format_size(first.bytes)} over {first.backend} gave {first.wrong} wrong "
+            "elements",
             file=sys.stderr,
         )
         raise typer.Exit(1)
+
+
+def _sweep(begin: str, end: str, factor: int) -> list[int]:
+    """Sizes from the first to the last, each a multiple of the one before."""
+    size, last = parse_size(begin), parse_size(end)
+    if size > last:
+        raise UsageError(f"a sweep from {begin} to {end} has no sizes")
+    found = []
+    while size <= last:
+        found.append(size)
+        size *= factor
+    return found
+
+
+def _measure_here(cases: Sequence[Case], backends: Sequence[str], timeout_s: float) -> list[Measurement] | None:
+    """Measurements as one rank of a running job; ``None`` on all ranks but the first."""
+    import torch.distributed as dist
+
+    from mycel.bench.run import measurement_of
+    from mycel.bench.worker import measure
+    from mycel.settings import read_settings
+    from mycel.topology.load import load_topology
+
+    described = read_settings().topology
+    fabric = None if described is None else load_topology(described)
+    rows: list[Measurement] = []
+
+    def take(record: dict[str, object]) -> None:
+        rows.append(measurement_of(dist.get_world_size() if fabric is None else fabric, record, emulated=False))
+
+    measure(cases, backends, timeout_s, take)
+    return rows or None
+
+
+def _absent(backends: Sequence[str]) -> str:
+    """What users may look for and do not find in the table, and why."""
+    from torch.distributed import is_mpi_available
+
+    absent = []
+    if "nccl" not in backends:
+        absent.append("nccl (moves memory of GPUs only; these tensors are on CPUs)")
+    if "mpi" not in backends:
+        why = (
+            "ask for it by --baseline mpi, under mpirun" if is_mpi_available() else "this torch was built without it"
+        )
+        absent.append(f"mpi ({why})")
+    return "# Not measured: " + "; ".join(absent)
 
 
 def wide_console() -> Console:
@@ -138,15 +205,14 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
     return table
 
 
-def _fabric(cluster: str | None, loopback: int | None) -> Topology | int:
+def _fabric(cluster: str | None, loopback: int | None, *, here: bool) -> Topology | int | None:
     from mycel.topology.load import load_topology
 
-    if (cluster is None) == (loopback is None):
-        raise UsageError("give either a topology file or --loopback N")
-    if loopback is not None:
-        return loopback
-    assert cluster is not None
-    return load_topology(cluster)
+    if (cluster is not None) + (loopback is not None) + here != 1:
+        raise UsageError("give either a topology file, or --loopback N, or --here under torchrun")
+    if here:
+        return None
+    return loopback if cluster is None else load_topology(cluster)
 
 
 def _collectives(text: str) -> list[str]:

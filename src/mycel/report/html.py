@@ -2,54 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
 from mycel.report.data import Report, TrainingRun
+from mycel.report.elements import page, render_cards, table
 from mycel.report.figures import NAMES, captions, panel_svg
-from mycel.report.style import DARK, LIGHT, css_variables
 from mycel.units import format_seconds, format_size
 
 __all__ = ["render_html", "write_html"]
-
-_STYLE = """
-:root { color-scheme: light dark; %(light)s }
-@media (prefers-color-scheme: dark) { :root { %(dark)s } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); line-height: 1.55;
-  font: 16px/1.55 Inter, system-ui, -apple-system, "Segoe UI", "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 3.5rem 1.5rem 4rem; }
-h1 { font-size: clamp(1.7rem, 4vw, 2.5rem); line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem; }
-h2 { font-size: 1.15rem; margin: 0; letter-spacing: -.01em; }
-.lead { font-size: 1.1rem; color: var(--muted); max-width: 46rem; margin: 0 0 2.2rem; }
-.note, caption, footer { color: var(--muted); font-size: .9rem; }
-.note { margin: .15rem 0 .8rem; }
-.warning { border-left: 4px solid var(--baseline); background: var(--panel); padding: .9rem 1.2rem;
-  border-radius: 0 .5rem .5rem 0; margin: 0 0 2rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 1rem; margin: 0 0 3rem; }
-.card { background: var(--panel); border: 1px solid var(--hairline); border-radius: .8rem; padding: 1.1rem 1.3rem; }
-.card b { display: block; font-size: 1.9rem; line-height: 1.2; letter-spacing: -.02em;
-  font-variant-numeric: tabular-nums; }
-.card.ours b { color: var(--ours); }
-.card span { color: var(--muted); font-size: .9rem; }
-.figures { display: grid; grid-template-columns: minmax(0, 5fr) minmax(0, 8fr); gap: 2.5rem 3rem; margin: 0 0 3rem; }
-.figures section:first-child { grid-row: span 2; }
-@media (max-width: 800px) {
-  .figures { grid-template-columns: 1fr; }
-  .figures section:first-child { grid-row: auto; }
-}
-svg { width: 100%%; height: auto; display: block; }
-.scroll { overflow-x: auto; margin: 0 0 3rem; }
-table { border-collapse: collapse; width: 100%%; font-variant-numeric: tabular-nums; font-size: .93rem; }
-caption { text-align: left; padding: 0 0 .6rem; }
-caption strong { color: var(--ink); font-size: 1.15rem; display: block; }
-th, td { padding: .45rem .8rem; text-align: right; border-bottom: 1px solid var(--hairline); white-space: nowrap; }
-th { color: var(--muted); font-weight: 500; }
-th:first-child, td:first-child, td.text, th.text { text-align: left; padding-left: 0; }
-tr.ours td { color: var(--ours); font-weight: 600; }
-footer { border-top: 1px solid var(--hairline); padding-top: 1.2rem; }
-"""
 
 
 def write_html(report: Report, file: Path) -> None:
@@ -59,15 +20,9 @@ def write_html(report: Report, file: Path) -> None:
 
 def render_html(report: Report) -> str:
     """The page as text. Every number in it is taken from the report's data."""
-    style = _STYLE % {"light": css_variables(LIGHT), "dark": css_variables(DARK)}
-    return "\n".join(
+    return page(
+        report.headline,
         [
-            "<!doctype html>",
-            '<html lang="en"><head><meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>mycel: {escape(report.headline)}</title>",
-            f"<style>{style}</style></head><body><main>",
-            f"<h1>{escape(report.headline)}</h1>",
             f'<p class="lead">{escape(_lead(report))}</p>',
             _warning(report),
             _cards(report),
@@ -75,9 +30,7 @@ def render_html(report: Report) -> str:
             _training_table(report),
             _bandwidth_table(report),
             _footer(report),
-            "</main></body></html>",
-            "",
-        ]
+        ],
     )
 
 
@@ -115,11 +68,7 @@ def _cards(report: Report) -> str:
         ("ours", f"{report.speedup:.2f}x", "ratio of the medians"),
         ("", f"{report.loss_difference:.1e}", "relative difference of the final held-out losses"),
     ]
-    body = "".join(
-        f'<div class="card {kind}"><b>{escape(number)}</b><span>{escape(text)}</span></div>'
-        for kind, number, text in cards
-    )
-    return f'<div class="cards">{body}</div>'
+    return render_cards(cards)
 
 
 def _figures(report: Report) -> str:
@@ -162,7 +111,7 @@ def _training_table(report: Report) -> str:
         "held-out, bits a byte",
     ]
     note = f"{_gradient(report.ours)} of gradients are reduced in every step."
-    return _table("Training", note, heads, rows, num_text=1)
+    return table("Training", note, heads, rows, num_text=1)
 
 
 def _bandwidth_table(report: Report) -> str:
@@ -212,23 +161,7 @@ def _bandwidth_table(report: Report) -> str:
     )
     if not report.bounds:
         note = "Measured in one run over loopback, rounds of the backends alternating; no fabric, hence no bound."
-    return _table("Bandwidth", note, heads, rows, num_text=2)
-
-
-def _table(
-    title: str, note: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, num_text: int
-) -> str:
-    def cell(tag: str, position: int, text: str) -> str:
-        kind = ' class="text"' if position < num_text else ""
-        return f"<{tag}{kind}>{escape(text)}</{tag}>"
-
-    head = "".join(cell("th", i, text) for i, text in enumerate(heads))
-    body = "".join(
-        f'<tr class="{kind}">' + "".join(cell("td", i, text) for i, text in enumerate(cells)) + "</tr>"
-        for kind, cells in rows
-    )
-    caption = f"<caption><strong>{escape(title)}</strong>{escape(note)}</caption>"
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return table("Bandwidth", note, heads, rows, num_text=2)
 
 
 def _footer(report: Report) -> str:

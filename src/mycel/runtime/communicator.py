@@ -366,8 +366,8 @@ class Communicator:
             keep=call.keep,
         )
         if self._flight is not None:
-            title = call.title or call.name
-            self._flight.note(title, call.name, call.root, call.dtype, op, choice, called_ns, job)
+            title, even = call.title or call.name, call.block_elements is None
+            self._flight.note(title, call.name, call.root, call.dtype, op, even, choice, called_ns, job)
         return Ticket(job=job, what=what, timeout_s=limit)
 
     def _drive(self, ticket: Ticket) -> None:

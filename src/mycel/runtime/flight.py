@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 FORMAT = 1
 
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-_Entry = tuple[int, "FlightLog", Traffic, Choice, str, str, int | None, int, int | None, int, Any]
+_Entry = tuple[int, "FlightLog", Traffic, Choice, str, str, int | None, int, int | None, bool, int, Any]
 
 
 class FlightRecorder:
@@ -130,6 +130,7 @@ class FlightLog:
         name: what torch calls the group.
         ranks: global ranks of its members, in group order.
         topology: the fabric between them.
+        described: the user has described it; else it is assumed, and its capacities mean little.
         dtype_name: name of an element type's code.
         folder: where dumps go; ``None``: a folder of this user's among the temporary files, on failures only.
     """
@@ -142,12 +143,13 @@ class FlightLog:
         name: str,
         ranks: tuple[int, ...],
         topology: Topology,
+        described: bool,
         dtype_name: Callable[[int], str],
         folder: Path | None,
     ) -> None:
         self._recorder = recorder
         self._identity, self._name, self._ranks = identity, name, ranks
-        self._topology = topology
+        self._topology, self._described = topology, described
         self._dtype_name = dtype_name
         self._folder = folder
         self._descriptors: Mapping[Channel, int] = {}
@@ -166,6 +168,7 @@ class FlightLog:
         root: int | None,
         dtype: int,
         reduce_op: int | None,
+        even: bool,
         choice: Choice,
         called_ns: int,
         job: Job,
@@ -176,12 +179,13 @@ class FlightLog:
             title: what messages call it.
             name: the collective whose schedule runs.
             root, dtype, reduce_op: of the call; ``reduce_op`` ``None`` is AVG.
+            even: all blocks of the array are of one length.
             choice: schedule and piece size.
             called_ns: CLOCK_MONOTONIC time of the call.
             job: the run.
         """
-        fields = job.fields
-        self._recorder.add(self, job.prepared.traffic, choice, title, name, root, dtype, reduce_op, called_ns, fields)
+        traffic, fields = job.prepared.traffic, job.fields
+        self._recorder.add(self, traffic, choice, title, name, root, dtype, reduce_op, even, called_ns, fields)
 
     def failed(self, error: CommunicationError) -> None:
         """Write everything down, once a group; the error gets a note that says where."""
@@ -218,6 +222,7 @@ class FlightLog:
             "name": self._name,
             "ranks": list(self._ranks),
             "topology": to_json(self._topology),
+            "described": self._described,
             "connections": links,
         }
 
@@ -232,7 +237,7 @@ class FlightLog:
 
     def line(self, entry: _Entry, program: int) -> dict[str, Any]:
         """One collective."""
-        number, _, traffic, choice, title, name, root, dtype, reduce_op, called_ns, fields = entry
+        number, _, traffic, choice, title, name, root, dtype, reduce_op, even, called_ns, fields = entry
         state = _state(fields)
         made = {
             "number": number,
@@ -244,6 +249,7 @@ class FlightLog:
             "bytes": int(fields[e.J_HEADER + 3]),
             "dtype": self._dtype_name(dtype),
             "op": ("AVG" if reduce_op is None else ReduceOp(reduce_op).name) if name in _REDUCING else None,
+            "even": even,
             "method": choice.method,
             "piece_bytes": choice.piece_bytes,
             "program": program,

@@ -708,6 +708,7 @@ def _flight(
         name=name,
         ranks=global_ranks,
         topology=topology,
+        described=settings.topology is not None and list(global_ranks) == sorted(global_ranks),
         dtype_name=_dtype_name,
         folder=settings.flight_folder,
     )

@@ -1,0 +1,67 @@
+"""What the flight recorder costs: a record, and a dump.
+
+python benchmarks/flight.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from mycel.bench.measurement import describe_hardware
+from mycel.collectives.cost import Choice
+from mycel.collectives.program import Channel
+from mycel.runtime import engine as e
+from mycel.runtime.flight import FlightLog, FlightRecorder
+from mycel.runtime.prepared import Traffic
+from mycel.settings import FLIGHT_RECORDS
+from mycel.topology.builders import star
+
+
+def main() -> None:
+    """Prints microseconds a record, and milliseconds and bytes of a dump."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--calls", type=int, default=50_000)
+    calls = parser.parse_args().calls
+    recorder = FlightRecorder(FLIGHT_RECORDS, rank=0, world_size=8)
+    log = FlightLog(
+        recorder,
+        identity="f00",
+        name="0",
+        ranks=tuple(range(8)),
+        topology=star(num_ranks=8),
+        described=True,
+        dtype_name=str,
+        folder=None,
+    )
+    channel = Channel(src=0, dst=1, path=(0, 8, 1))
+    traffic = Traffic(channels=(channel,), num_bytes=(64,), num_messages=(1,), state=lambda: None)
+    choice = Choice(method="forest", piece_bytes=1 << 14, seconds=0.0)
+    prepared = SimpleNamespace(traffic=traffic)
+
+    def loop(*, noting: bool) -> float:
+        """Seconds of calls that each make a job, as a communicator does; the job before it is let go, or kept."""
+        begin = time.perf_counter()
+        for _ in range(calls):
+            job: Any = SimpleNamespace(prepared=prepared, fields=np.zeros(e.JOB_FIELDS, dtype=np.int64))
+            if noting:
+                log.note("all_reduce", "all_reduce", None, 0, 0, True, choice, time.monotonic_ns(), job)
+        return time.perf_counter() - begin
+
+    costs = sorted((loop(noting=True) - loop(noting=False)) / calls * 1e6 for _ in range(9))
+    print(f"{describe_hardware()}: {costs[4]:.2f} us a record, median of 9 ({costs[0]:.2f} to {costs[-1]:.2f})")
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        file = recorder.dump(Path(folder), "benchmark")
+        took = time.perf_counter() - begin
+        print(f"{took * 1e3:.0f} ms and {file.stat().st_size / 1e6:.2f} MB for a dump of {FLIGHT_RECORDS} records")
+
+
+if __name__ == "__main__":
+    main()
