@@ -16,19 +16,34 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
+
+``read_launched`` reads what torchrun, mpirun, srun and ``mycel emulate`` say about a process's rank.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from mycel.errors import UsageError
 
-__all__ = ["Settings", "read_settings"]
+__all__ = ["Launched", "Settings", "read_launched", "read_settings"]
 
 
+#: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
+FLIGHT_RECORDS = 2000
+
+#: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
+_RANKS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+#: Port that torch takes where nobody sets one.
+_MASTER_PORT = 29500
 #: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
 FLIGHT_RECORDS = 2000
 
@@ -83,6 +98,70 @@ def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None
     if text not in allowed:
         raise UsageError(f"{name}={text!r} is not one of: {', '.join(allowed)}")
     return text
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launched:
+    """What the launcher says about this process.
+
+    Attributes:
+        rank: of this process.
+        world_size: how many there are.
+        master_address: where rank 0 is.
+        master_port: a port there that is free for us, or that torchrun's store has.
+        agent_store: whether torchrun's agent holds a store at that port.
+        attempt: how often torchrun has restarted the ranks.
+    """
+
+    rank: int
+    world_size: int
+    master_address: str
+    master_port: int
+    agent_store: bool = False
+    attempt: int = 0
+
+
+def read_launched(environ: dict[str, str] | None = None) -> Launched:
+    """Read which rank this process is from the variables of torchrun, Open MPI, MPICH or Slurm.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Raises:
+        UsageError: no launcher has set them, or one holds something that is not of its kind.
+
+    Examples:
+        >>> read_launched({"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "4", "MASTER_ADDR": "node0"}).rank
+        1
+    """
+    env = os.environ if environ is None else environ
+    names = next((pair for pair in _RANKS if env.get(pair[0]) and env.get(pair[1])), None)
+    if names is None:
+        raise UsageError(
+            "no rank: RANK and WORLD_SIZE are not set; start with torchrun, mpirun, srun or 'mycel emulate'"
+        )
+    rank, size = _whole(env, names[0]), _whole(env, names[1])
+    if not rank < size:
+        raise UsageError(f"{names[0]}={rank} is not below {names[1]}={size}")
+    local = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") or env.get("LOCAL_WORLD_SIZE")
+    master = env.get("MASTER_ADDR") or ("127.0.0.1" if local == str(size) else None)
+    if master is None:
+        raise UsageError("MASTER_ADDR is not set: say on which machine rank 0 runs (mpirun: -x MASTER_ADDR=node0)")
+    return Launched(
+        rank=rank,
+        world_size=size,
+        master_address=master,
+        master_port=_whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else _MASTER_PORT,
+        agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        attempt=_whole(env, "TORCHELASTIC_RESTART_COUNT") if env.get("TORCHELASTIC_RESTART_COUNT") else 0,
+    )
+
+
+def _whole(env: Mapping[str, str], name: str) -> int:
+    text = env[name]
+    if not text.isdecimal():
+        raise UsageError(f"{name}={text!r} is not a whole number")
+    return int(text)
 
 
 def _positive(text: str | None, name: str) -> float | None:

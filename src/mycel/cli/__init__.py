@@ -28,6 +28,7 @@ COMMANDS = (
     "bench",
     "report",
     "emulate",
+    "probe",
     "demo",
 )
 
