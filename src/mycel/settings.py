@@ -14,6 +14,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
 ``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
+``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
+                          NCCL's own; 0: all that have schedules run over them
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 
@@ -59,6 +61,7 @@ class Settings:
     master_address: str | None = None
     piece_bytes: int | None = None
     paced: float | None = None
+    nccl_below: int | None = None
     flight_records: int = FLIGHT_RECORDS
     flight_folder: Path | None = None
     local: str | None = None
@@ -86,6 +89,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
         paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
+        nccl_below=_count(env.get("MYCEL_NCCL_BELOW"), "MYCEL_NCCL_BELOW", 1 << 22),
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
         local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),

@@ -92,6 +92,21 @@ class _Cuts:
         return first.astype(np.int64, copy=False), end.astype(np.int64, copy=False)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Cut:
+    """A plan's roles in pieces: how many of each chunk, and the role, piece and pipeline step of every message.
+
+    ``first`` is where each role's messages begin; ``order`` sorts all messages into the rows of the program.
+    """
+
+    pieces: Ints
+    role: Ints
+    first: Ints
+    piece: Ints
+    step: Ints
+    order: Ints
+
+
 @dataclass(slots=True, kw_only=True)
 class _Role:
     """This rank's part in one transfer."""
@@ -270,27 +285,17 @@ class Plan:
             ScheduleError: the elements do not divide into the collective's blocks, or are not what the blocks hold
                 together; a block has elements that the schedule does not move (weight 0); a piece holds none.
         """
-        if piece_elements <= 0:
-            raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
         schedule = self.schedule
         sizes = block_sizes(schedule.collective, num_elements, block_elements)
         inside, size = self._cuts.within(sizes)
         size = size - inside
-        pieces = -(-size // piece_elements)
+        cut = self._cut(size, piece_elements)
+        role, piece, order, pieces, chunk = cut.role, cut.piece, cut.order, cut.pieces, self._chunk[cut.role]
         scratch_base = np.zeros(len(size), dtype=np.int64)
         scratch_elements = 0
         for reduced in self._scratch_chunks:
             scratch_base[reduced] = scratch_elements
             scratch_elements += int(size[reduced])
-
-        per_role = pieces[self._chunk]
-        role = np.repeat(np.arange(len(per_role)), per_role)
-        first = np.concatenate([[0], np.cumsum(per_role)])
-        piece = np.arange(len(role)) - first[role]
-        chunk = self._chunk[role]
-        most = int(pieces.max(initial=1))
-        step = piece * most // np.maximum(pieces[chunk], 1) + self._level[role]
-        order = np.lexsort((self._transfer[role], step))
         row_of = np.empty(len(order), dtype=np.int64)
         row_of[order] = np.arange(len(order))
 
@@ -311,7 +316,7 @@ class Plan:
         columns["count"] = end - begin
         columns = columns[order]
 
-        need_start, need_index = self._expand_needs(per_role, first, row_of)
+        need_start, need_index = self._expand_needs(pieces[self._chunk], cut.first, row_of)
         if own is not None and sizes[own]:
             row = np.zeros(1, dtype=COLUMNS)  # nothing waits for it
             row[0] = (Op.COPY, -1, Buffer.OUTPUT, in_output[own], sizes[own], Buffer.INPUT, in_input[own], 0)
@@ -327,6 +332,40 @@ class Plan:
             need_index=need_index,
             block_elements=None if block_elements is None else tuple(sizes.tolist()),
         )
+
+    def steps(self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None) -> Ints:
+        """Pipeline step of each row of the program that ``expand`` makes of the same arguments.
+
+        Both ends of a message have it in the same step, and in a step all that go from one rank to another stand in
+        the same order at both. What a row needs is in an earlier step; only additions to one place can share one.
+        Copies, which wait for nothing, have -1.
+
+        Args:
+            num_elements, piece_elements, block_elements: as for ``expand``.
+
+        Raises:
+            ScheduleError: as ``expand``.
+        """
+        sizes = block_sizes(self.schedule.collective, num_elements, block_elements)
+        start, end = self._cuts.within(sizes)
+        cut = self._cut(end - start, piece_elements)
+        own = None if self._in_place else self._own_block()
+        copies = 1 if own is not None and sizes[own] else 0
+        return np.append(cut.step[cut.order], [-1] * copies).astype(np.int64)
+
+    def _cut(self, size: Ints, piece_elements: int) -> _Cut:
+        """Cut every role's chunk into pieces, and order them all."""
+        if piece_elements <= 0:
+            raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
+        pieces = -(-size // piece_elements)
+        per_role = pieces[self._chunk]
+        role = np.repeat(np.arange(len(per_role)), per_role)
+        first = np.concatenate([[0], np.cumsum(per_role)])
+        piece = np.arange(len(role)) - first[role]
+        most = int(pieces.max(initial=1))
+        step = piece * most // np.maximum(pieces[self._chunk[role]], 1) + self._level[role]
+        order = np.lexsort((self._transfer[role], step))
+        return _Cut(pieces=pieces, role=role, first=first, piece=piece, step=step, order=order)
 
     def _expand_needs(self, per_role: Ints, first: Ints, row_of: Ints) -> tuple[Ints, Ints]:
         waiting, awaited = self._need_pairs[:, 0], self._need_pairs[:, 1]

@@ -17,4 +17,4 @@ from mycel.runtime.warm import warm
 __all__ = ["MycelProcessGroup", "dump_flight_records", "monitored_barrier", "warm"]
 
 if "mycel" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("mycel", create_process_group, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend("mycel", create_process_group, extended_api=True, devices=["cpu", "cuda"])

@@ -81,10 +81,14 @@ class Fabric:
                 )
             self._whole = whole
 
+    @property
+    def described(self) -> bool:
+        """Whether the group's topology is part of one that was given, not assumed."""
+        return self._whole is not None and list(self._group) == sorted(self._group)
+
     def topology(self, addresses: Sequence[Address]) -> Topology:
         """The group's topology: the given one's part, or one inferred from which ranks share a machine."""
-        ordered = list(self._group) == sorted(self._group)
-        if self._whole is not None and ordered:
+        if self._whole is not None and self.described:
             if len(self._group) == self._whole.num_ranks:
                 return self._whole
             return self._whole.subset(self._group)

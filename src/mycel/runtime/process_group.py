@@ -1,10 +1,11 @@
 """The ``torch.distributed`` backend ``mycel``: a process group whose collectives run over verified schedules.
 
 What mycel does not schedule (other collectives, reductions or element types) goes to a Gloo group that the process
-group holds inside, so that every program that runs on Gloo runs here. It goes there directly and never through
-``super()``: torch's C++ side calls the base class of a Python process group with the interpreter lock held (torch
-2.13, ``WORK_OVERRIDE`` in ``PyProcessGroup.hpp``). Gloo's ``enqueue`` then waits for a mutex whose owner, the thread
-that drops a finished operation with its tensors, waits for the interpreter lock: a deadlock, now and then.
+group holds inside, or to an NCCL one for tensors on GPUs, so that every program that runs on these runs here. It goes
+there directly and never through ``super()``: torch's C++ side calls the base class of a Python process group with the
+interpreter lock held (torch 2.13, ``WORK_OVERRIDE`` in ``PyProcessGroup.hpp``). Gloo's ``enqueue`` then waits for a
+mutex whose owner, the thread that drops a finished operation with its tensors, waits for the interpreter lock: a
+deadlock, now and then.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -36,6 +38,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 
 from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import PACE, Call, Communicator
+from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.faults import ALL_TO_ALL_V
 from mycel.runtime.flight import FlightLog, recorder
@@ -159,6 +162,18 @@ class MycelProcessGroup(ProcessGroup):
             flight = _flight(rendezvous, members, world_size, name, topology, settings)
             self._communicator = _communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
+        self._devices: DeviceGroup | None = None
+        nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
+        if nccl is not None:
+            # The group is a whole process group, and replaces what torch would have made for other devices.
+            self._register_backend(torch.device("cuda"), ProcessGroup.BackendType.NCCL, nccl)
+            self._devices = DeviceGroup(
+                nccl,
+                self._communicator,
+                described=fabric is not None and fabric.described,
+                least_bytes=settings.nccl_below,
+                piece_bytes=settings.piece_bytes,
+            )
 
     # -- what torch asks of a backend ---------------------------------------------------------------------
 
@@ -176,16 +191,22 @@ class MycelProcessGroup(ProcessGroup):
         self._timeout = timeout
         if self._communicator is not None:
             self._communicator.timeout_s = timeout.total_seconds()
+        if self._devices is not None:
+            self._devices.backend.set_timeout(timeout)
 
     def shutdown(self) -> None:
         """Finish what is under way, tell the others goodbye and close all connections."""
         if self._communicator is not None:
             self._communicator.close()
+        if self._devices is not None:
+            self._devices.backend.shutdown()
 
     def abort(self) -> None:
         """Fail what is under way on every rank."""
         if self._communicator is not None:
             self._communicator.abort()
+        if self._devices is not None:
+            self._devices.backend.abort()
 
     # -- collectives --------------------------------------------------------------------------------------
 
@@ -196,7 +217,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllreduceOptions()
         known = self._reduction(tensors, opts)
         if known is None or len(tensors) != 1:
-            return self._gloo.allreduce(tensors, opts)
+            return self._backend_of(tensors).allreduce(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
@@ -204,7 +225,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllreduceCoalescedOptions()
         known = self._reduction(tensors, opts)
         if known is None:
-            return self._gloo.allreduce_coalesced(tensors, opts)
+            return self._backend_of(tensors).allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
     def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
@@ -228,8 +249,8 @@ class MycelProcessGroup(ProcessGroup):
     ) -> dist.Work:
         """Send the root's tensor to everyone; see ``torch.distributed.broadcast``."""
         opts = opts or BroadcastOptions()
-        if self._communicator is None or len(tensors) != 1 or not _movable(tensors):
-            return self._gloo.broadcast(tensors, opts)
+        if len(tensors) != 1 or not self._takes(tensors):
+            return self._backend_of(tensors).broadcast(tensors, opts)
         flat = _flat(tensors)
         settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
         call = Call(
@@ -250,7 +271,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or ReduceOptions()
         known = self._reduction(tensors, opts) if len(tensors) == 1 else None
         if known is None:
-            return self._gloo.reduce(tensors, opts)
+            return self._backend_of(tensors).reduce(tensors, opts)
         op, average, dtype = known
         flat = _flat(tensors)
         settle = None
@@ -275,8 +296,8 @@ class MycelProcessGroup(ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None) -> dist.Work:
         """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
         opts = opts or AllgatherOptions()
-        if self._communicator is None or not _movable([output, input]):
-            return self._gloo._allgather_base(output, input, opts)
+        if not self._takes([output, input]):
+            return self._backend_of([input])._allgather_base(output, input, opts)
         if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
             raise ValueError(
                 f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
@@ -294,10 +315,10 @@ class MycelProcessGroup(ProcessGroup):
         outputs = output_lists[0] if len(output_lists) == 1 else []
         fits = len(inputs) == 1 and len(outputs) == self.size() and outputs[self.rank()].numel() == inputs[0].numel()
         fits = fits and all(t.dtype == inputs[0].dtype for t in outputs)
-        if self._communicator is None or not fits or not _movable([*outputs, *inputs]):
-            return self._gloo.allgather(output_lists, inputs, opts)
+        if not fits or not self._takes([*outputs, *inputs]):
+            return self._backend_of(inputs).allgather(output_lists, inputs, opts)
         source = _flat(inputs)
-        target = torch.empty(sum(t.numel() for t in outputs), dtype=source.dtype)
+        target = source.new_empty(sum(t.numel() for t in outputs))
         call = _gather_call(target, source, _uneven(outputs))
         # The future's value has the nesting that torch's own backends give it.
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
@@ -309,10 +330,10 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllgatherOptions()
         alike = len({t.dtype for t in (*outputs, *inputs)}) == 1
         even = all(o.numel() == i.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
-        if self._communicator is None or not alike or not even or not _movable([*outputs, *inputs]):
-            return _one_by_one(self._gloo._allgather_base, outputs, inputs, opts)
+        if not alike or not even or not self._takes([*outputs, *inputs]):
+            return _one_by_one(self._backend_of(inputs)._allgather_base, outputs, inputs, opts)
         source = _flat(inputs)
-        target = torch.empty(source.numel() * self.size(), dtype=source.dtype)
+        target = source.new_empty(source.numel() * self.size())
 
         def settle() -> None:
             by_rank = torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1)
@@ -328,7 +349,7 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or ReduceScatterOptions()
         known = self._reduction([output, input], opts)
         if known is None:
-            return self._gloo._reduce_scatter_base(output, input, opts)
+            return self._backend_of([input])._reduce_scatter_base(output, input, opts)
         if input.numel() != output.numel() * self.size():
             raise ValueError(
                 f"reduce_scatter over {self.size()} ranks: input has {input.numel()} elements, "
@@ -350,7 +371,7 @@ class MycelProcessGroup(ProcessGroup):
         fits = len(outputs) == 1 and len(inputs) == self.size() and inputs[self.rank()].numel() == outputs[0].numel()
         known = self._reduction([*outputs, *inputs], opts) if fits else None
         if known is None:
-            return self._gloo.reduce_scatter(outputs, input_lists, opts)
+            return self._backend_of(outputs).reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])
         target = _flat(outputs)
         settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
@@ -364,9 +385,9 @@ class MycelProcessGroup(ProcessGroup):
         known = self._reduction([*outputs, *inputs], opts)
         even = all(i.numel() == o.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
         if known is None or not even:
-            return _one_by_one(self._gloo._reduce_scatter_base, outputs, inputs, opts)
+            return _one_by_one(self._backend_of(inputs)._reduce_scatter_base, outputs, inputs, opts)
         source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
-        target = torch.empty(source.numel() // self.size(), dtype=source.dtype)
+        target = source.new_empty(source.numel() // self.size())
         call = _scatter_call(target, source, *known)
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
 
@@ -404,13 +425,16 @@ class MycelProcessGroup(ProcessGroup):
         or none does.
         """
         opts = opts or AllToAllOptions()
-        if self._communicator is None or not _movable([output, input]):
-            return self._gloo.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        gives, gets = [], []
         if output_split_sizes or input_split_sizes:
             gives = self._splits(input, input_split_sizes, "input")
             gets = self._splits(output, output_split_sizes, "output")
             if output.dtype != input.dtype:
                 raise ValueError(f"all_to_all: output is of {output.dtype}, input of {input.dtype}")
+        if not self._takes([output, input], exchange=bool(gives)):
+            backend = self._backend_of([input])
+            return backend.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        if gives:
             return self._exchange(_flat([output]), _flat([input]), gives, gets, [output], opts)
         n = self.size()
         if output.numel() != input.numel() or output.dtype != input.dtype or input.shape[:1].numel() % n:
@@ -429,17 +453,17 @@ class MycelProcessGroup(ProcessGroup):
     ) -> dist.Work:
         """Exchange tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo does not offer."""
         opts = opts or AllToAllOptions()
-        if self._communicator is None or not _movable([*outputs, *inputs]):
-            return self._gloo.alltoall(outputs, inputs, opts)
         types = {t.dtype for t in (*outputs, *inputs)}
         if len(outputs) != self.size() or len(inputs) != self.size() or len(types) != 1:
             raise ValueError(
                 f"all_to_all over {self.size()} ranks: {len(inputs)} inputs and {len(outputs)} outputs of "
                 f"{', '.join(sorted(map(str, types)))}; expected {self.size()} each, all of one type"
             )
+        if not self._takes([*outputs, *inputs], exchange=True):
+            return self._backend_of(inputs).alltoall(outputs, inputs, opts)
         # A rank cannot see in its own lengths whether those of others are equal: they always count as uneven.
         source = torch.cat([t.reshape(-1) for t in inputs])
-        target = torch.empty(sum(t.numel() for t in outputs), dtype=source.dtype)
+        target = source.new_empty(sum(t.numel() for t in outputs))
         return self._exchange(
             target, source, [t.numel() for t in inputs], [t.numel() for t in outputs], outputs, opts
         )
@@ -502,11 +526,11 @@ class MycelProcessGroup(ProcessGroup):
         """Gather equal tensors at the root; see ``torch.distributed.gather``."""
         opts = opts or GatherOptions()
         outputs = output_lists[0] if output_lists else []
-        if self._communicator is None or len(inputs) != 1 or not _movable([*outputs, *inputs]):
-            return self._gloo.gather(output_lists, inputs, opts)
+        if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
+            return self._backend_of(inputs).gather(output_lists, inputs, opts)
         self._check_list("gather", outputs, inputs[0], opts.rootRank)
         source = _flat(inputs)
-        target = torch.empty(source.numel() * len(outputs), dtype=source.dtype)
+        target = source.new_empty(source.numel() * len(outputs))
         call = _moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
 
@@ -516,11 +540,11 @@ class MycelProcessGroup(ProcessGroup):
         """Give each rank a tensor of the root's; see ``torch.distributed.scatter``."""
         opts = opts or ScatterOptions()
         inputs = input_lists[0] if input_lists else []
-        if self._communicator is None or len(outputs) != 1 or not _movable([*outputs, *inputs]):
-            return self._gloo.scatter(outputs, input_lists, opts)
+        if len(outputs) != 1 or not self._takes([*outputs, *inputs]):
+            return self._backend_of(outputs).scatter(outputs, input_lists, opts)
         self._check_list("scatter", inputs, outputs[0], opts.rootRank)
         target = _flat(outputs)
-        source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else torch.empty(0, dtype=target.dtype)
+        source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
         settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
         call = _moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
         return self._issue(call, opts, outputs, settle)
@@ -541,7 +565,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"{model.numel()} elements of {model.dtype}"
             )
 
-    # -- what Gloo does -------------------------------------------------------------------------------------
+    # -- what Gloo and NCCL do ------------------------------------------------------------------------------
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
@@ -550,15 +574,15 @@ class MycelProcessGroup(ProcessGroup):
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         """Receive from whoever sends first; see ``torch.distributed.recv``."""
-        return self._gloo.recv_anysource(tensors, tag)
+        return self._backend_of(tensors).recv_anysource(tensors, tag)
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
-        return self._gloo.send(tensors, dst, tag)
+        return self._backend_of(tensors).send(tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Receive from one rank; see ``torch.distributed.recv``."""
-        return self._gloo.recv(tensors, src, tag)
+        return self._backend_of(tensors).recv(tensors, src, tag)
 
     # Names that older torch versions, or its C++ side, use for the same operations.
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -569,11 +593,29 @@ class MycelProcessGroup(ProcessGroup):
 
     # -- common -------------------------------------------------------------------------------------------
 
+    def _takes(self, tensors: Sequence[Tensor], *, exchange: bool = False) -> bool:
+        """Whether a call on these tensors runs over schedules; all ranks must come to the same answer."""
+        if self._communicator is None:
+            return False
+        if self._on_host(tensors):
+            return all(t.is_cpu and t.layout == torch.strided for t in tensors)
+        return self._devices is not None and self._devices.takes(tensors, exchange=exchange)
+
+    def _on_host(self, tensors: Sequence[Tensor]) -> bool:
+        return not tensors or tensors[0].is_cpu
+
+    def _backend_of(self, tensors: Sequence[Tensor]) -> ProcessGroup:
+        """Torch's own backend for tensors like these."""
+        if self._devices is None or self._on_host(tensors):
+            return self._gloo
+        backend: ProcessGroup = self._devices.backend
+        return backend
+
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> tuple[ReduceOp, bool, DType] | None:
         """How the tensors are reduced here; ``None``: Gloo's turn."""
         op = _OPS.get(opts.reduceOp.op)
         alike = bool(tensors) and len({t.dtype for t in tensors}) == 1
-        if self._communicator is None or op is None or not alike or not _movable(tensors):
+        if op is None or not alike or not self._takes(tensors):
             return None
         of = tensors[0].dtype
         if op[0] in _BITWISE and (of.is_floating_point or of.is_complex):
@@ -586,10 +628,13 @@ class MycelProcessGroup(ProcessGroup):
         communicator = self._communicator
         if communicator is None:
             raise RuntimeError("a group of one rank has no communicator")
+        buffer = call.keep[0]
+        if self._devices is not None and isinstance(buffer, Tensor) and not self._on_host([buffer]):
+            with _span(call) or nullcontext():
+                return self._devices.start(call, buffer.device, result, settle)
         timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
-        span = None
-        if torch._C._autograd._profiler_enabled():
-            span = record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")
+        span = _span(call)
+        if span is not None:
             span.__enter__()  # type: ignore[no-untyped-call]
         if getattr(opts, "asyncOp", True):
             ticket = communicator.start(call, timeout_s=timeout)
@@ -605,6 +650,13 @@ class MycelProcessGroup(ProcessGroup):
         if settle is not None:
             settle()
         return MycelWork(None, None, result)
+
+
+def _span(call: Call) -> record_function | None:
+    """The range that profiles show for a call; ``None`` where nobody profiles."""
+    if not torch._C._autograd._profiler_enabled():
+        return None
+    return record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")
 
 
 def _one_by_one(
@@ -624,11 +676,6 @@ def _apart(output: Tensor, input: Tensor) -> Tensor:
     if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
         return input.clone(memory_format=torch.contiguous_format).view(-1)
     return _flat([input])
-
-
-def _movable(tensors: Sequence[Tensor]) -> bool:
-    """Whether the tensors are plain arrays in host memory."""
-    return all(t.device.type == "cpu" and t.layout == torch.strided for t in tensors)
 
 
 def _uneven(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:

@@ -1,0 +1,49 @@
+"""The engine for devices over Gloo's point-to-point operations: on the CPU, but in steps as on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+RunRanks = Callable[..., list[Any]]
+
+FABRICS = {
+    2: "star:ranks=2,bandwidth=10 Gbit/s",
+    3: "ring:ranks=3,bandwidth=10 Gbit/s",
+    4: "two_boxes:ranks=4,inside=100 Gbit/s,between=10 Gbit/s",
+    5: "ring:ranks=5,bandwidth=10 Gbit/s",
+}
+NAMES = {
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "scatter",
+}
+
+
+@pytest.mark.parametrize("world_size", [3, 5])  # the unit tests have the others
+def test_everything(run_ranks: RunRanks, world_size: int) -> None:
+    results = run_ranks(world_size, "devices", "everything", env={"MYCEL_TOPOLOGY": FABRICS[world_size]})
+    assert set(results[0]["ran"]) >= NAMES
+    for check, value in results[0].items():
+        assert all(result[check] == value for result in results), f"{check}: ranks differ"
+
+
+@pytest.mark.parametrize("world_size", FABRICS)
+def test_the_bits_of_the_engine_for_sockets(run_ranks: RunRanks, world_size: int) -> None:
+    results = run_ranks(world_size, "devices", "same_bits", env={"MYCEL_TOPOLOGY": FABRICS[world_size]})
+    assert {"forest", "tree"} <= set(results[0])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and a torch made for it")
+def test_one_rank_on_a_gpu(run_ranks: RunRanks) -> None:
+    run_ranks(1, "devices", "one_on_a_gpu")
