@@ -33,10 +33,6 @@ from mycel.errors import UsageError
 
 __all__ = ["Launched", "Settings", "read_launched", "read_settings"]
 
-
-#: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
-FLIGHT_RECORDS = 2000
-
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
