@@ -1,0 +1,71 @@
+"""Mixture of experts: a layer whose experts live on many ranks, and its parts.
+
+::
+
+    layer = mycel.moe.MoE(dim=512, hidden=1024, num_experts=16, top_k=2, mesh=mesh)
+    y = layer(x)
+"""
+
+from __future__ import annotations
+
+from mycel.moe.balance import (
+    AdaptiveL1,
+    BiLevelLoss,
+    ExpertBias,
+    GShardLoss,
+    LoadBalancing,
+    LoadImportanceLoss,
+    SwitchLoss,
+    ZLoss,
+)
+from mycel.moe.boxes import boxes_of, node_mesh
+from mycel.moe.capacity import CapacityPolicy
+from mycel.moe.checkpoint import experts_apart
+from mycel.moe.codec import WireCodec
+from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
+from mycel.moe.experts import Experts, SharedExpert
+from mycel.moe.layer import MoE, expert_parameter_names, moe_loss, update_balancing
+from mycel.moe.meter import ByteMeter
+from mycel.moe.routers import (
+    BiLevelRouter,
+    CosineProjection,
+    ExpertChoiceRouter,
+    LinearProjection,
+    ReLURouter,
+    Router,
+    TopKRouter,
+)
+from mycel.moe.routing import RoutingResult
+
+__all__ = [
+    "AdaptiveL1",
+    "BiLevelLoss",
+    "BiLevelRouter",
+    "ByteMeter",
+    "CapacityPolicy",
+    "CosineProjection",
+    "ExpertBias",
+    "ExpertChoiceRouter",
+    "Experts",
+    "GShardLoss",
+    "LinearProjection",
+    "LoadBalancing",
+    "LoadImportanceLoss",
+    "MoE",
+    "ReLURouter",
+    "Router",
+    "RoutingResult",
+    "SharedExpert",
+    "SwitchLoss",
+    "TokenDispatcher",
+    "TopKRouter",
+    "WireCodec",
+    "ZLoss",
+    "boxes_of",
+    "expert_parameter_names",
+    "experts_apart",
+    "make_dispatcher",
+    "moe_loss",
+    "node_mesh",
+    "update_balancing",
+]

@@ -1,0 +1,254 @@
+"""Keeping experts evenly loaded: auxiliary losses, a bias that needs none, and the sparsity of ReLU routing.
+
+A policy is a module with two methods: ``loss`` looks at the routing of one batch, ``update`` at the counts of
+everything since the last optimizer step, on all ranks. Both see what routers asked for, before capacities cut it.
+"""
+
+# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
+from __future__ import annotations
+
+import math
+from abc import ABC
+
+import torch
+from torch import Tensor, nn
+
+from mycel.errors import UsageError
+from mycel.moe.routing import RoutingResult, count_tokens
+
+__all__ = [
+    "AdaptiveL1",
+    "BiLevelLoss",
+    "ExpertBias",
+    "GShardLoss",
+    "LoadBalancing",
+    "LoadImportanceLoss",
+    "SwitchLoss",
+    "ZLoss",
+]
+
+
+class LoadBalancing(nn.Module, ABC):
+    """A policy; what a kind does not need does nothing."""
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """A scalar to add to the training loss; its gradient reaches the router."""
+        return routing.router_logits.new_zeros(())
+
+    def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
+        """Learn from an optimizer step's counts over all ranks.
+
+        Args:
+            tokens_per_expert: shape ``[E]``.
+            num_tokens: how many tokens these are; a scalar.
+        """
+
+    @property
+    def selection_bias(self) -> Tensor | None:
+        """What routers add to scores where they choose, shape ``[E]``."""
+        return None
+
+
+def _mean_probability(routing: RoutingResult) -> Tensor:
+    """Mean over tokens of scores that add up to 1 a token, shape ``[E]``; zeros where there is no token."""
+    scores_TE = routing.scores
+    shares_TE = scores_TE / scores_TE.sum(dim=1, keepdim=True).clamp_min(1e-20)
+    return shares_TE.sum(dim=0) / max(1, scores_TE.shape[0])
+
+
+class GShardLoss(LoadBalancing):
+    """``E * sum_e mean(p_e) * f_e`` with ``f_e`` the share of tokens whose first choice is ``e``; 1 when even.
+
+    Args:
+        weight: factor of the loss.
+
+    References:
+        Lepikhin et al., "GShard", ICLR 2021, algorithm 1.
+    """
+
+    def __init__(self, weight: float = 1e-2) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        first_E = count_tokens(routing.top_k_index[:, :1], routing.num_experts)
+        share_E = first_E / max(1, routing.top_k_index.shape[0])
+        return (_mean_probability(routing) * share_E).sum() * (routing.num_experts * self.weight)
+
+
+class SwitchLoss(LoadBalancing):
+    """``E * sum_e mean(p_e) * f_e`` with ``f_e`` the share of all choices that fall on ``e``; 1 when even.
+
+    Args:
+        weight: factor of the loss.
+
+    References:
+        Fedus et al., "Switch Transformers", JMLR 2022, equations 4 to 6 (for one choice a token).
+    """
+
+    def __init__(self, weight: float = 1e-2) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        counts_E = routing.tokens_per_expert
+        share_E = counts_E / counts_E.sum().clamp_min(1)
+        return (_mean_probability(routing) * share_E).sum() * (routing.num_experts * self.weight)
+
+
+class LoadImportanceLoss(LoadBalancing):
+    """Half the sum of two squared coefficients of variation: of mean scores, and of the smooth load.
+
+    The smooth load of an expert is the sum over tokens of the chance that fresh noise would lift its logit over the
+    smallest one chosen. Logits are compared with logits.
+
+    Args:
+        weight: factor of the loss.
+        noise: the router's ``noise``; positive.
+
+    Raises:
+        UsageError: without noise the load is no smooth function.
+
+    References:
+        Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017, section 4 and appendix A;
+        Riquelme et al., "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021, appendix A.
+    """
+
+    def __init__(self, weight: float = 1e-2, *, noise: float = 1.0) -> None:
+        super().__init__()
+        if noise <= 0:
+            raise UsageError(f"LoadImportanceLoss: noise {noise}; expected more than 0")
+        self.weight = weight
+        self.noise = noise
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        E = routing.num_experts
+        if routing.top_k_index.shape[0] == 0:
+            return routing.scores.sum() * 0.0
+        empty_TK = routing.top_k_index == E
+        chosen_TK = routing.router_logits.gather(1, routing.top_k_index.clamp_max(E - 1))
+        threshold_T1 = chosen_TK.masked_fill(empty_TK, math.inf).amin(dim=1, keepdim=True)
+        distance_TE = (routing.router_logits - threshold_T1) * (E / (self.noise * math.sqrt(2.0)))
+        load_E = (0.5 * (1.0 + torch.erf(distance_TE))).sum(dim=0)
+        return (_squared_variation(routing.scores.sum(dim=0)) + _squared_variation(load_E)) * (0.5 * self.weight)
+
+
+def _squared_variation(x_E: Tensor) -> Tensor:
+    return x_E.var(correction=0) / (x_E.mean().square() + 1e-20)
+
+
+class ZLoss(LoadBalancing):
+    """Mean squared log-sum-exp of the logits: keeps them small.
+
+    Args:
+        weight: factor of the loss.
+
+    References:
+        Zoph et al., "ST-MoE", 2022, equation 5.
+    """
+
+    def __init__(self, weight: float = 1e-3) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        logits_TE = routing.router_logits
+        return logits_TE.logsumexp(dim=1).square().sum() * (self.weight / max(1, logits_TE.shape[0]))
+
+
+class BiLevelLoss(LoadBalancing):
+    """``alpha n sum_i f_i P_i + beta m sum_j g_j Q_j``: balance between nodes, and between experts of nodes.
+
+    Args:
+        num_nodes: of the router; experts of a node are neighbours.
+        node_weight: alpha.
+        local_weight: beta.
+
+    References:
+        He et al., "SMILE", 2022, section 3.
+    """
+
+    def __init__(self, num_nodes: int, *, node_weight: float = 5e-3, local_weight: float = 5e-3) -> None:
+        super().__init__()
+        self.num_nodes = num_nodes
+        self.node_weight = node_weight
+        self.local_weight = local_weight
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        counts_NM = routing.tokens_per_expert.view(self.num_nodes, -1)
+        share_NM = counts_NM / counts_NM.sum().clamp_min(1)
+        mean_NM = _mean_probability(routing).view(self.num_nodes, -1)
+        of_nodes = (share_NM.sum(dim=1) * mean_NM.sum(dim=1)).sum() * (self.node_weight * mean_NM.shape[0])
+        of_locals = (share_NM.sum(dim=0) * mean_NM.sum(dim=0)).sum() * (self.local_weight * mean_NM.shape[1])
+        return of_nodes + of_locals
+
+
+class ExpertBias(LoadBalancing):
+    """No loss: experts that got too little are chosen a little more easily after every step.
+
+    ``bias += rate * sign(mean(count) - count)``; the bias changes which experts are chosen, never their weights.
+
+    Args:
+        num_experts: of the layer.
+        rate: step of the bias.
+
+    References:
+        Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, algorithm 1.
+    """
+
+    bias: Tensor
+
+    def __init__(self, num_experts: int, *, rate: float = 1e-3) -> None:
+        super().__init__()
+        self.rate = rate
+        self.register_buffer("bias", torch.zeros(num_experts))
+
+    def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
+        """See ``LoadBalancing``."""
+        counts = tokens_per_expert.to(self.bias)
+        self.bias.add_((counts.mean() - counts).sign(), alpha=self.rate)
+
+    @property
+    def selection_bias(self) -> Tensor | None:
+        """See ``LoadBalancing``."""
+        return self.bias
+
+
+class AdaptiveL1(LoadBalancing):
+    """For ReLU routing: an L1 penalty on scores, heavier for busy experts, whose factor finds the wanted sparsity.
+
+    The factor grows after a step with more than ``top_k`` experts a token and shrinks otherwise.
+
+    Args:
+        num_experts: of the layer.
+        top_k: experts a token to arrive at.
+        initial: factor at the beginning.
+        growth: what it is multiplied with, or divided by.
+
+    References:
+        Wang et al., "ReMoE", ICLR 2025, section 3.3.
+    """
+
+    factor: Tensor
+
+    def __init__(self, num_experts: int, top_k: int, *, initial: float = 1e-8, growth: float = 1.2) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.growth = growth
+        self.register_buffer("factor", torch.tensor(initial))
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        tokens = max(1, routing.scores.shape[0])
+        load_E = routing.tokens_per_expert * (routing.num_experts / (self.top_k * tokens))
+        return (load_E * routing.scores.sum(dim=0) / tokens).sum() * self.factor
+
+    def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
+        """See ``LoadBalancing``."""
+        too_many = tokens_per_expert.sum() > self.top_k * num_tokens
+        self.factor.mul_(torch.where(too_many, self.growth, 1.0 / self.growth).to(self.factor))

@@ -1,0 +1,91 @@
+"""What dispatchers share: who owns which expert, and the signature of bringing tokens there and back."""
+
+# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from mycel.moe.meter import ByteMeter
+from mycel.moe.routing import RoutingResult
+
+__all__ = ["Dispatched", "ExpertRanges", "TokenDispatcher", "local_routing"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertRanges:
+    """Experts in order over ranks, ``ceil(E/W)`` each; the last ranks may have fewer, as DTensor's ``Shard(0)``.
+
+    Attributes:
+        num_experts: E.
+        num_ranks: W.
+    """
+
+    num_experts: int
+    num_ranks: int
+
+    @property
+    def width(self) -> int:
+        """Experts of a rank that has its full share."""
+        return -(-self.num_experts // self.num_ranks)
+
+    def of(self, rank: int) -> range:
+        """Experts of a rank."""
+        first = min(self.num_experts, rank * self.width)
+        return range(first, min(self.num_experts, first + self.width))
+
+
+class Dispatched(NamedTuple):
+    """Rows that arrived at their experts.
+
+    Attributes:
+        rows: sorted by expert, shape ``[R, D]``.
+        tokens_per_expert: rows of each expert of this rank, ``int64``; they add up to at most ``R``.
+        state: what the way back needs.
+    """
+
+    rows: Tensor
+    tokens_per_expert: Tensor
+    state: Any
+
+
+class TokenDispatcher(ABC):
+    """Brings tokens to the ranks of their experts and results back, with gradients.
+
+    Attributes:
+        experts: the layer's experts that this rank holds.
+        meter: counts what is sent.
+        same_tokens: all ranks have the same tokens (and one loss); otherwise each has its own.
+    """
+
+    same_tokens = False
+    experts: range
+    meter: ByteMeter
+
+    @property
+    @abstractmethod
+    def num_ranks(self) -> int:
+        """Ranks that the experts are divided over."""
+
+    @abstractmethod
+    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
+        """Tokens to their experts."""
+
+    @abstractmethod
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+        """The experts' results to their tokens: weighted sums, shape ``[T, D]``."""
+
+
+def local_routing(routing: RoutingResult, experts: range) -> RoutingResult:
+    """The part of a routing that falls on a range of experts, renumbered from 0; other slots are empty."""
+    index_TK = routing.top_k_index
+    inside_TK = (index_TK >= experts.start) & (index_TK < experts.stop)
+    return routing._replace(
+        top_k_index=(index_TK - experts.start).masked_fill(~inside_TK, len(experts)),
+        top_k_weights=routing.top_k_weights.masked_fill(~inside_TK, 0.0),
+        tokens_per_expert=routing.tokens_per_expert[experts.start : experts.stop],
+        full=False,
+    )

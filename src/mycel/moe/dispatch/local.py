@@ -1,0 +1,48 @@
+"""All experts on this rank: sorting, and nothing else."""
+
+# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mycel.moe.dispatch.base import Dispatched, TokenDispatcher
+from mycel.moe.meter import ByteMeter
+from mycel.moe.routing import RoutingResult, narrow
+from mycel.moe.rows import combine_rows, gather_rows, order_slots
+
+__all__ = ["LocalDispatcher"]
+
+
+class LocalDispatcher(TokenDispatcher):
+    """Sorts slots by expert.
+
+    Where slots may be empty, one look at the data spares their rows, except under ``torch.compile``, where they stay
+    as rows that no expert works on. Where none is empty, nothing waits for a device.
+
+    Args:
+        num_experts: all of them.
+    """
+
+    def __init__(self, num_experts: int) -> None:
+        self.experts = range(num_experts)
+        self.meter = ByteMeter()
+
+    @property
+    def num_ranks(self) -> int:
+        """One."""
+        return 1
+
+    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
+        """See ``TokenDispatcher``."""
+        num_rows = None
+        if not routing.full and not torch.compiler.is_compiling():
+            routing = narrow(routing)
+            num_rows = int(routing.tokens_per_expert.sum())
+        order = order_slots(routing.top_k_index, num_rows)
+        return Dispatched(gather_rows(x_TD, order), routing.tokens_per_expert, (order, routing.top_k_weights))
+
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+        """See ``TokenDispatcher``."""
+        order, weights_TK = dispatched.state
+        return combine_rows(rows_RD, weights_TK, order)

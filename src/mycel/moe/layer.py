@@ -1,0 +1,221 @@
+"""The layer: router, dispatcher and experts put together, with plain parameters."""
+
+# ruff: noqa: N806  (the shape suffixes are capitals on purpose)
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from mycel.errors import UsageError
+from mycel.moe.balance import LoadBalancing
+from mycel.moe.capacity import CapacityPolicy
+from mycel.moe.codec import WireCodec, make_codec
+from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
+from mycel.moe.experts import Experts, SharedExpert
+from mycel.moe.routers import make_router
+from mycel.moe.routing import RoutingResult
+
+__all__ = ["MoE", "expert_parameter_names", "moe_loss", "update_balancing"]
+
+
+class MoE(nn.Module):
+    """A mixture of experts in place of a feed-forward network.
+
+    With a mesh, experts are divided over its ranks and each rank calls the layer with its own tokens. Parameters are
+    plain tensors: the router and shared expert whole on every rank, of the experts those that the rank holds.
+
+    Gradients (``gradients="mean"``): after every parameter's gradient is averaged over the ranks that hold it, as DDP
+    and FSDP2 do, it is the gradient of the mean over ranks of their losses. The layer divides the experts' gradients
+    by the mesh's size for that, since each expert hears from all ranks. ``"sum"`` is for losses that are added up.
+
+    Args:
+        dim: width of tokens.
+        hidden: width inside an expert.
+        num_experts: in the whole layer.
+        top_k: experts a token.
+        router: a key of ``mycel.moe.routers.ROUTERS``, or a module of their signature.
+        activation: a key of ``mycel.moe.experts.ACTIVATIONS``.
+        bias: experts add vectors.
+        shared_hidden: width of an expert that every token passes; 0: none.
+        balancing: policies, in the order in which their losses add up; at most one with a bias for the choice.
+        capacity: how many tokens an expert takes; by default all.
+        mesh: ranks to divide experts over, of one dimension or of two (nodes, ranks of a node).
+        dispatcher: a key of ``mycel.moe.dispatch.DISPATCHERS``, or one made before; ``None``: what the mesh suggests.
+        codec: of rows on the wire: a key of ``mycel.moe.codec.CODECS``, or a codec.
+        gradients: ``"mean"`` or ``"sum"``.
+        device, dtype: of parameters.
+
+    Attributes:
+        loss: what the balancing policies add to the training loss, of the last call; a scalar.
+        dispatcher: its ``meter`` counts bytes.
+
+    Raises:
+        UsageError: settings that do not fit together.
+
+    Examples:
+        >>> layer = MoE(dim=16, hidden=32, num_experts=4, top_k=2)
+        >>> layer(torch.randn(3, 5, 16)).shape
+        torch.Size([3, 5, 16])
+        >>> layer(torch.randn(3, 5, 16), top_k=1, capacity_factor=1.0).shape
+        torch.Size([3, 5, 16])
+    """
+
+    loss: Tensor
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: int,
+        num_experts: int,
+        top_k: int = 2,
+        *,
+        router: str | nn.Module = "top_k",
+        activation: str = "swiglu",
+        bias: bool = False,
+        shared_hidden: int = 0,
+        balancing: LoadBalancing | Sequence[LoadBalancing] = (),
+        capacity: CapacityPolicy | None = None,
+        mesh: DeviceMesh | None = None,
+        dispatcher: str | TokenDispatcher | None = None,
+        codec: str | WireCodec = "identity",
+        gradients: Literal["mean", "sum"] = "mean",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if gradients not in ("mean", "sum"):
+            raise UsageError(f"gradients {gradients!r}; expected 'mean' or 'sum'")
+        self.num_experts = num_experts
+        self.top_k = top_k
+        self.capacity = capacity or CapacityPolicy()
+        made: nn.Module = make_router(router, dim, num_experts, top_k) if isinstance(router, str) else router
+        self.router = made.to(device=device, dtype=dtype)
+        if getattr(made, "num_experts", num_experts) != num_experts:
+            raise UsageError(f"the router chooses among {made.num_experts} experts, the layer has {num_experts}")
+        if isinstance(dispatcher, TokenDispatcher):
+            self.dispatcher = dispatcher
+        else:
+            wire = make_codec(codec) if isinstance(codec, str) else codec
+            self.dispatcher = make_dispatcher(dispatcher, num_experts, mesh, codec=wire)
+        alike = self.dispatcher.same_tokens or gradients == "sum"
+        self.gradient_scale = 1.0 if alike else 1.0 / self.dispatcher.num_ranks
+        like: dict[str, Any] = {"activation": activation, "bias": bias, "device": device, "dtype": dtype}
+        self.experts = Experts(dim, hidden, num_experts, owned=self.dispatcher.experts, **like)
+        self.shared: nn.Module | None = SharedExpert(dim, shared_hidden, **like) if shared_hidden else None
+        policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
+        self.balancing = nn.ModuleList(policies).to(device=device)
+        biased = sum(policy.selection_bias is not None for policy in policies)
+        if biased > 1 or (biased and not getattr(made, "takes_bias", True)):
+            raise UsageError(
+                f"{biased} policies bias the choice of {type(made).__name__}; expected at most one that can"
+            )
+        # No buffers: DDP would overwrite each rank's counts with those of rank 0.
+        self._counts = torch.zeros(num_experts, dtype=torch.int64)
+        self._tokens = torch.zeros((), dtype=torch.int64)
+        self.loss = torch.zeros(())
+
+    def forward(self, x: Tensor, *, top_k: int | None = None, capacity_factor: float | None = None) -> Tensor:
+        """Route, exchange, compute, exchange back.
+
+        Args:
+            x: tokens of this rank, any number, shape ``[..., D]``.
+            top_k: experts a token in this call; alike on all ranks.
+            capacity_factor: in this call, in place of the capacity's own.
+
+        Returns:
+            Shape and type of ``x``.
+        """
+        x_TD = x.reshape(-1, x.shape[-1])
+        routing = self.router(x_TD, top_k=top_k, bias=self._selection_bias())
+        self._observe(routing)
+        routing = self.capacity.apply(routing, top_k=self.top_k if top_k is None else top_k, factor=capacity_factor)
+        # Under autocast the exchange carries what the experts would round to anyway.
+        kind = x_TD.device.type
+        narrow = torch.is_autocast_enabled(kind) and x_TD.dtype != torch.float64
+        tokens_TD = x_TD.to(torch.get_autocast_dtype(kind)) if narrow else x_TD
+        arrived = self.dispatcher.dispatch(tokens_TD, routing)
+        rows_RD = self.experts(arrived.rows, arrived.tokens_per_expert, gradient_scale=self.gradient_scale)
+        y_TD = self.dispatcher.combine(rows_RD, arrived).to(x.dtype)
+        if self.shared is not None:
+            y_TD = y_TD + self.shared(x_TD).to(x.dtype)
+        return y_TD.view(x.shape)
+
+    def _selection_bias(self) -> Tensor | None:
+        for policy in self.balancing:
+            bias = policy.selection_bias
+            if isinstance(bias, Tensor):
+                return bias
+        return None
+
+    def _observe(self, routing: RoutingResult) -> None:
+        losses = [policy.loss(routing) for policy in self.balancing if isinstance(policy, LoadBalancing)]
+        self.loss = torch.stack(losses).sum() if losses else routing.router_logits.new_zeros(())
+        if self.training and torch.is_grad_enabled() and len(self.balancing):
+            # Recomputation under checkpointing counts twice, tokens and choices alike: policies look at ratios only.
+            with torch.no_grad():
+                self._counts = self._counts.to(routing.tokens_per_expert.device) + routing.tokens_per_expert
+                self._tokens = self._tokens + routing.top_k_index.shape[0]
+
+    def take_counts(self) -> Tensor:
+        """Slots of each expert and, last, tokens, of this rank since the last call; shape ``[E + 1]``."""
+        taken = torch.cat([self._counts, self._tokens.to(self._counts.device).view(1)])
+        self._counts = torch.zeros_like(self._counts)
+        self._tokens = torch.zeros_like(self._tokens)
+        return taken
+
+
+def _layers(model: nn.Module) -> list[MoE]:
+    return [module for module in model.modules() if isinstance(module, MoE)]
+
+
+def moe_loss(model: nn.Module) -> Tensor:
+    """Sum over a model's MoE layers of their balancing losses of the last call; 0 without any."""
+    losses = [layer.loss for layer in _layers(model)]
+    return torch.stack(losses).sum() if losses else torch.zeros(())
+
+
+def update_balancing(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
+    """After an optimizer step: add up all ranks' counts, in one all_reduce, and let every layer's policies learn.
+
+    Args:
+        model: with MoE layers.
+        group: ranks whose tokens count; ``None``: all, if ``torch.distributed`` is initialised.
+
+    Examples:
+        >>> from mycel.moe.balance import ExpertBias
+        >>> model = MoE(8, 8, 4, 1, balancing=ExpertBias(4))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> _ = optimizer.register_step_post_hook(lambda *_: update_balancing(model))
+    """
+    layers = [layer for layer in _layers(model) if len(layer.balancing)]
+    if not layers:
+        return
+    counts = [layer.take_counts() for layer in layers]
+    together = torch.cat(counts)
+    if dist.is_initialized():
+        dist.all_reduce(together, group=group)
+    with torch.no_grad():
+        for layer, part in zip(layers, torch.split(together, [c.numel() for c in counts]), strict=True):
+            for policy in layer.balancing:
+                if isinstance(policy, LoadBalancing):
+                    policy.update(part[:-1], part[-1])
+
+
+def expert_parameter_names(model: nn.Module) -> Iterable[str]:
+    """Names of the parameters that differ between the ranks of a mesh: those of experts.
+
+    DDP over ranks among which experts are divided must leave them alone::
+
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameter_names(model))
+    """
+    return [
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules()
+        if isinstance(module, Experts)
+        for name, _ in module.named_parameters(recurse=False)
+    ]

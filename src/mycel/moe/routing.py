@@ -1,0 +1,85 @@
+"""What a router says: which experts each token goes to, and with which weight.
+
+Shape suffixes in this package: T tokens of this rank, D width, F hidden size of an expert, E experts, K slots a
+token, R rows (one for each used slot).
+"""
+
+# ruff: noqa: N803  (the shape suffixes are capitals on purpose)
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = ["RoutingResult", "count_tokens", "narrow", "routing_from_slots", "slots_from_weights"]
+
+
+class RoutingResult(NamedTuple):
+    """Where the tokens of one rank go. A slot whose index is ``num_experts`` is empty.
+
+    Empty slots make one type serve tokens with a fixed number of experts, with a varying one (ReLU routing, expert
+    choice) and with experts that were full. A named tuple, because ``torch.compile`` and pytrees know those.
+
+    Attributes:
+        top_k_index: expert of each slot, ``int64``, shape ``[T, K]``.
+        top_k_weights: factor of that expert's output, shape ``[T, K]``, 0 in empty slots; gradients flow through it.
+        router_logits: before any score function, shape ``[T, E]``.
+        scores: after it, of all experts, shape ``[T, E]``; what losses balance.
+        tokens_per_expert: used slots of each expert, ``int64``, shape ``[E]``.
+        full: no slot is empty, known without looking: a router with a fixed number of experts and no capacity.
+    """
+
+    top_k_index: Tensor
+    top_k_weights: Tensor
+    router_logits: Tensor
+    scores: Tensor
+    tokens_per_expert: Tensor
+    full: bool
+
+    @property
+    def num_experts(self) -> int:
+        """Experts there are; also the index of an empty slot."""
+        return self.tokens_per_expert.shape[0]
+
+
+def count_tokens(index_TK: Tensor, num_experts: int) -> Tensor:
+    """Used slots of each expert, shape ``[E]``; without waiting for a device."""
+    flat = index_TK.reshape(-1)
+    counts = torch.zeros(num_experts + 1, dtype=torch.int64, device=flat.device)
+    return counts.scatter_add(0, flat, torch.ones_like(flat))[:num_experts]
+
+
+def routing_from_slots(
+    index_TK: Tensor, weights_TK: Tensor, logits_TE: Tensor, scores_TE: Tensor, num_experts: int, *, full: bool
+) -> RoutingResult:
+    """A result whose counts are taken from its slots."""
+    counts = count_tokens(index_TK, num_experts)
+    return RoutingResult(index_TK, weights_TK, logits_TE, scores_TE, counts, full)
+
+
+def slots_from_weights(weights_TE: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """The positive entries of each row as slots, the largest first.
+
+    Args:
+        weights_TE: one weight an expert; those that are not positive mean "not chosen".
+        width: slots a token; smaller weights that find no slot are left out.
+
+    Returns:
+        Index and weights of the slots, shape ``[T, width]``.
+    """
+    values, index = weights_TE.topk(min(width, weights_TE.shape[1]), dim=1)
+    empty = values <= 0
+    return index.masked_fill(empty, weights_TE.shape[1]), values.masked_fill(empty, 0.0)
+
+
+def narrow(routing: RoutingResult) -> RoutingResult:
+    """The same routing in as few slots as its busiest token needs. Looks at the data; empty slots are costly."""
+    if routing.full or routing.top_k_index.numel() == 0:
+        return routing
+    index, order = routing.top_k_index.sort(dim=1, stable=True)  # empty slots have the largest index
+    width = int((index < routing.num_experts).sum(dim=1).max())
+    if width == index.shape[1]:
+        return routing
+    weights = routing.top_k_weights.gather(1, order)
+    return routing._replace(top_k_index=index[:, :width], top_k_weights=weights[:, :width])
