@@ -2,7 +2,7 @@
 
 Two ways. ``slices`` multiplies group after group into one output; it is an operator of its own (``mycel::``), so that
 ``torch.compile`` keeps it whole although the groups' lengths are data. ``grouped_mm`` is torch's kernel. On a CPU
-slices are at least as fast and know float64; on a GPU grouped_mm needs no lengths on the host.
+slices are about as fast and know float64; on a GPU grouped_mm needs no lengths on the host.
 """
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)

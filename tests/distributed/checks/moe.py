@@ -9,8 +9,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from mycel.moe import (
     BiLevelRouter,
@@ -19,8 +24,13 @@ from mycel.moe import (
     LinearProjection,
     MoE,
     TopKRouter,
+    boxes_of,
+    expert_parameter_names,
+    experts_apart,
+    node_mesh,
 )
 from mycel.moe.routing import RoutingResult, routing_from_slots
+from mycel.topology.builders import two_boxes
 
 _spec = importlib.util.spec_from_file_location("moe_reference", Path(__file__).with_name("moe_reference.py"))
 assert _spec is not None and _spec.loader is not None
@@ -198,3 +208,178 @@ def every_combination(rank: int, size: int, dispatchers: list[str]) -> dict[str,
                 name = f"{dispatcher} {tuple(mesh.shape)} {case['router']} {case['factor']} {case['drop']}"
                 out[f"{name} {case['top_k']}"] = errors_of(layer, case, whole, rank, size, lengths)
     return out
+
+
+# -- expert and data parallel -------------------------------------------------------------------------------------
+
+PLAIN = make_case("top_k", 0.0, "first")
+
+
+def expert_data_mesh(size: int, expert_ranks: int) -> DeviceMesh:
+    return init_device_mesh("cpu", (size // expert_ranks, expert_ranks), mesh_dim_names=("data", "expert"))
+
+
+def expert_and_data(rank: int, size: int, form: str) -> dict[str, dict[str, float]]:
+    """Every division of the ranks into expert and data parallel ones: gradients averaged by hand, FSDP2 or DDP."""
+    out = {}
+    whole = make_layer(PLAIN)
+    for expert_ranks in [n for n in range(1, size + 1) if size % n == 0]:
+        if form == "ddp" and expert_ranks < size:
+            continue  # experts that several ranks hold are another wrapper's work
+        mesh = expert_data_mesh(size, expert_ranks)
+        layer = make_layer(PLAIN, mesh=mesh["expert"])
+        run: Any = layer
+        if form == "fsdp":
+            fully_shard(layer.experts, mesh=mesh["data"])
+            fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+        elif form == "ddp":
+            names = expert_parameter_names(layer)
+            DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, names)
+            run = DistributedDataParallel(layer)
+        ys, x_grads, wanted = expected(PLAIN, whole, LENGTHS[:size])
+        tokens, factors = batch(LENGTHS[:size])
+        x = tokens[rank].requires_grad_()
+        y = run(x)
+        (y * factors[rank]).sum().backward()
+        got = {}
+        for name, parameter in layer.named_parameters():
+            grad = parameter.grad
+            assert grad is not None
+            if isinstance(grad, DTensor):
+                got[name] = grad.full_tensor()
+                continue
+            is_expert = name.startswith("experts.")
+            if form == "by hand" or (is_expert and expert_ranks < size):
+                group = mesh.get_group("data") if is_expert else None
+                dist.all_reduce(grad, group=group)
+                grad /= size // expert_ranks if is_expert else size
+            got[name] = grad
+        errors = {"output": error(y, ys[rank]), "tokens": error(x.grad, x_grads[rank])}
+        out[f"{form} {expert_ranks}"] = errors | parameter_errors(layer, got, wanted)
+    return out
+
+
+def summed_losses(rank: int, size: int) -> dict[str, float]:
+    """``gradients="sum"``: what all ranks' losses together give."""
+    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))), gradients="sum")
+    _, _, wanted = expected(PLAIN, make_layer(PLAIN), LENGTHS[:size])
+    tokens, factors = batch(LENGTHS[:size])
+    (layer(tokens[rank]) * factors[rank]).sum().backward()
+    owned = layer.experts.owned
+    return {
+        name: error(p.grad, size * wanted[name][owned.start : owned.stop])
+        for name, p in layer.named_parameters()
+        if name.startswith("experts.")
+    }
+
+
+def train_step(layer: MoE, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
+    optimizer.zero_grad()
+    layer(x).square().sum().backward()
+    optimizer.step()
+
+
+def reload(rank: int, size: int, folder: str) -> dict[str, bool]:
+    """A checkpoint of one division, loaded into every other one: parameters and optimizer state are those saved."""
+    x = batch((6,))[0][0]  # the same on all ranks, so that all divisions train alike
+    whole = make_layer(PLAIN)
+    exact = torch.optim.Adam(whole.parameters(), lr=0.1)
+    saved = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))))
+    optimizer = torch.optim.Adam(saved.parameters(), lr=0.1)
+    for layer, used in ((whole, exact), (saved, optimizer)):
+        train_step(layer, used, x)
+    state = {"model": saved.state_dict(), "optimizer": get_optimizer_state_dict(saved, optimizer)}
+    dcp.save(experts_apart(saved, state), checkpoint_id=folder)
+    kept = {n: p.detach().clone() for n, p in whole.named_parameters()}
+    out = {}
+    for expert_ranks in [n for n in range(1, size + 1) if size % n == 0]:
+        for sharded in (False, True):
+            mesh = expert_data_mesh(size, expert_ranks)
+            layer = make_layer(PLAIN, mesh=mesh["expert"])
+            with torch.no_grad():
+                for parameter in layer.parameters():
+                    parameter.mul_(-3.0)
+            if sharded:
+                fully_shard(layer.experts, mesh=mesh["data"])
+                fully_shard(layer, mesh=init_device_mesh("cpu", (size,)))
+            fresh = torch.optim.Adam(layer.parameters(), lr=0.1)
+            target = {"model": layer.state_dict(), "optimizer": get_optimizer_state_dict(layer, fresh)}
+            dcp.load(experts_apart(layer, target), checkpoint_id=folder)
+            layer.load_state_dict(target["model"])
+            set_optimizer_state_dict(layer, fresh, target["optimizer"])
+            owned = layer.experts.owned
+            good = True
+            for name, parameter in layer.named_parameters():
+                want, moment = kept[name], exact.state[dict(whole.named_parameters())[name]]["exp_avg"]
+                if name.startswith("experts."):
+                    want, moment = want[owned.start : owned.stop], moment[owned.start : owned.stop]
+                for got, expected_value in ((parameter.detach(), want), (fresh.state[parameter]["exp_avg"], moment)):
+                    local = got.full_tensor() if isinstance(got, DTensor) else got
+                    good &= torch.allclose(local, expected_value, rtol=1e-4, atol=1e-6)
+            out[f"{expert_ranks} {'fsdp' if sharded else 'plain'}"] = good
+    return out
+
+
+# -- bytes ----------------------------------------------------------------------------------------------------------
+
+
+def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int, int]]:
+    """Metered and counted bytes that leave the box, of one forward and backward pass."""
+    topology = two_boxes(num_ranks=size)
+    boxes = boxes_of(topology)
+    mesh = node_mesh(topology)
+    case = make_case("top_k", 0.0, "first", top_k=top_k)
+    lengths = (9, 0, 12, 7)
+    x = batch(lengths)[0][rank].requires_grad_()
+    out = {}
+    for dispatcher, codec, row_bytes in (
+        ("all_to_all", "identity", 4 * DIM),
+        ("all_to_all", "bf16", 2 * DIM),
+        ("hierarchical", "identity", 4 * DIM),
+    ):
+        layer = make_layer(case, mesh=mesh, dispatcher=dispatcher, codec=codec)
+        chosen = layer.router(x).top_k_index.tolist()
+        node, half = rank // (size // 2), EXPERTS // 2
+        own = set(range(node * half, (node + 1) * half))
+        if dispatcher == "hierarchical":
+            rows = sum(any(e not in own for e in token) for token in chosen)
+            # Slots travel as 4 bytes of index and of weight each, weights' gradients come back.
+            wanted = rows * (2 * row_bytes + 8 * top_k)
+            counts = 8
+        else:
+            wanted = sum(e not in own for token in chosen for e in token) * 2 * row_bytes
+            counts = 8 * (size // 2) * (EXPERTS // size)
+        meter = layer.dispatcher.meter
+        y = layer(x)
+        forward = {name for name, _ in meter.sent}
+        out_rows = meter.between(boxes) - counts
+        sent_there = sum(n for (name, p), n in meter.sent.items() if name == "dispatch" and p not in boxes[node])
+        sent_back = sum(n for (name, p), n in meter.sent.items() if name == "combine" and p not in boxes[node])
+        assert forward <= {"counts", "dispatch", "combine"} and out_rows == sent_there + sent_back
+        y.square().sum().backward()
+        totals = torch.tensor([out_rows, wanted])
+        dist.all_reduce(totals)
+        out[f"{dispatcher} {codec}"] = (int(totals[0]), int(totals[1]))
+    return out
+
+
+def rounded_rows(rank: int, size: int) -> dict[str, float]:
+    """Errors with rows rounded to bfloat16 on the wire."""
+    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))), codec="bf16")
+    return errors_of(layer, PLAIN, make_layer(PLAIN), rank, size, LENGTHS[:size])
+
+
+def wrong_meshes(rank: int, size: int) -> list[str]:
+    """What is said about dispatchers that do not fit."""
+    flat = DeviceMesh("cpu", list(range(size)))
+    said = []
+    for options in (
+        {"mesh": flat, "dispatcher": "hierarchical"},
+        {"mesh": flat, "dispatcher": "local"},
+        {"mesh": flat, "dispatcher": "all_gather", "codec": "bf16"},
+    ):
+        try:
+            MoE(4, 4, 4, **options)
+        except ValueError as error:
+            said.append(str(error))
+    return said
