@@ -16,6 +16,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
                           NCCL's own; 0: all that have schedules run over them
+``MYCEL_ON_LINK_FAILURE`` ``raise`` (the default), or ``replan``: go on without links that have failed
+``TORCHELASTIC_RESTART_COUNT`` how often torchrun has started the job again; its store may be the same each time
 ``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
 ========================  ====================================================================
 
@@ -61,6 +63,8 @@ class Settings:
     flight_records: int = FLIGHT_RECORDS
     flight_folder: Path | None = None
     local: str | None = None
+    on_link_failure: str | None = None
+    restarts: int = 0
 
 
 def read_settings(environ: dict[str, str] | None = None) -> Settings:
@@ -89,6 +93,8 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
         local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
+        on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
+        restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
@@ -31,13 +30,15 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import CollectiveTimeoutError, CommunicationError, MycelError, SynthesisError
+from mycel.errors import CommunicationError, MycelError, PeerLostError, SynthesisError, TopologyError
 from mycel.runtime import engine as e
+from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.control import Control
-from mycel.runtime.faults import Faults, pack_kind
+from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
+from mycel.runtime.headers import pack_kind
 from mycel.runtime.prepared import Job, Prepared, prepare
-from mycel.runtime.reduce_kernels import DType
+from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
 
@@ -56,56 +57,6 @@ PACE = 0.97
 _FASTEST_PACE = 1_000_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """One collective call, in addresses.
-
-    Attributes:
-        name: collective; the array is ``num_elements`` long in all (see ``Collective``).
-        root: for broadcast, gather and scatter.
-        input_address, output_address: of the buffers that ``mycel.collectives.program`` describes.
-        dtype: code of the element type; ``item_bytes`` its size.
-        reduce_op: code of the reduction.
-        average: divide sums by the number of ranks.
-        keep: objects that own the buffers.
-        title: what messages call it, if not by its name.
-        block_elements: length of each block of the array, where they differ.
-        knows_all: whether ``block_elements`` are those of all ranks. A rank that knows only its own row and column
-            of an all_to_all has zeros for the others, and the exchange is direct.
-    """
-
-    name: CollectiveName
-    num_elements: int
-    item_bytes: int
-    output_address: int
-    input_address: int = 0
-    root: int | None = None
-    dtype: int = DType.UINT8
-    reduce_op: int = 0
-    average: bool = False
-    keep: tuple[object, ...] = ()
-    title: str | None = None
-    block_elements: tuple[int, ...] | None = None
-    knows_all: bool = True
-
-
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A collective under way."""
-
-    job: Job | None
-    what: str
-    timeout_s: float
-    error: BaseException | None = None
-    finished: threading.Event = field(default_factory=threading.Event)
-    callbacks: list[Callable[[Ticket], None]] = field(default_factory=list)
-
-    @property
-    def done(self) -> bool:
-        """Whether it is over, right or wrong; needs no other thread's help to be known."""
-        return self.job is None or self.job.done or self.finished.is_set()
-
-
 class Communicator:
     """This rank's end of a group.
 
@@ -119,6 +70,7 @@ class Communicator:
         piece_bytes: a piece size to use instead of the cost model's.
         paced: part of a path's bandwidth at which its channel sends at most; 0 for no pacing.
         flight: keeps the last calls; ``None``: nobody does.
+        reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
     """
 
     def __init__(
@@ -134,6 +86,7 @@ class Communicator:
         piece_bytes: int | None = None,
         paced: float = PACE,
         flight: FlightLog | None = None,
+        reroutes: bool = False,
     ) -> None:
         self.rank, self.size = rank, size
         self.topology = topology
@@ -143,13 +96,22 @@ class Communicator:
         self._piece_bytes = piece_bytes
         self._paced = paced
         self._control = Control(rendezvous.connect_control(timeout_s))
-        self._faults = Faults(rank=rank, size=size, control=self._control, dtype_names=dtype_names)
+        self._sockets: dict[Channel, int] = {}
+        self._faults = Faults(
+            rank=rank,
+            size=size,
+            control=self._control,
+            dtype_names=dtype_names,
+            topology=topology,
+            channels=lambda: dict(self._sockets),
+            reroutes=reroutes,
+        )
+        self._rerouter = Rerouter(rank, self._run_once, self._go_on) if reroutes else None
         self._schedules: dict[tuple[str, int | None], dict[str, Schedule]] = {}
         self._plans: dict[tuple[str, int | None, str], Plan] = {}
         self._choices: dict[tuple[str, int | None, int], Choice] = {}
         self._prepared: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._prepared_bytes = 0
-        self._sockets: dict[Channel, int] = {}
         self._flight = flight
         if flight is not None:
             flight.watch(self._sockets)
@@ -189,6 +151,8 @@ class Communicator:
 
         If so a rank needs to know what it gives and gets, but not the lengths of the blocks between others.
         """
+        if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
+            return False
         made = self.schedules("all_to_all")
         direct, flow = made["direct"], made.get("flow")
         ends = [divmod(direct.block_of(t.chunk), self.size) for t in direct.transfers]
@@ -210,8 +174,12 @@ class Communicator:
         Raises:
             CommunicationError: a peer does not come, or cannot be reached.
         """
-        for method in self.schedules(name, root):
-            self._descriptors(self._plan(name, root, method).channels)
+        attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
+        try:
+            for method in self.schedules(name, root):
+                self._descriptors(self._plan(name, root, method).channels, attempt)
+        except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
+            raise self._faults.poison("timeout", str(failed)) from None
 
     def _plan(self, name: CollectiveName, root: int | None, method: str) -> Plan:
         key = (name, root, method)
@@ -219,14 +187,33 @@ class Communicator:
             self._plans[key] = Plan(self.schedules(name, root)[method], self.rank)
         return self._plans[key]
 
-    def _descriptors(self, channels: tuple[Channel, ...]) -> list[int]:
+    def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
         missing = [channel for channel in channels if channel not in self._sockets]
         if missing:
-            sockets = self._rendezvous.connect(missing, self._address_of, self._pace, self.timeout_s)
+            sockets = self._connect(missing, attempt)
             for channel, sock in zip(missing, sockets, strict=True):
                 self._open.append(sock)
                 self._sockets[channel] = sock.fileno()
         return [self._sockets[channel] for channel in channels]
+
+    def _connect(self, channels: list[Channel], attempt: Attempt) -> list[socket.socket]:
+        rendezvous = self._rendezvous
+        try:
+            return rendezvous.connect(
+                channels,
+                self._address_of,
+                self._pace,
+                attempt.timeout_s,
+                deadline=attempt.deadline,
+                heed=self._faults.heed_connecting,
+                epoch=self._faults.epoch,
+            )
+        except (Alarm, CommunicationError) as error:
+            if self._faults.cause is not None:
+                raise self._faults.cause from None
+            _log.debug("rank %d: %s: %s", self.rank, attempt.what, error)
+            lost = isinstance(error, PeerLostError)
+            raise self._faults.not_connected(attempt, rendezvous.awaited, lost=lost) from None
 
     def _pace(self, channel: Channel) -> int | None:
         """Bytes a second at which a channel may send: as much as its path carries, headers aside.
@@ -242,7 +229,7 @@ class Communicator:
         pace = int(capacity * unit * Fraction(self._paced))
         return pace if pace < _FASTEST_PACE else None
 
-    def _prepare(self, call: Call, choice: Choice) -> Prepared:
+    def _prepare(self, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
         sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
         key = (call.name, call.root, choice.method, choice.piece_bytes, *sizes)
         found = self._prepared.get(key)
@@ -255,7 +242,7 @@ class Communicator:
         made = prepare(
             program,
             call.item_bytes,
-            self._descriptors(program.channels),
+            self._descriptors(program.channels, attempt),
             self._control.descriptors,
             states_channel_bytes=not call.knows_all,
         )
@@ -275,7 +262,7 @@ class Communicator:
             CommunicationError: it failed; the group cannot be used any more.
         """
         with self._order:
-            if not self._queued:
+            if not self._queued and self._rerouter is None:
                 ticket = self._ticket(call, timeout_s)
                 if ticket.job is not None:
                     self._drive(ticket)
@@ -289,6 +276,11 @@ class Communicator:
         Raises:
             CommunicationError: the group has failed before.
         """
+        if self._rerouter is not None:
+            with self._order:
+                ticket = Ticket(job=None, attempt=self._next_attempt(call, timeout_s))
+                self._rerouter.submit(call, ticket, self._sequence)
+                return ticket
         while True:
             with self._order:
                 if len(self._queued) < e.RING_CAPACITY - 1:
@@ -323,6 +315,8 @@ class Communicator:
 
     def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback`` once the collective is over; at once where it is."""
+        if self._rerouter is not None and self._rerouter.when_done(ticket, callback):
+            return
         with self._order:
             if not ticket.finished.is_set() and ticket.job is not None and ticket in self._queued:
                 ticket.callbacks.append(callback)
@@ -331,44 +325,57 @@ class Communicator:
 
     def _ticket(self, call: Call, timeout_s: float | None) -> Ticket:
         """The job of a call; a ticket without a job where there is nothing to move."""
+        return self._begin(call, self._next_attempt(call, timeout_s), self._sequence)
+
+    def _next_attempt(self, call: Call, timeout_s: float | None) -> Attempt:
+        """Give a call its number."""
         if self._closed:
             raise CommunicationError("the process group has been destroyed")
         if self._faults.cause is not None:
             raise self._faults.again()
-        called_ns = time.monotonic_ns()
-        limit = self.timeout_s if timeout_s is None else timeout_s
         self._sequence += 1
+        limit = self.timeout_s if timeout_s is None else timeout_s
+        return self._attempt(f"{call.title or call.name} #{self._sequence}", limit, (self._sequence, 0, 0))
+
+    def _attempt(self, what: str, limit_s: float, header: tuple[int, int, int]) -> Attempt:
+        deadline = time.monotonic() + limit_s - self._faults.grace_s(limit_s)
+        return Attempt(what=what, timeout_s=limit_s, deadline=deadline, header=header)
+
+    def _begin(self, call: Call, attempt: Attempt, sequence: int) -> Ticket:
+        called_ns = time.monotonic_ns()
         num_bytes = call.num_elements * call.item_bytes
-        what = f"{call.title or call.name} #{self._sequence}"
         if num_bytes == 0 and call.knows_all:
-            return Ticket(job=None, what=what, timeout_s=limit)
+            return Ticket(job=None, attempt=attempt)
         if call.knows_all:
             choice = self.choice(call.name, call.root, num_bytes)
         else:
             choice = Choice(method="direct", piece_bytes=self._piece_bytes or PIECE_BYTES[-1], seconds=0.0)
         plan = list(SYNTHESIZERS).index(choice.method) << 5 | choice.piece_bytes.bit_length()
-        try:
-            prepared = self._prepare(call, choice)
-        except CommunicationError as error:
-            kind = "timeout" if isinstance(error, CollectiveTimeoutError) else "lost"
-            cause = self._faults.poison(kind, f"{what}: {error}")
-            self._write_down(cause)
-            raise cause from None
         op = None if call.average else call.reduce_op
+        kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)
+        attempt.header = (sequence, kind, num_bytes)
+        if not attempt.is_committing:
+            self._faults.recent.append(attempt.header)
+        try:
+            prepared = self._prepare(call, choice, attempt)
+        except CommunicationError as error:
+            self._hang_up()
+            self._write_down(error)
+            raise
         job = Job(
             prepared,
             bases=(call.input_address, call.output_address),
             dtype=call.dtype,
             reduce_op=call.reduce_op,
             divisor=self.size if call.average else 0,
-            header=(self._sequence, pack_kind(call.title or call.name, call.dtype, op, call.root, plan)),
-            deadline_ns=time.monotonic_ns() + int((limit - self._faults.grace_s(limit)) * 1e9),
+            header=(sequence, kind),
+            deadline_ns=self._faults.first_look_ns(attempt),
             keep=call.keep,
         )
         if self._flight is not None:
             title, even = call.title or call.name, call.block_elements is None
             self._flight.note(title, call.name, call.root, call.dtype, op, even, choice, called_ns, job)
-        return Ticket(job=job, what=what, timeout_s=limit)
+        return Ticket(job=job, attempt=attempt)
 
     def _drive(self, ticket: Ticket) -> None:
         job = ticket.job
@@ -377,7 +384,7 @@ class Communicator:
         try:
             while (status := e.execute(job.address)) != e.DONE:
                 self._judge(status, ticket, job)
-        except CommunicationError:
+        except (CommunicationError, LinksFailed):
             raise
         except BaseException:  # Ctrl-C, most likely: half a collective is on the wires, and the others wait
             self.abort(f"interrupted in {ticket.what}")
@@ -385,11 +392,43 @@ class Communicator:
 
     def _judge(self, status: int, ticket: Ticket, job: Job) -> None:
         try:
-            self._faults.judge(status, job, ticket.what, ticket.timeout_s)
+            self._faults.judge(status, job, ticket.attempt)
         except CommunicationError as error:
             self._hang_up()
             self._write_down(error)
             raise
+
+    def _run_once(self, call: Call, ticket: Ticket, sequence: int, is_committing: bool) -> None:
+        """Run a call of a group that goes on when links fail; see ``mycel.runtime.reroute``."""
+        if self._faults.cause is not None:
+            raise self._faults.again()
+        attempt = self._attempt(ticket.what, ticket.timeout_s, (sequence, 0, 0))
+        attempt.is_committing = is_committing
+        self._drive(self._begin(call, attempt, sequence))
+
+    def _go_on(self, failed: LinksFailed) -> None:
+        """Replace schedules and channels by those of the fabric without the failed links.
+
+        Raises:
+            CommunicationError: nothing is left to go on with.
+        """
+        self._hang_up()
+        try:
+            topology = without_links(self.topology, failed.links)
+        except TopologyError:
+            raise self._faults.poison(
+                "timeout", f"{failed}; the ranks cannot all reach each other without it, so the group cannot go on"
+            ) from None
+        self._sockets.clear()
+        for sock in self._open:
+            sock.close()
+        for book in (self._open, self._schedules, self._plans, self._choices, self._prepared):
+            book.clear()
+        self._prepared_bytes = 0
+        self.topology = topology
+        self._faults.next_epoch(topology)
+        if self.rank == 0:
+            _log.warning("%s; the group goes on without it, from collective #%d", failed, failed.resume)
 
     def _write_down(self, error: CommunicationError) -> None:
         """Have the last calls written to a file, once, whose place becomes a note of the error."""
@@ -490,6 +529,8 @@ class Communicator:
                     thread.join(5.0)
             os.close(self._wake_fd)
             os.close(self._done_fd)
+        if self._rerouter is not None:
+            self._rerouter.close()
         if self._flight is not None:
             self._flight.close()
         self._control.close()

@@ -1,8 +1,8 @@
 """Control connections: one between every two ranks of a group, silent until something goes wrong.
 
-They carry three short records (JSON behind a length): ``abort`` (the group has failed, and why), ``waiting`` (my
-deadline passed; I wait for these ranks) and ``bye`` (I leave on purpose). They go over the links, not the store: the
-store dies with rank 0.
+They carry four short records (JSON behind a length): ``abort`` (the group has failed, and why), ``state`` (where I
+stand and for whom I wait), ``evidence`` (on which channels nothing arrives) and ``bye`` (I leave on purpose). They go
+over the links, not the store: the store dies with rank 0.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,11 +63,13 @@ class Control:
         #: Ranks whose connection ended.
         self.gone: set[int] = set()
 
-    def tell_all(self, record: dict[str, Any], *, patience_s: float = 0.5) -> None:
-        """Send a record to every rank that is still connected; a peer that takes nothing is passed over."""
+    def tell(self, peers: Iterable[int], record: dict[str, Any], *, patience_s: float = 0.5) -> None:
+        """Send a record to the peers that are still connected; one that takes nothing is passed over."""
         payload = json.dumps(record).encode()
         message = _LENGTH.pack(len(payload)) + payload
-        for peer in list(self._lines):
+        for peer in peers:
+            if peer not in self._lines:
+                continue
             sock = self._lines[peer].sock
             try:
                 sock.settimeout(patience_s)
@@ -74,6 +77,10 @@ class Control:
                 sock.setblocking(False)
             except OSError:
                 continue  # it is gone or stuck; reading from it will say so
+
+    def tell_all(self, record: dict[str, Any]) -> None:
+        """Send a record to every rank that is still connected."""
+        self.tell(tuple(self._lines), record)
 
     def listen(self, patience_s: float) -> list[Event]:
         """What peers have said; waits at most ``patience_s`` for the first word."""

@@ -1,7 +1,7 @@
 """Who is to blame when a collective fails: evidence from the sockets and from what the other ranks say.
 
 A survivor's own evidence misleads: when rank 3 dies, its neighbours fail, close their sockets, and *their*
-neighbours see an innocent rank hang up. So nobody blames at once. A rank that runs into trouble listens to the
+neighbours see an innocent rank hang up. So nobody blames at once. A rank that runs into trouble talks over the
 control connections first; the first rank that knows the cause tells everybody, and all raise the same error.
 
 Rules:
@@ -9,23 +9,36 @@ Rules:
 - A closed data channel is blamed on its peer, unless within a grace period somebody announces another cause.
 - A closed control connection alone is no failure: a rank that has finished may leave while its last bytes are still
   on the way. If it is missed, the data channels say so.
-- On a deadline every rank says whom it waits for. The silent rank is one that is waited for and says nothing.
+- On a deadline, or where calls differ, every rank says where it stands, and a moment later on which channels nothing
+  arrives (``evidence``). Ranks pass on what they hear, so that a broken link between two does not keep them from
+  hearing each other by way of a third. Who has heard all ranks decides (``verdict``); the others decide when the
+  time is over.
 - The first cause is published; the group is then poisoned, and later calls raise it at once.
+- Where failed links may be avoided (``reroutes``), and every rank has been heard, the verdict is raised as
+  ``LinksFailed`` and the group lives on in a new epoch. All ranks come to the same verdict, since each rank says only
+  one thing an epoch and the verdict is a function of what all of them have said.
 """
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchError, PeerLostError
 from mycel.runtime import engine as e
 from mycel.runtime.control import Control
+from mycel.runtime.evidence import Evidence, Hop, collect, has_stalled, probe
+from mycel.runtime.headers import describe_header
 from mycel.runtime.prepared import Job
-from mycel.runtime.reduce_kernels import ReduceOp
+from mycel.runtime.verdict import State, disagreement, judge_states
+from mycel.topology.model import Topology
 
-__all__ = ["ALL_TO_ALL_V", "Faults", "describe_header", "pack_kind"]
+__all__ = ["Alarm", "Attempt", "Faults", "LinksFailed"]
 
 _ERRORS: dict[str, type[CommunicationError]] = {
     "lost": PeerLostError,
@@ -33,44 +46,51 @@ _ERRORS: dict[str, type[CommunicationError]] = {
     "mismatch": MismatchError,
     "failed": CommunicationError,
 }
-#: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
-ALL_TO_ALL_V = "all_to_all with split sizes"
 _LONGEST_GRACE_S = 2.0
-_NAMES = (
-    "all_gather",
-    "reduce_scatter",
-    "all_reduce",
-    "broadcast",
-    "reduce",
-    "barrier",
-    "all_to_all",
-    "gather",
-    "scatter",
-    ALL_TO_ALL_V,
-)
+#: Calls before the present one that a rank remembers.
+_RECENT = 128
+#: Between a probe and the look at what came of it: the kernel sends again after 0.2 s at the earliest.
+_SETTLING_S = 0.6
+#: How often a run that may be rerouted is looked at.
+_LOOK_S = 0.5
+#: What a connection that is given up by the kernel fails with where the way is broken, not the peer.
+_NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
-#: Code of an average in headers, where other codes are those of ``reduce_kernels.ReduceOp``.
-_AVERAGE = 15
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One run of a collective, as far as blame is concerned.
+
+    Attributes:
+        what: the collective in words, for messages.
+        timeout_s: its whole time-out; a part of it is kept for asking around.
+        deadline: when that part begins (``time.monotonic``).
+        header: sequence number, kind and bytes.
+        is_committing: this is the round after the collective (see ``State``).
+    """
+
+    what: str
+    timeout_s: float
+    deadline: float
+    header: tuple[int, int, int]
+    is_committing: bool = False
 
 
-def pack_kind(name: str, dtype: int, reduce_op: int | None, root: int | None, plan: int) -> int:
-    """A collective's kind as one integer, for the header that precedes its messages; ``reduce_op`` ``None``: AVG."""
-    reduce_op = _AVERAGE if reduce_op is None else reduce_op
-    return _NAMES.index(name) | dtype << 8 | reduce_op << 16 | (0 if root is None else root + 1) << 24 | plan << 48
+class Alarm(Exception):  # noqa: N818 (no failure of this rank's own)
+    """Another rank has asked where everybody stands."""
 
 
-def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Callable[[int], str]) -> str:
-    """A header in words, such as ``all_reduce #5 of 4096 bytes of float32, op SUM``."""
-    name = _NAMES[kind & 0xFF] if kind & 0xFF < len(_NAMES) else f"operation {kind & 0xFF}"
-    code = (kind >> 16) & 0xFF
-    op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
-    root = (kind >> 24) & 0xFFFFFF
-    between = " between the two" if name == ALL_TO_ALL_V else ""
-    text = f"{name} #{sequence} of {num_bytes} bytes{between} of {dtype_names((kind >> 8) & 0xFF)}"
-    if name in ("all_reduce", "reduce_scatter", "reduce"):
-        text += f", op {op}"
-    return text + (f", root {root - 1}" if root else "")
+class LinksFailed(Exception):  # noqa: N818 (the group lives on)
+    """Links have failed, every rank knows, and the group may go on without them.
+
+    Attributes:
+        links: which; the message says it in words.
+        resume: sequence number of the first collective that not every rank has come through.
+    """
+
+    def __init__(self, links: frozenset[Hop], message: str, resume: int) -> None:
+        super().__init__(message)
+        self.links, self.resume = links, resume
 
 
 class Faults:
@@ -80,25 +100,48 @@ class Faults:
         rank, size: in the group.
         control: the group's control connections.
         dtype_names: from a dtype's code to its name, for messages.
+        topology: the fabric.
+        channels: the open channels with their descriptors.
+        reroutes: whether to raise ``LinksFailed`` rather than an error.
     """
 
-    def __init__(self, *, rank: int, size: int, control: Control, dtype_names: Callable[[int], str]) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        control: Control,
+        dtype_names: Callable[[int], str],
+        topology: Topology,
+        channels: Callable[[], Mapping[Channel, int]],
+        reroutes: bool = False,
+    ) -> None:
         self.rank, self.size = rank, size
         self.control = control
+        self.topology = topology
+        self.reroutes = reroutes
+        #: How often links have failed and the group has gone on without them.
+        self.epoch = 0
         self._dtype_names = dtype_names
+        self._channels = channels
         self._cause: CommunicationError | None = None
+        #: Headers of the last calls.
+        self.recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT)
+        self._states: dict[tuple[int, int], State] = {}
+        self._evidence: dict[tuple[int, int], Evidence] = {}
+        steps = {1 << i for i in range(max(1, (size - 1).bit_length()))}
+        self._near = sorted({(rank + s) % size for s in steps} | {(rank - s) % size for s in steps} - {rank})
 
     @property
     def cause(self) -> CommunicationError | None:
         """Why the group has failed; ``None`` while it has not."""
         return self._cause
 
-    def poison(self, kind: str, message: str, *, tell: bool = True) -> CommunicationError:
+    def poison(self, kind: str, message: str) -> CommunicationError:
         """Set the cause, unless there is one already, and tell the others."""
         if self._cause is None:
             self._cause = _ERRORS[kind](message)
-            if tell:
-                self.control.tell_all({"type": "abort", "kind": kind, "message": message, "by": self.rank})
+            self._tell({"type": "abort", "kind": kind, "message": message, "by": self.rank})
         return self._cause
 
     def again(self) -> CommunicationError:
@@ -106,76 +149,145 @@ class Faults:
         cause = self._cause or CommunicationError("the process group has failed")
         return type(cause)(f"the process group failed earlier: {cause}")
 
-    def judge(self, status: int, job: Job, what: str, timeout_s: float) -> None:
+    def next_epoch(self, topology: Topology) -> None:
+        """Go on with a new fabric, and forget what was said about the old one."""
+        self.topology = topology
+        self.epoch += 1
+        for book in (self._states, self._evidence):
+            for key in [key for key in book if key[0] < self.epoch]:
+                del book[key]
+
+    def judge(self, status: int, job: Job, attempt: Attempt) -> None:
         """Decide what a run's status means: return to let it go on, or raise.
 
         Args:
             status: what ``engine.execute`` returned.
             job: the run.
-            what: the collective in words, for messages.
-            timeout_s: the collective's whole time-out; a part of it is kept for asking around.
+            attempt: what it is a run of.
 
         Raises:
             CommunicationError: the group has failed; the cause is the same on every surviving rank.
+            LinksFailed: see there.
         """
-        if status == e.INTERRUPTED:
-            return
-        if status == e.CONTROL:
-            self._on_control(job, what, timeout_s)
+        if status == e.CONTROL and self._heed():
+            self._conclude(attempt, job.waiting_for())
         elif status == e.CLOSED:
-            self._on_closed(job, what, timeout_s)
+            self._on_closed(job, attempt)
         elif status == e.MISMATCHED:
-            self._on_mismatch(job)
+            self._conclude(attempt, job.waiting_for(), mismatch=self._mismatch(job))
         elif status == e.TIMED_OUT:
-            self._on_timeout(job, what, timeout_s)
+            self._on_timeout(job, attempt)
         if self._cause is not None:
             raise self._cause
+
+    def first_look_ns(self, attempt: Attempt) -> int:
+        """When the engine is to stop a run for the first time, as CLOCK_MONOTONIC nanoseconds."""
+        if not self.reroutes:
+            return int(attempt.deadline * 1e9)
+        return int(min(attempt.deadline, time.monotonic() + _LOOK_S) * 1e9)
 
     def grace_s(self, timeout_s: float) -> float:
         """The part of a time-out that is kept for finding out who is to blame."""
         return min(_LONGEST_GRACE_S, 0.2 * timeout_s)
 
-    # -- the cases ----------------------------------------------------------------------------------------
+    # -- while channels are being opened ----------------------------------------------------------------------
 
-    def _heed(self, reports: dict[int, dict[str, Any]] | None, patience_s: float = 0.0) -> bool:
-        """Read control records: adopt an abort, file a time-out report. Whether somebody's deadline passed."""
-        alarm = False
+    def heed_connecting(self) -> None:
+        """To be called now and then by whoever waits for a connection.
+
+        Raises:
+            CommunicationError: the group has failed.
+            Alarm: a rank asks where everybody stands; answer with ``not_connected``.
+        """
+        alarm = self._heed()
+        if self._cause is not None:
+            raise self._cause
+        if alarm:
+            raise Alarm
+
+    def not_connected(self, attempt: Attempt, peer: int, *, lost: bool) -> CommunicationError:
+        """The cause where a channel could not be opened.
+
+        Args:
+            attempt: for which collective.
+            peer: whose end is missing.
+            lost: it refused; else it said nothing.
+
+        Raises:
+            LinksFailed: see there.
+        """
+        if lost:
+            self._on_lost(peer, attempt, (peer,))
+        else:
+            self._conclude(attempt, (peer,))
+        return self._cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
+
+    # -- listening --------------------------------------------------------------------------------------------
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        self.control.tell(range(self.size), record)
+
+    def _pass_on(self, record: dict[str, Any], peer: int) -> None:
+        self.control.tell([near for near in self._near if near not in (peer, record["by"])], record)
+
+    def _heed(self, patience_s: float = 0.0) -> bool:
+        """Read control records: adopt an abort, file what ranks say. Whether anybody asks where this rank stands."""
         for event in self.control.listen(patience_s):
             record = event.record
-            if record is None:
+            if record is None or record["type"] == "bye":
                 continue
-            if record["type"] == "abort" and self._cause is None:
-                self._cause = _ERRORS[record["kind"]](record["message"])
-            elif record["type"] == "waiting":
-                alarm = True
-                if reports is not None:
-                    reports[event.peer] = record
-        return alarm
+            if record["type"] == "abort":
+                if self._cause is None:
+                    self._cause = _ERRORS[record["kind"]](record["message"])
+                    self._pass_on(record, event.peer)
+                continue
+            key = (int(record["epoch"]), int(record["by"]))
+            if key[0] < self.epoch or key[1] == self.rank:
+                continue
+            if record["type"] == "state" and key not in self._states:
+                self._states[key] = State.from_record(record)
+                self._pass_on(record, event.peer)
+            elif record["type"] == "evidence" and key not in self._evidence:
+                self._evidence[key] = Evidence.from_record(record)
+                self._pass_on(record, event.peer)
+        return any(epoch == self.epoch for epoch, _ in self._states)
 
-    def _on_control(self, job: Job, what: str, timeout_s: float) -> None:
-        reports: dict[int, dict[str, Any]] = {}
-        if self._heed(reports):
-            self._conclude(job, what, timeout_s, reports)
+    def _said(self) -> tuple[dict[int, State], dict[int, Evidence]]:
+        """What has been said in this epoch, by rank."""
+        states = {rank: state for (epoch, rank), state in self._states.items() if epoch == self.epoch}
+        evidence = {rank: one for (epoch, rank), one in self._evidence.items() if epoch == self.epoch}
+        return states, evidence
 
-    def _on_closed(self, job: Job, what: str, timeout_s: float) -> None:
+    # -- the cases ----------------------------------------------------------------------------------------
+
+    def _on_closed(self, job: Job, attempt: Attempt) -> None:
         channel = job.prepared.program.channels[int(job.fields[e.J_FAILED_CHANNEL])]
-        self._on_lost(channel.dst if channel.src == self.rank else channel.src, what, timeout_s)
+        peer = channel.dst if channel.src == self.rank else channel.src
+        if int(job.fields[e.J_ERRNO]) in _NO_WAY:
+            self._conclude(attempt, job.waiting_for())
+        else:
+            self._on_lost(peer, attempt, job.waiting_for())
 
-    def _on_lost(self, peer: int, what: str, timeout_s: float) -> None:
+    def _on_lost(self, peer: int, attempt: Attempt, waits_for: Iterable[int]) -> None:
         """A peer's socket ended. It is the cause unless somebody, the peer included, names another in time."""
-        until = time.monotonic() + self.grace_s(timeout_s)
-        while self._cause is None and peer not in self.control.gone and time.monotonic() < until:
-            self._heed(None, patience_s=0.05)
-        if self._cause is None:
+        until = time.monotonic() + self.grace_s(attempt.timeout_s)
+        alarm = False
+        while self._cause is None and not alarm and peer not in self.control.gone and time.monotonic() < until:
+            alarm = self._heed(patience_s=0.05)
+        if self._cause is None and not alarm:
             # What the peer said before it went, and what others say of it, is already in the buffers.
-            self._heed(None, patience_s=0.05)
+            alarm = self._heed(patience_s=0.05)
+        if alarm and self._cause is None and peer not in self.control.gone:
+            self._conclude(attempt, waits_for)
         how = "left (it had finished, or destroyed its group)" if peer in self.control.left else "was lost"
         if self._cause is None:
             self.poison(
-                "lost", f"rank {peer} {how} during {what}: its connections closed (process died or was killed?)"
+                "lost",
+                f"rank {peer} {how} during {attempt.what}: its connections closed (process died or was killed?)",
             )
 
-    def _on_mismatch(self, job: Job) -> None:
+    def _mismatch(self, job: Job) -> str:
+        """What came on a channel instead of this rank's call, in words."""
         number = int(job.fields[e.J_FAILED_CHANNEL])
         got = job.prepared.channel_rows[number, e.C_HEADER : e.C_HEADER + 4]
         own = [*job.fields[e.J_HEADER : e.J_HEADER + 3], job.prepared.channel_rows[number, e.C_STATED]]
@@ -186,38 +298,69 @@ class Faults:
             theirs = "something that is no collective (corrupted stream?)"
         elif theirs == ours:
             theirs += " (with another schedule: do all ranks see the same topology and MYCEL_* settings?)"
-        self.poison("mismatch", f"ranks do not agree: rank {peer} called {theirs}, rank {self.rank} called {ours}")
+        return f"rank {peer} called {theirs}, rank {self.rank} called {ours}"
 
-    def _on_timeout(self, job: Job, what: str, timeout_s: float) -> None:
-        self._conclude(job, what, timeout_s, {})
+    def _on_timeout(self, job: Job, attempt: Attempt) -> None:
+        stalled = self.reroutes and has_stalled(self._channels(), self.rank)
+        if stalled or time.monotonic() >= attempt.deadline or self._heed():
+            self._conclude(attempt, job.waiting_for())
+        else:
+            job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
 
-    def _conclude(self, job: Job, what: str, timeout_s: float, reports: dict[int, dict[str, Any]]) -> None:
-        """Somebody's deadline passed: say whom this rank waits for, hear the others, and name the silent rank."""
-        own = {"type": "waiting", "for": list(job.waiting_for()), "what": what, "by": self.rank}
-        self.control.tell_all(own)
-        until = time.monotonic() + self.grace_s(timeout_s) * 0.75
-        while self._cause is None and len(reports) < self.size - 1 and time.monotonic() < until:
-            self._heed(reports, patience_s=0.05)
-        if self._cause is not None:
-            return
-        reports[self.rank] = own
-        awaited = {peer for report in reports.values() for peer in report["for"]}
-        silent = sorted(awaited - set(reports))
-        if silent:
-            who = ", ".join(f"rank {peer}" for peer in silent)
-            self.poison(
-                "timeout",
-                f"{what} reached its timeout of {timeout_s:g} s: {who} is silent (stopped, stuck, or never called it)"
-                f"; waited for by {_waiters(reports, silent)}",
-            )
-            return
-        states = "; ".join(
-            f"rank {peer} in {report['what']} waits for {report['for'] or 'nobody'}"
-            for peer, report in sorted(reports.items())
+    def _conclude(self, attempt: Attempt, waits_for: Iterable[int], *, mismatch: str = "") -> None:
+        """Say where this rank stands, hear the others, and decide."""
+        began = time.monotonic()
+        own = State(
+            what=attempt.what,
+            waits_for=tuple(waits_for),
+            header=attempt.header,
+            is_committing=attempt.is_committing,
+            limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
+            mismatch=mismatch,
+            recent=tuple(self.recent),
         )
-        self.poison("timeout", f"{what} reached its timeout of {timeout_s:g} s with no rank silent: {states}")
+        self._states[self.epoch, self.rank] = own
+        self._tell({"type": "state", "by": self.rank, "epoch": self.epoch, **own.to_record()})
+        probe(self._channels(), self.rank)
+        grace = self.grace_s(attempt.timeout_s)
+        settled = began + min(_SETTLING_S, 0.4 * grace)
+        until = began + 0.8 * grace
+        if self.reroutes:
+            until = max(until, attempt.deadline)
+        while self._cause is None:
+            self._heed(patience_s=0.02)
+            states, evidence = self._said()
+            now = time.monotonic()
+            if len(states) == self.size and disagreement(states, self._dtype_names):
+                break
+            if now >= settled and self.rank not in evidence:
+                found = collect(self._channels(), self.rank, frozenset(states))
+                self._evidence[self.epoch, self.rank] = found
+                self._tell({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
+                continue
+            if now >= settled and (len(evidence) == self.size or mismatch):
+                break
+            if now >= until:
+                break
+        if not self.reroutes:
+            self._let_others_decide(began + 0.95 * grace)
+        if self._cause is None:
+            self._decide()
 
+    def _let_others_decide(self, until: float) -> None:
+        """A rank that hears the others and is not heard by them is what they will complain of: wait for that."""
+        _, evidence = self._said()
+        others = [one for rank, one in evidence.items() if rank != self.rank]
+        deaf = sum(self.rank not in one.heard for one in others)
+        while self._cause is None and deaf * 2 > len(others) and time.monotonic() < until:
+            self._heed(patience_s=0.02)
 
-def _waiters(reports: dict[int, dict[str, Any]], silent: list[int]) -> str:
-    waiting = sorted(peer for peer, report in reports.items() if set(report["for"]) & set(silent))
-    return ", ".join(f"rank {peer}" for peer in waiting)
+    def _decide(self) -> None:
+        states, evidence = self._said()
+        verdict = judge_states(states, evidence, self.topology, self._dtype_names)
+        if self.reroutes and verdict.links and len(evidence) == self.size:
+            # A rank leaves the round after a collective when every rank has reached it: the ranks are in the same
+            # collective, or the last ones are in the round after it.
+            resume = min(state.header[0] + state.is_committing for state in states.values())
+            raise LinksFailed(verdict.links, verdict.message, resume)
+        self.poison(verdict.kind, verdict.message)

@@ -40,8 +40,8 @@ from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
-from mycel.runtime.faults import ALL_TO_ALL_V
 from mycel.runtime.flight import FlightLog, recorder
+from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
@@ -138,6 +138,8 @@ class MycelProcessGroup(ProcessGroup):
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
         settings = read_settings()
+        if settings.restarts:  # torchrun's store may hold what the ranks before them have said
+            store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
         own, bind = own_address(settings, global_ranks[rank])
         gloo: Any = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
@@ -780,6 +782,7 @@ def _communicate(
         piece_bytes=settings.piece_bytes,
         paced=PACE if settings.paced is None else settings.paced,
         flight=flight,
+        reroutes=settings.on_link_failure == "replan",
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)

@@ -16,9 +16,9 @@ _MAGIC = b"mycel\x00\x00\x01"
 HELLO_BYTES = _FORMAT.size
 
 
-def path_digest(path: tuple[int, ...]) -> bytes:
-    """Sixteen bytes that stand for a physical path."""
-    return hashlib.sha256(",".join(map(str, path)).encode()).digest()[:16]
+def path_digest(path: tuple[int, ...], epoch: int = 0) -> bytes:
+    """Sixteen bytes that stand for a physical path, and for how often its group has got new channels."""
+    return hashlib.sha256(f"{epoch}:{','.join(map(str, path))}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

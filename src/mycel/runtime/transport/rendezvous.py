@@ -12,6 +12,7 @@ file to leave behind, but no file's permissions either, so both ends check that 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -32,6 +33,8 @@ __all__ = ["Address", "Rendezvous", "Store"]
 
 _BACKLOG = 1024
 _SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
+#: How often a wait for a connection is interrupted to heed what other ranks say.
+_HEED_S = 0.1
 #: Bytes a unix socket may hold on their way. The kernel's default, 208 KB, makes large messages wait for the reader.
 _UNIX_BUFFER = 1 << 20
 
@@ -90,6 +93,8 @@ class Rendezvous:
         self._prefix = "mycel/"
         self._store = store
         self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
+        #: The peer whose connection is, or was, being waited for.
+        self.awaited = rank
         self._listeners = [socket.create_server((bind, 0), backlog=_BACKLOG)]
         port = self._listeners[0].getsockname()[1]
         published = {"host": own.host, "ip": own.ip, "port": port, "pid": own.pid}
@@ -140,6 +145,10 @@ class Rendezvous:
         address_of: Callable[[Channel], str],
         pace_of: Callable[[Channel], int | None],
         timeout_s: float,
+        *,
+        deadline: float | None = None,
+        heed: Callable[[], None] | None = None,
+        epoch: int = 0,
     ) -> list[socket.socket]:
         """Sockets of this rank's channels, in their order: outgoing ones opened, incoming ones awaited.
 
@@ -147,28 +156,35 @@ class Rendezvous:
             channels: all with this rank as source or destination.
             address_of: at which address the channel's destination is reached over the channel's path.
             pace_of: bytes a second beyond which an outgoing channel holds back; ``None`` for no limit.
-            timeout_s: how long to wait for each peer's side.
+            timeout_s: how long unacknowledged bytes may stay so, and how long to wait for the peers' sides.
+            deadline: until when to wait instead (``time.monotonic``).
+            heed: called several times a second while waiting; what it raises ends the wait.
+            epoch: how often the group has got new channels. Later ones go back the way they came, if there is an
+                address that says so, since ordinary routing may lead over a link that has failed.
 
         Raises:
-            PeerLostError: a peer refuses the connection.
-            CollectiveTimeoutError: a peer has not opened its side in time.
+            PeerLostError: a peer, ``awaited``, refuses the connection.
+            CollectiveTimeoutError: a peer, ``awaited``, has not opened its side in time.
         """
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
         for number, channel in enumerate(channels):
             if channel.src == self.rank:
-                hello = Hello(token=self._token, src=self.rank, control=False, path=path_digest(channel.path))
+                digest = path_digest(channel.path, epoch)
+                hello = Hello(token=self._token, src=self.rank, control=False, path=digest)
                 ip, pace = address_of(channel), pace_of(channel)
                 if self._is_local(channel.dst, ip, pace):
                     out[number] = self._open_locally(channel.dst, hello, deadline)
                     continue
-                out[number] = self._open(channel.dst, ip, hello, deadline)
+                back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
+                source = address_of(back) if epoch else None
+                out[number] = self._open(channel.dst, ip, hello, deadline, heed, source)
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
             if channel.dst == self.rank:
-                key = (channel.src, path_digest(channel.path), False)
-                out[number] = self._await(key, deadline, f"its channel over {channel.path}")
+                key = (channel.src, path_digest(channel.path, epoch), False)
+                out[number] = self._await(key, deadline, f"its channel over {channel.path}", heed)
         for sock in out.values():
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -177,6 +193,7 @@ class Rendezvous:
 
     def _is_local(self, peer: int, ip: str, pace: int | None) -> bool:
         """Whether a channel goes over a unix socket: same host, no wired path of its own, nothing to be paced."""
+        self.awaited = peer
         own, other = self.addresses[self.rank], self.addresses[peer]
         return bool(own.local and other.local) and own.host == other.host and ip == other.ip and pace is None
 
@@ -201,10 +218,19 @@ class Rendezvous:
             raise
         return sock
 
-    def _open(self, peer: int, ip: str, hello: Hello, deadline: float) -> socket.socket:
+    def _open(
+        self,
+        peer: int,
+        ip: str,
+        hello: Hello,
+        deadline: float,
+        heed: Callable[[], None] | None = None,
+        source: str | None = None,
+    ) -> socket.socket:
         port = self.addresses[peer].port
+        self.awaited = peer
         try:
-            sock = socket.create_connection((ip, port), timeout=max(0.01, deadline - time.monotonic()))
+            sock = _dial(ip, port, deadline, heed, source)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(hello.pack())
         except TimeoutError:
@@ -218,12 +244,21 @@ class Rendezvous:
             ) from None
         return sock
 
-    def _await(self, key: tuple[int, bytes, bool], deadline: float, what: str) -> socket.socket:
+    def _await(
+        self, key: tuple[int, bytes, bool], deadline: float, what: str, heed: Callable[[], None] | None = None
+    ) -> socket.socket:
+        self.awaited = key[0]
         poller = select.poll()
         for listener in self._listeners:
             poller.register(listener, select.POLLIN)
         while key not in self._filed:
-            ready = {descriptor for descriptor, _ in poller.poll(max(10.0, (deadline - time.monotonic()) * 1000))}
+            patience = max(0.01, deadline - time.monotonic())
+            if heed is not None:
+                heed()
+                patience = min(patience, _HEED_S)
+            ready = {descriptor for descriptor, _ in poller.poll(patience * 1000)}
+            if not ready and time.monotonic() < deadline:
+                continue
             if not ready:
                 raise CollectiveTimeoutError(
                     f"rank {key[0]} has not opened {what} to rank {self.rank} in time: it is stopped, late, or calls "
@@ -263,6 +298,35 @@ class Rendezvous:
         for sock in self._filed.values():
             sock.close()
         self._filed.clear()
+
+
+def _dial(ip: str, port: int, deadline: float, heed: Callable[[], None] | None, source: str | None) -> socket.socket:
+    """Connect, looking up now and then.
+
+    Raises:
+        OSError: no answer in time (``TimeoutError``), or a refusal.
+    """
+    sock = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if source is not None:
+            sock.bind((source, 0))
+        sock.setblocking(False)
+        begun = sock.connect_ex((ip, port))
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        while begun == errno.EINPROGRESS and not poller.poll(_HEED_S * 1000):
+            if heed is not None:
+                heed()
+            if time.monotonic() >= deadline:
+                raise TimeoutError
+        refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (begun != errno.EINPROGRESS and begun)
+        if refused:
+            raise OSError(refused, os.strerror(refused))
+        sock.settimeout(max(0.01, deadline - time.monotonic()))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _listen_locally(name: str) -> socket.socket:

@@ -1,0 +1,55 @@
+"""What precedes the messages of a collective: its kind as one integer, and the same in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mycel.runtime.reduce_kernels import ReduceOp
+
+__all__ = ["ALL_TO_ALL_V", "describe_header", "pack_kind", "states_own_bytes"]
+
+#: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
+ALL_TO_ALL_V = "all_to_all with split sizes"
+#: What messages call the round after a collective in which ranks tell each other that they have come through.
+COMMIT = "commit"
+_NAMES = (
+    "all_gather",
+    "reduce_scatter",
+    "all_reduce",
+    "broadcast",
+    "reduce",
+    "barrier",
+    "all_to_all",
+    "gather",
+    "scatter",
+    ALL_TO_ALL_V,
+    COMMIT,
+)
+#: Code of an average in headers, where other codes are those of ``reduce_kernels.ReduceOp``.
+_AVERAGE = 15
+
+
+def pack_kind(name: str, dtype: int, reduce_op: int | None, root: int | None, plan: int) -> int:
+    """A collective's kind as one integer, for the header that precedes its messages; ``reduce_op`` ``None``: AVG."""
+    reduce_op = _AVERAGE if reduce_op is None else reduce_op
+    return _NAMES.index(name) | dtype << 8 | reduce_op << 16 | (0 if root is None else root + 1) << 24 | plan << 48
+
+
+def states_own_bytes(kind: int) -> bool:
+    """Whether ranks state different numbers of bytes for the same collective of this kind."""
+    return kind & 0xFF == _NAMES.index(ALL_TO_ALL_V)
+
+
+def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Callable[[int], str]) -> str:
+    """A header in words, such as ``all_reduce #5 of 4096 bytes of float32, op SUM``."""
+    name = _NAMES[kind & 0xFF] if kind & 0xFF < len(_NAMES) else f"operation {kind & 0xFF}"
+    code = (kind >> 16) & 0xFF
+    op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
+    root = (kind >> 24) & 0xFFFFFF
+    size = f" of {num_bytes} bytes"
+    if name == ALL_TO_ALL_V:
+        size = f"{size} between the two" if num_bytes else ""
+    text = f"{name} #{sequence}{size} of {dtype_names((kind >> 8) & 0xFF)}"
+    if name in ("all_reduce", "reduce_scatter", "reduce"):
+        text += f", op {op}"
+    return text + (f", root {root - 1}" if root else "")

@@ -1,0 +1,150 @@
+"""What has gone wrong, judged from what the ranks of a group say; a pure function, so all who hear the same agree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mycel.runtime.evidence import Evidence, Hop, failed_links, link_names
+from mycel.runtime.headers import describe_header, states_own_bytes
+from mycel.topology.model import Topology
+
+__all__ = ["State", "Verdict", "disagreement", "judge_states"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Where a rank stands.
+
+    Attributes:
+        what: the collective in words.
+        waits_for: ranks it waits for.
+        header: sequence number, kind and bytes of its collective.
+        is_committing: the collective is through and the ranks are telling each other so.
+        limit_s: the time-out that has passed, or 0 where none has and the rank was asked.
+        mismatch: what it found on a channel that is not of its own call, in words; else empty.
+        recent: headers of the calls before: a rank may have gone on where others cannot.
+    """
+
+    what: str
+    waits_for: tuple[int, ...]
+    header: tuple[int, int, int]
+    is_committing: bool = False
+    limit_s: float = 0.0
+    mismatch: str = ""
+    recent: tuple[tuple[int, int, int], ...] = ()
+
+    def to_record(self) -> dict[str, Any]:
+        """As JSON takes it."""
+        return {
+            "what": self.what,
+            "for": self.waits_for,
+            "header": self.header,
+            "commit": self.is_committing,
+            "limit": self.limit_s,
+            "mismatch": self.mismatch,
+            "recent": self.recent,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> State:
+        """Back from ``to_record``."""
+        headers = [(sequence, kind, num_bytes) for sequence, kind, num_bytes in (record["header"], *record["recent"])]
+        return cls(
+            what=record["what"],
+            waits_for=tuple(record["for"]),
+            header=headers[0],
+            is_committing=record["commit"],
+            limit_s=record["limit"],
+            mismatch=record["mismatch"],
+            recent=tuple(headers[1:]),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The cause of a failure.
+
+    Attributes:
+        kind: ``timeout`` or ``mismatch``.
+        message: for people; the same on every rank that has heard the same.
+        silent: ranks that are waited for and say nothing.
+        links: the links that have failed.
+    """
+
+    kind: Literal["timeout", "mismatch"]
+    message: str
+    silent: tuple[int, ...] = ()
+    links: frozenset[Hop] = frozenset()
+
+
+def judge_states(
+    states: Mapping[int, State],
+    evidence: Mapping[int, Evidence],
+    topology: Topology,
+    dtype_names: Callable[[int], str],
+) -> Verdict:
+    """Say what has gone wrong.
+
+    In this order: ranks that make different calls; ranks that are waited for and say nothing; links on which
+    nothing arrives.
+
+    Args:
+        states: of the ranks that have been heard, at least one.
+        evidence: of those that have had the time to gather it.
+        topology: the fabric, for the names of links.
+        dtype_names: from a type's code to its name.
+    """
+    different = disagreement(states, dtype_names)
+    if different:
+        return Verdict(kind="mismatch", message=different)
+    first = next((states[rank] for rank in sorted(states) if states[rank].limit_s), states[min(states)])
+    passed = f"{first.what} reached its timeout of {first.limit_s:g} s"
+    if not first.limit_s:
+        passed = f"{first.what} made no progress"
+    awaited = {peer for state in states.values() for peer in state.waits_for}
+    silent = tuple(sorted(awaited - set(states)))
+    failures = failed_links(evidence)
+    links = frozenset(hop for group in failures for hop in group)
+    names = link_names(topology, failures, evidence)
+    if silent:
+        waiting = [rank for rank in sorted(states) if set(states[rank].waits_for) & set(silent)]
+        why = "stopped, stuck, or never called it"
+        if links:
+            why = f"nothing gets through on {names}: it is down, or the machine behind it"
+        message = f"{passed}: {_ranks(silent)} is silent ({why}); waited for by {_ranks(waiting)}"
+    elif links:
+        waiting = [rank for rank in sorted(states) if states[rank].waits_for]
+        message = f"{passed}: nothing gets through on {names}; {_ranks(waiting)} wait for each other"
+    else:
+        said = "; ".join(
+            f"rank {rank} in {state.what} waits for {list(state.waits_for) or 'nobody'}"
+            for rank, state in sorted(states.items())
+        )
+        message = f"{passed} with no rank silent and no link down: {said}"
+    return Verdict(kind="timeout", message=message, silent=silent, links=links)
+
+
+def disagreement(states: Mapping[int, State], dtype_names: Callable[[int], str]) -> str:
+    """How the ranks' calls differ, in words; empty where they do not."""
+    calls_of: dict[int, dict[tuple[int, int], list[int]]] = {}
+    for rank, state in sorted(states.items()):
+        own = () if state.is_committing else (state.header,)
+        for sequence, kind, num_bytes in {*state.recent, *own}:
+            call = (kind, 0 if states_own_bytes(kind) else num_bytes)
+            calls_of.setdefault(sequence, {}).setdefault(call, []).append(rank)
+    for sequence, calls in sorted(calls_of.items()):
+        if len(calls) > 1:
+            # The odd one out comes first.
+            ordered = sorted(calls.items(), key=lambda item: (len(item[1]), item[1]))
+            words = [describe_header(sequence, *call, dtype_names) for call, _ in ordered]
+            note = " (with different schedules: do all ranks see the same topology and MYCEL_* settings?)"
+            said = ", ".join(f"{_ranks(r)} called {w}" for w, (_, r) in zip(words, ordered, strict=True))
+            return f"ranks do not agree: {said}{note if len(set(words)) < len(words) else ''}"
+    found = [states[rank].mismatch for rank in sorted(states) if states[rank].mismatch]
+    return f"ranks do not agree: {found[0]}" if found else ""
+
+
+def _ranks(ranks: Collection[int] | Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks) or "nobody"

@@ -1,0 +1,1 @@
+"""Every fault in every collective, on emulated clusters; ``python -m tests.faults``."""
