@@ -107,6 +107,28 @@ def test_one_machine_is_one_box() -> None:
     assert [v.label for v in found.topology.vertices] == ["a/0", "a/1", "a/2", "a/switch"]
 
 
+def test_processes_of_one_machine_are_connected_alike() -> None:
+    found = survey(load_topology("star:ranks=3,bandwidth=8 Gbit/s"), silent=True, machines=["a"] * 3, noise=0.4)
+    assert len({link.capacity for link in found.topology.links}) == 1
+    assert not any("slow" in text or "uneven" in text for text in found.findings)
+
+
+def test_a_link_carries_at_least_what_it_was_seen_to_carry() -> None:
+    """One to many alone would say 380; a pair alone was seen to get 400."""
+    star = Structure(
+        name="",
+        num_ranks=3,
+        names=("s",),
+        paths={(a, b): (a, 3, b) for a in range(3) for b in range(3) if a != b},
+        reason="",
+    )
+    alone = [Observation(pattern="", rates={pair: 400.0}) for pair in star.paths]
+    many = Observation(pattern="", rates={(0, 1): 190.0, (0, 2): 190.0})
+    found = fit(star, [*alone, many])
+    assert found.estimate_of((0, 3)).evidence == (380.0,)
+    assert found.rates[0, 3] == 400.0
+
+
 def test_findings_name_what_is_odd() -> None:
     slow = survey(load_topology(CLUSTERS / "slow_nic.yaml"))
     assert any(text.startswith("slow: rank 3") and "100" in text for text in slow.findings)

@@ -98,9 +98,9 @@ def sections_of(structure: Structure) -> list[Section]:
 def fit(structure: Structure, observations: Sequence[Observation]) -> Fit:
     """Capacities that follow from the observations, if this is the structure.
 
-    A section that was the only full one on some flow's way has the upper quartile of its loads at those times, since
-    a busy processor makes them smaller and nothing makes them larger; any other has the most that it was seen to
-    carry.
+    A section that was the only full one on some flow's way has the upper quartile of its loads at those times, or of
+    all times at which it was full, if that is more: a busy processor makes loads smaller, and nothing makes them
+    larger. Any other has the most that it was seen to carry.
     """
     sections = sections_of(structure)
     number = {hop: i for i, section in enumerate(sections) for hop in section.links}
@@ -122,7 +122,7 @@ def fit(structure: Structure, observations: Sequence[Observation]) -> Fit:
     estimates = tuple(
         Estimate(
             section=section,
-            rate=_upper_quartile(list(evidence[i].values())) if evidence[i] else most[i],
+            rate=_rate(list(evidence[i].values()), [load.get(i, 0.0) for load in loads], most[i]),
             evidence=tuple(evidence[i].values()),
         )
         for i, section in enumerate(sections)
@@ -147,6 +147,12 @@ def explained(found: Fit, observation: Observation) -> tuple[int, int, float]:
         any(load[hop] >= FULL * found.rates[hop] for hop in found.structure.hops(pair)) for pair in observation.rates
     )
     return count, len(observation.rates), worst
+
+
+def _rate(evidence: Sequence[float], loads: Sequence[float], most: float) -> float:
+    if not evidence:
+        return most
+    return max(_upper_quartile(evidence), _upper_quartile([load for load in loads if load >= FULL * most]))
 
 
 def _upper_quartile(values: Sequence[float]) -> float:

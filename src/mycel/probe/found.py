@@ -12,7 +12,7 @@ from scipy.optimize import nnls
 
 from mycel.probe.fit import Estimate, Fit
 from mycel.probe.observations import Pair
-from mycel.probe.structure import Hop, Structure, free_name
+from mycel.probe.structure import Hop, Structure, free_name, machine_switch
 from mycel.topology.capacities import fitting_unit
 from mycel.topology.model import Link, Topology, Vertex
 from mycel.topology.yaml_format import to_yaml
@@ -193,7 +193,10 @@ def build(
     structure = found.structure
     estimates: dict[Hop, Estimate] = {hop: e for e in found.estimates for hop in e.section.links if e.rate > 0}
     rates = {hop: estimates[hop].rate for hop in estimates}
-    leveled = level(rates, {hop for hop in estimates if estimates[hop].is_certain})
+    for hops in _within_machines(structure, machines).values():
+        # Processes of one machine are no better or worse connected than each other; what differs is who had a core.
+        rates |= dict.fromkeys(hops, median(rates.get(hop, 0.0) for hop in hops))
+    leveled = level(rates, {hop for hop in estimates if estimates[hop].is_certain and rates[hop] > 0})
     bits = {hop: round_rate(8 * rate) for hop, rate in leveled.items()}
     unit = fitting_unit([Fraction(b, 8) for b in bits.values()], ["Gbit/s", "Mbit/s"])
     latencies = link_latencies(structure, latency_s)
@@ -268,6 +271,18 @@ def _vertices(structure: Structure, machines: Sequence[str]) -> tuple[Vertex, ..
 def describe(topology: Topology) -> tuple[str, ...]:
     """Sentences on what is worth knowing: boxes, direct cables, slow ranks, shared and uneven cables."""
     return (*_shape(topology), *_slow_ranks(topology), *_shared(topology), *_uneven(topology))
+
+
+def _within_machines(structure: Structure, machines: Sequence[str]) -> dict[str, list[Hop]]:
+    """Links between ranks of one machine and the switch that stands for its memory."""
+    found: dict[str, list[Hop]] = {}
+    for a, b in structure.links():
+        rank, switch = min(a, b), max(a, b)
+        if rank < structure.num_ranks <= switch:
+            machine = machines[rank]
+            if structure.names[switch - structure.num_ranks] == machine_switch(machine):
+                found.setdefault(machine, []).append((a, b))
+    return found
 
 
 def _shape(topology: Topology) -> list[str]:

@@ -12,7 +12,7 @@ from itertools import count, pairwise
 
 from mycel.probe.observations import Pair
 
-__all__ = ["Route", "Structure", "candidates", "fast_groups", "free_name", "merge_routers"]
+__all__ = ["Route", "Structure", "candidates", "fast_groups", "free_name", "machine_switch", "merge_routers"]
 
 #: One link, as two vertices.
 Hop = tuple[int, int]
@@ -61,6 +61,11 @@ def free_name(wanted: str, taken: Collection[str]) -> str:
     if wanted not in taken:
         return wanted
     return next(name for i in count(2) if (name := f"{wanted}{i}") not in taken)
+
+
+def machine_switch(machine: str) -> str:
+    """Name of the switch that stands for what ranks of one machine share."""
+    return f"{machine}/switch"
 
 
 @dataclass(slots=True)
@@ -187,7 +192,7 @@ class _Machines:
         host = self._hosts[rank]
         if host not in self._several:
             return (rank,)
-        return rank, self._draft.switch(("host", host), f"{host}/switch")
+        return rank, self._draft.switch(("host", host), machine_switch(host))
 
     def way(self, src: int, dst: int, between: Sequence[int]) -> tuple[int, ...]:
         """The whole way between two ranks."""
