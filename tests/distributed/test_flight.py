@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from mycel.emulate import check_support
+from mycel.emulate.launch import launch
+from mycel.errors import EmulationError
+from mycel.report.flight.findings import examine
+from mycel.report.flight.links import carried, suspect
+from mycel.report.flight.records import read_dumps
+from mycel.topology import load_topology, to_json
+
+PROMISED = Path(__file__).parent / "programs" / "promised.py"
+CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 RunRanks = Callable[..., list[Any]]
 Lines = list[dict[str, Any]]
 
@@ -84,3 +97,40 @@ def test_a_failure_writes_records_and_says_where(run_ranks: RunRanks, tmp_path: 
         program = next(line for line in rest if line.get("program") == second["program"] and "messages" in line)
         assert len(second["messages_done"]) == len(program["messages"])
         assert sum(second["messages_done"]) < sum(program["messages"])
+
+
+def _emulation_missing() -> str:
+    try:
+        check_support()
+    except EmulationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(_emulation_missing()), reason=_emulation_missing() or "supported")
+def test_the_report_names_the_slow_cable_and_the_late_rank(tmp_path: Path) -> None:
+    """Rank 3's cable carries 100 of the 400 Mbit/s that the topology file promises; rank 1 is late each time."""
+    real = load_topology(CLUSTERS / "slow_nic.yaml")
+    promised = to_json(real)
+    for link in promised["links"]:
+        link["capacity"] = max(link["capacity"] for link in promised["links"])
+    file = tmp_path / "promised.json"
+    file.write_text(json.dumps(promised), encoding="utf-8")
+    said: list[str] = []
+    status = launch(
+        real,
+        [sys.executable, str(PROMISED), str(file), "1"],
+        env={"MYCEL_FLIGHT_DIR": str(tmp_path / "flight"), "OMP_NUM_THREADS": "1"},
+        output=lambda rank, line: said.append(line),
+        timeout_s=100.0,
+        prefix=False,
+    )
+    assert status == 0, "".join(said)
+    found = examine(read_dumps([tmp_path / "flight"]))
+    assert len(found.whole) == 6 and not found.unfinished and not found.silent
+    assert found.latest is not None and found.latest.rank == 1
+    slow = suspect(carried(found.dumps))
+    assert slow is not None
+    assert set(slow.ends) == {real.label(real.ranks[3]), "switch"}
+    assert found.kinds[0].of_bound is not None and found.kinds[0].of_bound < 0.5

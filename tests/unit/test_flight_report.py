@@ -149,9 +149,11 @@ def test_who_hangs_and_who_never_called() -> None:
 
 
 def test_ranks_without_records_are_named() -> None:
+    """The others' times are told all the same; what they waited for it cannot be told from moving."""
     found = examine(late_job()[:2])
     assert found.silent == (2,)
-    assert found.whole == ()
+    assert (len(found.whole), found.kinds[0].waiting_s) == (2, 0.0)
+    assert found.kinds[0].moving_s == pytest.approx(0.050 + 0.090)
     assert "No records of rank 2" in render_page(found, [], None)
 
 

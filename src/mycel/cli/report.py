@@ -93,7 +93,8 @@ def _print(findings: Findings, slow: Suspect | None) -> None:
     sentences += [f"{suspect_sentence(slow)}."] if slow is not None else []
     sentences += [f"{unfinished_sentence(u)}." for u in findings.unfinished]
     if findings.silent:
-        sentences.append(f"No records of ranks {', '.join(map(str, findings.silent))}.")
+        which = "ranks" if len(findings.silent) > 1 else "rank"
+        sentences.append(f"No records of {which} {', '.join(map(str, findings.silent))}.")
     for sentence in sentences:
         if sentence.rstrip(".") != first:
             console.print(sentence, highlight=False)

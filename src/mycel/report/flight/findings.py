@@ -1,6 +1,7 @@
 """What merged flight records say: time by collective and by rank, late ranks, slow links, and what never ended.
 
-One collective has three parts on each rank. *Queued*: called, but an earlier one of the group is still under way.
+One collective has three parts on each rank. *Queued*: called, but an earlier one of the group is still under way,
+or its program is being made, as at the first call of a size.
 *Waiting*: begun, but some rank has not begun yet. *Moving*: from the last rank's beginning to this rank's end. What
 is moved while a rank is awaited counts as waiting, so the figure beside the bound is of the part in which nobody was
 awaited; data that had gone ahead can lift it above 1.
@@ -40,12 +41,14 @@ class Meeting:
 
     Attributes:
         sides: by rank of the whole job.
+        present: ranks of the group whose dump is at hand.
         missing: ranks of the group whose dump is at hand and has nothing of it, though it reaches back far enough.
     """
 
     group: Group
     sequence: int
     sides: dict[int, Side]
+    present: tuple[int, ...]
     missing: tuple[int, ...]
 
     @property
@@ -55,8 +58,8 @@ class Meeting:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether every rank of the group has written down that it is over."""
-        return len(self.sides) == len(self.group.ranks) and all(s.call.state == "done" for s in self.sides.values())
+        """Whether every rank of the group whose dump is at hand has written down that it is over."""
+        return len(self.sides) == len(self.present) and all(s.call.state == "done" for s in self.sides.values())
 
     @cached_property
     def last(self) -> int:
@@ -140,7 +143,8 @@ class Unfinished:
 
     Attributes:
         states: by rank: ``done``, ``running``, ``queued``, or ``not called``.
-        stalled: channels with messages left, as ``(src, dst, messages done, messages, seen by)`` in ranks of the job.
+        stalled: channels with messages left, as ``(src, dst, messages done, messages, seen by)`` in ranks of the
+            job; those that came least far first.
     """
 
     group: Group
@@ -169,7 +173,7 @@ class Findings:
 
     @cached_property
     def whole(self) -> tuple[Meeting, ...]:
-        """Collectives that every rank has written down to their end."""
+        """Collectives that every rank at hand has written down to their end."""
         return tuple(meeting for meeting in self.meetings if meeting.is_whole)
 
     @cached_property
@@ -233,14 +237,13 @@ def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
     meetings = []
     for (identity, sequence), sides in found.items():
         group = groups[identity]
+        present = tuple(rank for rank in group.ranks if rank in shifted)
         missing = tuple(
             rank
-            for rank in group.ranks
-            if rank in shifted
-            and rank not in sides
-            and (rank in complete or oldest.get((identity, rank), sequence) < sequence)
+            for rank in present
+            if rank not in sides and (rank in complete or oldest.get((identity, rank), sequence) < sequence)
         )
-        meetings.append(Meeting(group=group, sequence=sequence, sides=sides, missing=missing))
+        meetings.append(Meeting(group=group, sequence=sequence, sides=sides, present=present, missing=missing))
     return sorted(meetings, key=lambda meeting: min(side.called_s for side in meeting.sides.values()))
 
 
@@ -358,6 +361,7 @@ def _open(meeting: Meeting) -> Unfinished:
         ):
             if done < every:
                 stalled.append((meeting.group.ranks[src], meeting.group.ranks[dst], done, every, rank))
+    stalled.sort(key=lambda channel: channel[2] / channel[3])
     return Unfinished(
         group=meeting.group, call=meeting.call, states=dict(sorted(states.items())), stalled=tuple(stalled)
     )

@@ -14,6 +14,7 @@ from mycel.report.flight.words import (
     headline,
     kind_row,
     late_sentence,
+    plural,
     suspect_sentence,
     unfinished_sentence,
 )
@@ -50,10 +51,10 @@ def _lead(findings: Findings) -> str:
     first = findings.dumps[0]
     hosts = len({dump.host for dump in findings.dumps})
     where = f"{hosts} hosts" if hosts > 1 else "one host"
-    return (
-        f"{len(findings.whole)} collectives that every rank of their group has written down, by "
-        f"{len(findings.dumps)} of {first.world_size} ranks on {where}. {late_sentence(findings)}"
-    )
+    whole = len(findings.whole)
+    about = f"{plural(whole)}, written down by "
+    about += f"{len(findings.dumps)} of {first.world_size} ranks on {where}."
+    return f"{about} {late_sentence(findings)}" if whole else about
 
 
 def _warnings(findings: Findings) -> str:
@@ -61,18 +62,21 @@ def _warnings(findings: Findings) -> str:
     if findings.silent:
         texts.append(
             f"No records of {'ranks' if len(findings.silent) > 1 else 'rank'} "
-            f"{', '.join(map(str, findings.silent))}: killed before they could write, or not copied here."
+            f"{', '.join(map(str, findings.silent))}: killed before they could write, or not copied here. What the "
+            "others waited for them counts as moving."
         )
     return "".join(f'<p class="warning">{escape(text)}</p>' for text in texts)
 
 
 def _cards(findings: Findings) -> str:
     queued, waiting, moving = findings.parts_s
+    if not findings.whole:
+        return ""
     latest = findings.latest
     cards = [
         ("ours", format_seconds(moving) if moving else "0", "moving bytes, average rank"),
         ("", format_seconds(waiting) if waiting else "0", "waiting for the last rank to begin"),
-        ("", format_seconds(queued) if queued else "0", "queued behind earlier collectives"),
+        ("", format_seconds(queued) if queued else "0", "queued behind others, or being planned"),
         ("", "none" if latest is None else f"rank {latest.rank}", "awaited longest"),
     ]
     return render_cards(cards)
@@ -105,7 +109,7 @@ def _timeline(findings: Findings) -> str:
         parts.append(f'<text x="{x:.1f}" y="{height - 6:.1f}" text-anchor="{anchor}" {style}>{text}</text>')
     parts.append("</svg>")
     key = " ".join(f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items())
-    note = f"The last {len(shown)} collectives that ended everywhere. {key}"
+    note = f"The last {plural(len(shown))} that ended everywhere. {key}"
     return f'<section class="scroll"><h2>Timeline</h2><p class="note">{note}</p>{"".join(parts)}</section>'
 
 
@@ -132,7 +136,8 @@ def _bars(meeting: Meeting, rank: int, y: float, begin: float, scale: float, nam
 def _kinds(findings: Findings) -> str:
     rows = [("", kind_row(kind)) for kind in findings.kinds[:_MOST_KINDS]]
     note = (
-        "Seconds of an average rank, summed. Queued: called, but an earlier one of the group is under way. Waiting: "
+        "Seconds of an average rank, summed. Queued: called, but an earlier one of the group is under way, or its "
+        "program is being made, as at the first call of a size. Waiting: "
         "begun, but some rank has not begun. Moving: the rest. Median and fraction of the bound count from the last "
         "rank's beginning to the last rank's end; data that went ahead can lift the fraction above 1."
     )
@@ -204,11 +209,14 @@ def _connections(connections: Sequence[Carried], slow: Suspect | None) -> str:
 
 def _unfinished(findings: Findings) -> str:
     rows = [
-        ("", [f"{u.call.what} #{u.call.sequence}", f"{src} to {dst}", f"rank {by}", str(done), str(every)])
+        (
+            "warn" if done == u.stalled[0][2] else "",
+            [f"{u.call.what} #{u.call.sequence}", f"{src} to {dst}", f"rank {by}", str(done), str(every)],
+        )
         for u in findings.unfinished
         for src, dst, done, every, by in u.stalled
     ]
-    note = "Channels with messages left when the records were written."
+    note = "Channels with messages left when the records were written; those that came least far first."
     heads = ["collective", "ranks", "seen by", "messages done", "messages"]
     return table("What did not end", note, heads, rows, num_text=3) if rows else ""
 
@@ -218,7 +226,7 @@ def _footer(findings: Findings) -> str:
     about = f"Times: {findings.clocks.how}"
     about += f", to {format_seconds(sure)}" if sure else ""
     if findings.skipped:
-        about += f"; {findings.skipped} collectives are not in the records of every rank and are left out"
+        about += f"; {findings.skipped} that not every rank has in its records are left out"
     return f"{about}. Everything here is measured; bounds are of the topology that the job was given."
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "headline",
     "kind_row",
     "late_sentence",
+    "plural",
     "summary",
     "suspect_sentence",
     "unfinished_sentence",
@@ -34,6 +35,16 @@ KIND_HEADS = (
 _MUCH = 0.25
 #: Processes that were asked for their records, or ended well, are no failure.
 _FINE = ("asked for by the program", "the group was closed", "the process ended", "SIGUSR2")
+
+
+def plural(count: int) -> str:
+    """So many collectives.
+
+    Examples:
+        >>> plural(1), plural(2)
+        ('1 collective', '2 collectives')
+    """
+    return f"{count} collective" if count == 1 else f"{count} collectives"
 
 
 def headline(findings: Findings, slow: Suspect | None) -> str:
@@ -61,7 +72,7 @@ def late_sentence(findings: Findings) -> str:
     if latest is None:
         return "No rank was late."
     return (
-        f"Rank {latest.rank} was awaited longest: it was called last in {latest.late} collectives, and the others "
+        f"Rank {latest.rank} was awaited longest: it was called last in {plural(latest.late)}, and the others "
         f"waited {format_seconds(latest.awaited_s)} for it in all, on average."
     )
 
