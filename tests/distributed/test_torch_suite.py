@@ -31,15 +31,19 @@ MORE = (
 )
 
 
-@pytest.mark.parametrize(("world_size", "parts"), [(3, PARTS), (4, MORE)])
-def test_what_torch_tests(world_size: int, parts: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "guise", "parts", "at_least"),
+    [(3, "gloo", PARTS, 15), (4, "gloo", MORE, 15), (3, "mpi", ("test_all_to_all",), 12)],
+)
+def test_what_torch_tests(world_size: int, guise: str, parts: tuple[str, ...], at_least: int, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.json"
     selected = [word for part in parts for word in ("-k", part)]
     command = [sys.executable, "-m", "tests.torch_suite", "--world-size", str(world_size), "--json", str(file)]
-    run = subprocess.run([*command, *selected], cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    command += ["--as", guise, *selected]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert run.returncode == 0, run.stdout[-4000:]
     outcomes = json.loads(file.read_text(encoding="utf-8"))
-    assert sum(outcome == "passed" for outcome in outcomes.values()) >= 15, outcomes
+    assert sum(outcome == "passed" for outcome in outcomes.values()) >= at_least, outcomes
 
 
 def test_comparison_names_what_was_lost() -> None:

@@ -1,12 +1,13 @@
 """Torch's own distributed test-suite, run over a backend.
 
-    python -m tests.torch_suite --backend mycel --world-size 4 [-k PART ...] [--json FILE]
+    python -m tests.torch_suite --backend mycel --world-size 4 [-k PART ...] [--as mpi] [--json FILE]
     python -m tests.torch_suite --compare gloo.json mycel.json
 
 The tests are those of ``torch.testing._internal.distributed.distributed_test`` for CPU tensors, unchanged. They ask
 in many places whether the backend is Gloo, and skip much of what others could do; so they are imported as if the
 backend were Gloo, and every group is then made with the backend at hand. Ranks are forked, not spawned: starting an
-interpreter for every rank of every test would take most of an hour.
+interpreter for every rank of every test would take most of an hour. Some tests are for MPI alone, which nobody need
+have: ``--as mpi -k test_all_to_all`` runs them.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ __all__ = ["compare", "main", "run_suite"]
 TEST_SECONDS = 60
 
 
-def _prepare(backend: str, world_size: int) -> Any:
-    """Import the suite for ``world_size`` ranks; groups it makes will be of ``backend``."""
+def _prepare(backend: str, world_size: int, guise: str = "gloo") -> Any:
+    """Import the suite, with the tests that are for ``guise``; the groups it makes will be of ``backend``."""
     os.environ.update(
-        BACKEND="gloo",
+        BACKEND=guise,
         MYCEL_SUITE_BACKEND=backend,
         WORLD_SIZE=str(world_size),
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT=str(TEST_SECONDS),
@@ -44,6 +45,7 @@ def _prepare(backend: str, world_size: int) -> Any:
     from torch.testing._internal import common_distributed
     from torch.testing._internal.distributed import distributed_test
 
+    distributed_test.BACKEND = "gloo"  # what is skipped has been decided by the import
     common_distributed.TIMEOUT_DEFAULT = TEST_SECONDS
     if backend != "gloo":
         import mycel.runtime
@@ -77,10 +79,10 @@ def _suite(module: Any, parts: Sequence[str]) -> Iterator[unittest.TestCase]:
             yield TestDistBackendWithFork(name)
 
 
-def run_suite(backend: str, world_size: int, parts: Sequence[str] = ()) -> dict[str, str]:
+def run_suite(backend: str, world_size: int, parts: Sequence[str] = (), guise: str = "gloo") -> dict[str, str]:
     """Run the tests whose names contain a part; what became of each, by name: passed, skipped or the failure."""
     outcomes: dict[str, str] = {}
-    for case in _suite(_prepare(backend, world_size), parts):
+    for case in _suite(_prepare(backend, world_size, guise), parts):
         name = case._testMethodName
         result = unittest.TestResult()
         started = time.monotonic()
@@ -103,6 +105,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=("gloo", "mycel"), default="mycel")
     parser.add_argument("--world-size", type=int, default=4)
     parser.add_argument("-k", dest="parts", action="append", default=[], help="only tests whose names contain this")
+    parser.add_argument("--as", dest="guise", choices=("gloo", "mpi"), default="gloo", help="whose tests to run")
     parser.add_argument("--json", dest="output", type=Path, help="write the outcomes here")
     parser.add_argument("--compare", nargs=2, type=Path, metavar=("GLOO", "MYCEL"), help="compare two such files")
     options = parser.parse_args()
@@ -111,7 +114,7 @@ def main() -> int:
         lost = compare(theirs, ours)
         print(f"passed: {_count(theirs)} there, {_count(ours)} here; passed there only: {', '.join(lost) or 'none'}")
         return bool(lost)
-    outcomes = run_suite(options.backend, options.world_size, options.parts)
+    outcomes = run_suite(options.backend, options.world_size, options.parts, options.guise)
     if options.output:
         options.output.write_text(json.dumps(outcomes, indent=1) + "\n", encoding="utf-8")
     failed = [name for name, outcome in outcomes.items() if outcome not in ("passed", "skipped")]
