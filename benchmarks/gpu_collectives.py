@@ -148,7 +148,9 @@ def measure(
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             if repeat >= options.warm_up:
                 times[backend].append(slowest.item())
-    limit = bound(topology, Collective(name=name, num_ranks=n, root=0 if name == "broadcast" else None))
+    limit = None  # loopback is not the fabric that was named
+    if device.type == "cuda":
+        limit = bound(topology, Collective(name=name, num_ranks=n, root=0 if name == "broadcast" else None)).algbw
     rows = []
     for backend in groups:
         wrong = torch.tensor([0.0 if right[backend] else 1.0], device=device)
@@ -160,7 +162,7 @@ def measure(
                 num_bytes=elements * 4,
                 backend=backend,
                 unit=topology.unit,
-                bound_algbw=limit.algbw,
+                bound_algbw=limit,
                 correct=wrong.item() == 0.0,
                 world_size=n,
                 topology=topology.name,

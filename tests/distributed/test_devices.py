@@ -43,6 +43,15 @@ def test_the_bits_of_the_engine_for_sockets(run_ranks: RunRanks, world_size: int
     assert {"forest", "tree"} <= set(results[0])
 
 
+def test_training(run_ranks: RunRanks) -> None:
+    ours = run_ranks(3, "devices", "training", env={"MYCEL_TOPOLOGY": FABRICS[3]})
+    theirs = run_ranks(3, "devices", "training_over_gloo", backend="gloo")
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.keys() == other.keys()
+        for form, losses in mine.items():
+            assert losses == pytest.approx(other[form], rel=1e-5), form
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU, and a torch made for it")
 def test_one_rank_on_a_gpu(run_ranks: RunRanks) -> None:

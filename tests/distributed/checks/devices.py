@@ -20,12 +20,18 @@ from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.process_group import MycelProcessGroup
 
 
-def collectives() -> ModuleType:
+def checks_of(name: str) -> ModuleType:
     """The checks of the other side, which hold here too."""
-    spec = importlib.util.spec_from_file_location("collectives", Path(__file__).with_name("collectives.py"))
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return module
+
+
+def collectives() -> ModuleType:
+    """Those of collectives, with shorter arrays."""
+    module = checks_of("collectives")
     module.SIZES = (*module.SIZES[:-1], 20001)  # type: ignore[attr-defined]  # pieces are the unit tests' matter
     return module
 
@@ -90,6 +96,20 @@ def same_bits(rank: int, size: int) -> list[str]:
         del group._on_host
     communicator.schedules = every
     return methods
+
+
+def training(rank: int, size: int) -> dict[str, Any]:
+    """Losses of DDP in all its forms, and of FSDP2: futures, hooks, coalesced and asynchronous calls."""
+    ran = as_on_devices(dist.group.WORLD)
+    losses = training_over_gloo(rank, size)
+    assert {"all_reduce", "broadcast", "all_gather", "reduce_scatter"} <= set(ran)
+    return losses
+
+
+def training_over_gloo(rank: int, size: int) -> dict[str, Any]:
+    """The same without us."""
+    checks = checks_of("training")
+    return {f"{kind}, {k}": v for kind in ("ddp", "fsdp") for k, v in getattr(checks, kind)(rank, size).items()}
 
 
 def one_on_a_gpu(rank: int, size: int) -> None:
