@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import itertools
 import math
@@ -376,6 +377,17 @@ def test_top_k_and_capacity_change_at_every_call() -> None:
     assert not torch.allclose(layer(x), layer(x, top_k=3))
     assert not torch.allclose(layer(x), layer(x, capacity_factor=0.5))
     assert torch.equal(layer(x), layer(x, capacity_factor=4.0))
+
+
+def test_a_layer_that_has_run_can_be_copied() -> None:
+    layer = MoE(6, 4, 4, 2, balancing=GShardLoss())
+    x = torch.randn(16, 6)
+    y = layer(x)
+    copied = copy.deepcopy(layer)
+    assert torch.equal(copied.loss, layer.loss) and copied.loss.grad_fn is None
+    assert torch.equal(copied(x), y)
+    layer.loss.backward()
+    assert layer.router.projection.weight.grad.any()
 
 
 def test_no_tokens_give_zero_gradients() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, library
 from torch.nn import functional
 
 __all__ = ["grouped_linear"]
@@ -70,7 +70,7 @@ def _groups(counts_E: Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
-@torch.library.custom_op("mycel::grouped_linear", mutates_args=())
+@library.custom_op("mycel::grouped_linear", mutates_args=())
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     y = x.new_empty(x.shape[0], weight.shape[1])
     end = 0
@@ -80,7 +80,7 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     return y
 
 
-@torch.library.custom_op("mycel::grouped_outer", mutates_args=())
+@library.custom_op("mycel::grouped_outer", mutates_args=())
 def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     """``left^T right`` of each group: the gradient of its matrix."""
     product = left.new_empty(counts.shape[0], left.shape[1], right.shape[1])

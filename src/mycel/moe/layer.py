@@ -161,6 +161,10 @@ class MoE(nn.Module):
                 self._counts = self._counts.to(routing.tokens_per_expert.device) + routing.tokens_per_expert
                 self._tokens = self._tokens + routing.top_k_index.shape[0]
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the loss without its graph, which neither takes."""
+        return {**self.__dict__, "loss": self.loss.detach()}
+
     def take_counts(self) -> Tensor:
         """Slots of each expert and, last, tokens, of this rank since the last call; shape ``[E + 1]``."""
         taken = torch.cat([self._counts, self._tokens.to(self._counts.device).view(1)])
