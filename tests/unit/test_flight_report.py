@@ -128,6 +128,16 @@ def test_uneven_blocks_have_no_fraction_of_the_bound() -> None:
     assert examine(dumps).kinds[0].of_bound is None
 
 
+def test_the_round_that_confirms_a_collective_is_one_of_its_own() -> None:
+    """It has the number of the collective, where groups go on when links fail."""
+    dumps = [
+        dump(r, [call(1, 0, 0, 50 * MS), call(1, 51 * MS, 51 * MS, 52 * MS, what="commit", num_bytes=4)])
+        for r in range(3)
+    ]
+    found = examine(dumps)
+    assert [(k.what, k.count, k.num_bytes) for k in found.kinds] == [("all_reduce", 1, 1 << 20), ("commit", 1, 4)]
+
+
 # -- what did not end ---------------------------------------------------------------------------------------------
 
 

@@ -78,13 +78,13 @@ def _limits(dumps: Sequence[Dump], names: Sequence[str], wall: dict[str, int]) -
     limit = np.full((len(names), len(names)), _UNBOUNDED)
     np.fill_diagonal(limit, 0.0)
     base = wall[names[0]]
-    together: defaultdict[tuple[str, int], list[tuple[int, int, Call]]] = defaultdict(list)
+    together: defaultdict[tuple[str, int, bool], list[tuple[int, int, Call]]] = defaultdict(list)
     for dump in dumps:
         number = names.index(dump.clock)
         for call in dump.calls:
             if call.state == "done" and call.even:
                 place = dump.groups[call.group].ranks.index(dump.rank)
-                together[call.group, call.sequence].append((number, place, call))
+                together[call.key].append((number, place, call))
     shifts = [wall[name] - base for name in names]
     for sides in together.values():
         first = sides[0][2]

@@ -218,13 +218,13 @@ def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
     def seconds(rank: int, time_ns: int | None) -> float | None:
         return None if time_ns is None else (time_ns + shifted[rank] - base) / 1e9
 
-    found: defaultdict[tuple[str, int], dict[int, Side]] = defaultdict(dict)
+    found: defaultdict[tuple[str, int, bool], dict[int, Side]] = defaultdict(dict)
     groups: dict[str, Group] = {}
     oldest: dict[tuple[str, int], int] = {}
     for dump in dumps:
         groups = {**dump.groups, **groups}
         for call in dump.calls:
-            found[call.group, call.sequence][dump.rank] = Side(
+            found[call.key][dump.rank] = Side(
                 call=call,
                 called_s=cast(float, seconds(dump.rank, call.called_ns)),
                 started_s=seconds(dump.rank, call.started_ns),
@@ -235,7 +235,7 @@ def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
     # A rank's ring is whole from its start where nothing was dropped: then what is not in it was never called.
     complete = {dump.rank for dump in dumps if dump.recorded == len(dump.calls)}
     meetings = []
-    for (identity, sequence), sides in found.items():
+    for (identity, sequence, _), sides in found.items():
         group = groups[identity]
         present = tuple(rank for rank in group.ranks if rank in shifted)
         missing = tuple(

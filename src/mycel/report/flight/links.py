@@ -105,15 +105,15 @@ def _fair_parts(dumps: Sequence[Dump]) -> dict[tuple[str, tuple[int, ...]], floa
     Channels of one collective share a link in proportion to their bytes on it; those of different collectives of a
     group are not busy at the same time.
     """
-    together: defaultdict[tuple[str, int], dict[int, Program]] = defaultdict(dict)
+    together: defaultdict[tuple[str, int, bool], dict[int, Program]] = defaultdict(dict)
     groups: dict[str, Group] = {}
     for dump in dumps:
         described = {name: group for name, group in dump.groups.items() if group.described}
         groups |= described
         for call in dump.calls:
             if call.group in described:
-                together[call.group, call.sequence][dump.rank] = call.program
-    counts = Counter((name, tuple(sorted(mine.items(), key=_rank))) for (name, _), mine in together.items())
+                together[call.key][dump.rank] = call.program
+    counts = Counter((name, tuple(sorted(mine.items(), key=_rank))) for (name, _, _), mine in together.items())
     moved: defaultdict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
     needed: defaultdict[tuple[str, tuple[int, ...]], float] = defaultdict(float)
     for (name, mine), count in counts.items():

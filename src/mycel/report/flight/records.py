@@ -17,6 +17,8 @@ __all__ = ["Call", "Connection", "Dump", "Group", "Program", "read_dumps"]
 
 #: The version of the lines that is read here.
 _FORMAT = 1
+#: What a round after a collective is called, in groups that go on when links fail; it has the collective's number.
+_CONFIRMING = "commit"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,11 @@ class Call:
     started_ns: int | None
     ended_ns: int | None
     messages_done: tuple[int, ...] | None
+
+    @property
+    def key(self) -> tuple[str, int, bool]:
+        """Group, sequence and whether it is the round that confirms the collective: the same on every rank."""
+        return self.group, self.sequence, self.what == _CONFIRMING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
