@@ -3,7 +3,8 @@
 The columns are those of nccl-tests, in its places and units: bandwidths are in GB/s (10^9 bytes), times in
 microseconds, ``count`` is what one rank gives or gets where the array is one block a rank. Four more stand behind
 them: the fraction of the bound (of the better of both ways), processor time of all ranks per GB, the time of the
-baseline over this one, and the schedule. What torch does not offer (an all_reduce that is not in place) is ``N/A``.
+baseline over this one (the better of both ways each), and the schedule. What torch does not offer (an all_reduce that
+is not in place) is ``N/A``.
 
 References:
     NVIDIA, nccl-tests (src/common.cu, doc/PERFORMANCE.md), for columns and definitions.
@@ -37,7 +38,11 @@ def nccl_tables(rows: Sequence[Measurement], *, baseline: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     lines = [f"# {first.topology}, {first.world_size} ranks ({where}); {first.hardware}", f"# {versions}"]
     named = dict.fromkeys((m.collective, m.backend, m.mode) for m in rows)
-    reference = {(m.collective, m.bytes, m.mode, m.in_place): m.median_s for m in rows if m.backend == baseline}
+    reference: dict[tuple[str, int, str], float] = {}
+    for m in rows:
+        if m.backend == baseline:
+            key = (m.collective, m.bytes, m.mode)
+            reference[key] = min(reference.get(key, m.median_s), m.median_s)
     for collective, backend, mode in named:
         mine = [m for m in rows if (m.collective, m.backend, m.mode) == (collective, backend, mode)]
         lines += ["#", f"# {collective} over {backend}" + ("" if mode == "blocking" else f" ({mode})")]
@@ -61,9 +66,7 @@ def _head(baseline: str) -> list[str]:
     ]
 
 
-def _body(
-    mine: Sequence[Measurement], reference: dict[tuple[str, int, str, bool | None], float], baseline: str
-) -> Iterable[str]:
+def _body(mine: Sequence[Measurement], reference: dict[tuple[str, int, str], float], baseline: str) -> Iterable[str]:
     for size in dict.fromkeys(m.bytes for m in mine):
         by_way = {bool(m.in_place): m for m in mine if m.bytes == size}
         best = min(by_way.values(), key=lambda m: m.median_s)
@@ -71,7 +74,7 @@ def _body(
         redop = "sum" if best.collective in _REDUCING else "none"
         root = 0 if best.collective in FROM_OR_TO_ROOT else -1
         ways = "  ".join(_way(by_way.get(way)) for way in _WAYS)
-        base = reference.get((best.collective, size, best.mode, best.in_place))
+        base = reference.get((best.collective, size, best.mode))
         bound = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.2f}"
         cpu = "" if best.cpu_s_per_gb is None else f"{best.cpu_s_per_gb:.3g}"
         ratio = "" if base is None or best.backend == baseline else f"{base / best.median_s:.2f}x"

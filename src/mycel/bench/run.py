@@ -17,6 +17,7 @@ from mycel.topology.model import Topology
 __all__ = [
     "LOOPBACK_NAME",
     "LOOPBACK_UNIT",
+    "SMALL_BYTES",
     "bench_cases",
     "bound_algbw",
     "make_cases",
@@ -28,6 +29,9 @@ __all__ = [
 
 #: Unit of bandwidths where no topology gives one.
 LOOPBACK_UNIT = "GB/s"
+
+#: Up to this size a barrier takes longer to let all ranks go than the collective that follows it.
+SMALL_BYTES = 64 << 10
 
 #: What stands in the place of a topology's name there.
 LOOPBACK_NAME = "loopback"
@@ -67,11 +71,23 @@ def run_bench(
 
 
 def make_cases(
-    collectives: Sequence[str], sizes: Sequence[int], *, repeats: int, both_ways: bool = False
+    collectives: Sequence[str], sizes: Sequence[int], *, repeats: int, both_ways: bool = False, small_calls: int = 1
 ) -> list[Case]:
-    """Every collective at every size; with ``both_ways`` also in place, where torch offers that as well as not."""
+    """Every collective at every size.
+
+    Args:
+        repeats: timed rounds.
+        both_ways: also in place, where torch offers that as well as not.
+        small_calls: calls in a round of up to ``SMALL_BYTES``.
+    """
     return [
-        Case(collective=c, num_bytes=size, repeats=repeats, in_place=in_place)
+        Case(
+            collective=c,
+            num_bytes=size,
+            repeats=repeats,
+            calls=small_calls if size <= SMALL_BYTES else 1,
+            in_place=in_place,
+        )
         for c in collectives
         for size in sizes
         for in_place in ((False, True) if both_ways and c in EITHER_WAY else (False,))

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["bench_table", "register", "wide_console"]
 
+#: Calls back to back in a round of a small size, as many as nccl-tests makes.
+_SMALL_CALLS = 20
+
 
 def register(app: typer.Typer) -> None:
     """Adds the command to the application."""
@@ -65,7 +68,7 @@ def bench(
     names = _collectives(collective)
     byte_sizes = _sweep(begin, end, factor) if begin is not None else [parse_size(text) for text in sizes.split(",")]
     backends = list(dict.fromkeys([baseline, "mycel"]))
-    cases = make_cases(names, byte_sizes, repeats=repeats, both_ways=True)
+    cases = make_cases(names, byte_sizes, repeats=repeats, both_ways=True, small_calls=_SMALL_CALLS)
     if fabric is None:
         found = _measure_here(cases, backends, timeout)
         if found is None:  # another rank than the first
