@@ -11,7 +11,10 @@ import pytest
 RunRanks = Callable[..., list[Any]]
 
 
-@pytest.mark.parametrize("check", ["objects", "layouts", "point_to_point", "sparse", "groups_in_flight", "coalesced"])
+@pytest.mark.parametrize(
+    "check",
+    ["objects", "layouts", "kinds_of_tensors", "point_to_point", "sparse", "groups_in_flight", "coalesced"],
+)
 def test_results(run_ranks: RunRanks, check: str) -> None:
     run_ranks(3, "completeness", check)
 

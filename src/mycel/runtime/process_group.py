@@ -42,6 +42,7 @@ from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.flight import FlightLog, recorder
 from mycel.runtime.headers import ALL_TO_ALL_V
+from mycel.runtime.plain import on_plain_tensors
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork
@@ -107,8 +108,17 @@ def _parts(flat: Tensor) -> Tensor:
 
 
 def _scatter_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    for part, tensor in zip(torch.split(flat, [t.numel() for t in tensors]), tensors, strict=True):
-        tensor.copy_(part.view(tensor.shape))
+    _put(torch.split(flat, [t.numel() for t in tensors]), tensors)
+
+
+def _put(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy results to where the caller wants them, parameters and inference tensors too.
+
+    This may be another thread than the caller's, or another place: the modes are set here.
+    """
+    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
+        for result, tensor in zip(results, tensors, strict=True):
+            tensor.copy_(result.reshape(tensor.shape))
 
 
 class MycelProcessGroup(ProcessGroup):
@@ -212,6 +222,7 @@ class MycelProcessGroup(ProcessGroup):
 
     # -- collectives --------------------------------------------------------------------------------------
 
+    @on_plain_tensors
     def allreduce(  # type: ignore[override]
         self, tensors: list[Tensor], opts: AllreduceOptions | None = None
     ) -> dist.Work:
@@ -222,6 +233,7 @@ class MycelProcessGroup(ProcessGroup):
             return self._backend_of(tensors).allreduce(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
+    @on_plain_tensors
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
         """Reduce several tensors of one type in place, as one array."""
         opts = opts or AllreduceCoalescedOptions()
@@ -246,6 +258,7 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, tensors, settle)
 
+    @on_plain_tensors
     def broadcast(  # type: ignore[override]
         self, tensors: list[Tensor], opts: BroadcastOptions | None = None
     ) -> dist.Work:
@@ -266,6 +279,7 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, tensors, settle)
 
+    @on_plain_tensors
     def reduce(  # type: ignore[override]
         self, tensors: list[Tensor], opts: ReduceOptions | None = None
     ) -> dist.Work:
@@ -295,6 +309,7 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, tensors, settle)
 
+    @on_plain_tensors
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None) -> dist.Work:
         """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
         opts = opts or AllgatherOptions()
@@ -309,6 +324,7 @@ class MycelProcessGroup(ProcessGroup):
         settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
         return self._issue(_gather_call(target, source), opts, [output], settle)
 
+    @on_plain_tensors
     def allgather(  # type: ignore[override]
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None
     ) -> dist.Work:
@@ -325,6 +341,7 @@ class MycelProcessGroup(ProcessGroup):
         # The future's value has the nesting that torch's own backends give it.
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
 
+    @on_plain_tensors
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions | None = None
     ) -> dist.Work:
@@ -338,12 +355,11 @@ class MycelProcessGroup(ProcessGroup):
         target = source.new_empty(source.numel() * self.size())
 
         def settle() -> None:
-            by_rank = torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1)
-            for part, output in zip(by_rank, outputs, strict=True):
-                output.copy_(part.reshape(output.shape))
+            _put(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
 
         return self._issue(_gather_call(target, source), opts, outputs, settle)
 
+    @on_plain_tensors
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: ReduceScatterOptions | None = None
     ) -> dist.Work:
@@ -361,6 +377,7 @@ class MycelProcessGroup(ProcessGroup):
         settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
         return self._issue(_scatter_call(target, source, *known), opts, [output], settle)
 
+    @on_plain_tensors
     def reduce_scatter(  # type: ignore[override]
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ReduceScatterOptions | None = None
     ) -> dist.Work:
@@ -379,6 +396,7 @@ class MycelProcessGroup(ProcessGroup):
         settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
         return self._issue(_scatter_call(target, source, *known, _uneven(inputs)), opts, outputs, settle)
 
+    @on_plain_tensors
     def reduce_scatter_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: ReduceScatterOptions | None = None
     ) -> dist.Work:
@@ -413,6 +431,7 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, [token], None)
 
+    @on_plain_tensors
     def all_to_all_single(  # type: ignore[override]
         self,
         output: Tensor,
@@ -450,6 +469,7 @@ class MycelProcessGroup(ProcessGroup):
         call = _moving_call("all_to_all", source.numel() * n, target, source)
         return self._issue(call, opts, [output], settle)
 
+    @on_plain_tensors
     def alltoall(  # type: ignore[override]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions | None = None
     ) -> dist.Work:
@@ -522,6 +542,7 @@ class MycelProcessGroup(ProcessGroup):
         )
         return self._issue(call, opts, outputs, settle)
 
+    @on_plain_tensors
     def gather(  # type: ignore[override]
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
     ) -> dist.Work:
@@ -536,6 +557,7 @@ class MycelProcessGroup(ProcessGroup):
         call = _moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
         return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
 
+    @on_plain_tensors
     def scatter(  # type: ignore[override]
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
     ) -> dist.Work:
@@ -574,14 +596,17 @@ class MycelProcessGroup(ProcessGroup):
         gloo: Any = self._gloo
         gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
+    @on_plain_tensors
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         """Receive from whoever sends first; see ``torch.distributed.recv``."""
         return self._backend_of(tensors).recv_anysource(tensors, tag)
 
+    @on_plain_tensors
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
         return self._backend_of(tensors).send(tensors, dst, tag)
 
+    @on_plain_tensors
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Receive from one rank; see ``torch.distributed.recv``."""
         return self._backend_of(tensors).recv(tensors, src, tag)

@@ -13,6 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
@@ -151,6 +152,59 @@ def point_to_point(rank: int, size: int) -> None:
     dist.recv(heard, group_src=dist.get_group_rank(backwards, left), group=backwards)
     sending.wait()
     assert (heard == left).all()
+
+
+def kinds_of_tensors(rank: int, size: int) -> None:
+    """Results of functional collectives, parameters, inference tensors, views that conjugate or negate, any type."""
+    group = dist.group.WORLD
+    assert group is not None
+    waiting = funcol.all_reduce(torch.full((4,), rank + 1.0), "sum", group)
+    assert isinstance(waiting, funcol.AsyncCollectiveTensor)
+    whole = torch.zeros(4 * size)
+    dist.all_gather_into_tensor(whole, waiting)
+    assert (whole == size * (size + 1) / 2).all()
+    in_place = funcol.all_reduce(torch.ones(4), "sum", group)
+    dist.all_reduce(in_place)
+    assert (in_place == size * size).all()
+    sending = dist.isend(funcol.all_reduce(torch.ones(4), "max", group), (rank + 1) % size)
+    came = torch.zeros(4)
+    dist.recv(came, (rank - 1) % size)
+    sending.wait()
+    assert (came == 1).all()
+    sharded = distribute_tensor(torch.ones(size), init_device_mesh("cpu", (size,)), [Shard(0)])
+    with pytest.raises(TypeError, match="got a DTensor"):
+        dist.all_reduce(sharded)
+
+    for given in (torch.full((3, 4), float(rank)).t(), torch.full((4,), float(rank))):
+        parameter = nn.Parameter(given)
+        dist.all_reduce(parameter)
+        assert (parameter == size * (size - 1) / 2).all()
+    parameters = [nn.Parameter(torch.zeros(3)) for _ in range(size)]
+    dist.all_gather(parameters, torch.full((3,), float(rank)))
+    assert all((parameter == r).all() for r, parameter in enumerate(parameters))
+    with torch.inference_mode():
+        turned = torch.full((3, 4), float(rank)).t()
+        listed = [torch.zeros(3) for _ in range(size)]
+        mine = torch.full((3,), float(rank))
+        works = [dist.all_reduce(turned, async_op=True), dist.all_gather(listed, mine, async_op=True)]
+    for work in works:
+        work.get_future().wait()
+        work.wait()
+    assert (turned == size * (size - 1) / 2).all()
+    assert all((part == r).all() for r, part in enumerate(listed))
+
+    negative = torch.tensor([1 + 2j]).conj().imag
+    assert negative.is_neg()
+    dist.all_reduce(negative)
+    assert negative.item() == -2 * size
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32, torch.uint64, torch.complex32):
+        mine = torch.full((6,), float(rank)).to(dtype)
+        whole = torch.empty(6 * size, dtype=dtype)
+        dist.all_gather_into_tensor(whole, mine)
+        dist.broadcast(mine, size - 1)
+        expected = torch.cat([torch.full((6,), float(r)).to(dtype) for r in range(size)])
+        assert torch.equal(whole.view(torch.uint8), expected.view(torch.uint8))
+        assert torch.equal(mine.view(torch.uint8), expected[-6:].view(torch.uint8))
 
 
 def sparse(rank: int, size: int) -> None:
