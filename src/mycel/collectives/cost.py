@@ -1,8 +1,10 @@
 """What a schedule will take at a size: the alpha-beta model that chooses a schedule and its pieces.
 
-The estimate adds three things: the time of the bytes on the busiest link, of the messages at the busiest rank, and
-of the first piece on its way through the deepest chain of transfers (the pipeline's fill). They overlap in part, so
-the sum is pessimistic; it is a model that ranks alternatives, never shown as a measurement.
+The estimate adds three things: the time of the bytes on the busiest link, of the processors' work (messages, bytes
+copied, bytes added) on the busiest machine, and of the first piece on its way through the deepest chain of transfers
+(the pipeline's fill). They overlap in part, so the sum is pessimistic; it is a model that ranks alternatives, never
+shown as a measurement. What the processors need for their work differs between machines: ``Costs``, which the
+runtime measures.
 
 References:
     R. W. Hockney, "The communication challenge for MPP: Intel Paragon and Meiko CS-2", Parallel Computing 20(3),
@@ -11,17 +13,24 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
+from mycel.errors import UsageError
+from mycel.units import format_seconds, format_size
 
-__all__ = ["MESSAGE_S", "PIECE_BYTES", "Choice", "choose", "estimate_seconds"]
+__all__ = ["MESSAGE_S", "PIECE_BYTES", "WHOLE_BYTES", "Choice", "Costs", "choose", "estimate_seconds"]
 
 #: Seconds of one rank's time for one message (system calls and bookkeeping), measured on loopback sockets.
 MESSAGE_S = 4e-6
 #: Seconds between a message's arrival and the reaction of a sleeping receiver, measured on loopback sockets.
 WAKE_S = 25e-6
+#: Seconds of a processor for 10^9 bytes into or out of a socket, and for adding as many: what a large all_reduce on
+#: loopback takes, divided.
+COPY_S_PER_GB = 0.1
+ADD_S_PER_GB = 0.05
 #: Part of an emulated link's capacity that bytes of messages get: what headers of 1,500-byte packets leave, 0.956,
 #: of a channel paced at 0.97 of its path.
 EMULATED_EFFICIENCY = 0.956 * 0.97
@@ -33,58 +42,157 @@ _ASSUMED_RATE = 1e9
 #: cache when it is reduced (16 MB all_reduce on loopback, medians in ms, pieces of 32 KB, 64 KB, 256 KB and 1 MB:
 #: 2 ranks 6.6, 6.6, 14.6, 12.4; 4 ranks 34, 53, 54, 54).
 PIECE_BYTES = (1 << 14, 1 << 15)
+#: Where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut for: this is the
+#: longest message then (all_to_all of 256 KB over 8 ranks of 400 Mbit/s: 8.6 ms with one message a block, 11.1 ms
+#: with two).
+WHOLE_BYTES = 1 << 18
 
 
-def estimate_seconds(schedule: Schedule, num_bytes: int, piece_bytes: int) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What a machine's processors need for the work of a collective.
+
+    Attributes:
+        message_s: seconds of a processor for one message, at either end.
+        wake_s: seconds from a message's arrival to the reaction of a sleeping receiver.
+        copy_s_per_gb: seconds of a processor for 10^9 bytes into a socket or out of it.
+        add_s_per_gb: seconds of a processor for combining 10^9 bytes with as many others.
+        cores: of a machine, shared by the ranks on it.
+
+    Raises:
+        UsageError: a negative or endless time, or no core.
+    """
+
+    message_s: float = MESSAGE_S
+    wake_s: float = WAKE_S
+    copy_s_per_gb: float = COPY_S_PER_GB
+    add_s_per_gb: float = ADD_S_PER_GB
+    cores: int = 1
+
+    def __post_init__(self) -> None:
+        times = (self.message_s, self.wake_s, self.copy_s_per_gb, self.add_s_per_gb)
+        if self.cores < 1 or not all(0 <= seconds < float("inf") for seconds in times):
+            raise UsageError(f"{self}: needs a core, and times from 0")
+
+
+#: Of the machines on which the constants were measured.
+_USUAL = Costs()
+
+
+def estimate_seconds(
+    schedule: Schedule,
+    num_bytes: int,
+    piece_bytes: int,
+    costs: Costs = _USUAL,
+    machines: Sequence[int] | None = None,
+) -> float:
     """Modelled time of a schedule.
+
+    Every link's bytes are counted once, so a pipeline's fill is the time until its last stage can begin.
+
+    The same numbers give the same estimate on every rank: it is made of sums and products of Python's floats in a
+    fixed order, and of nothing that a library could compute differently elsewhere.
 
     Args:
         schedule: what runs.
         num_bytes: of the collective's whole array.
         piece_bytes: longest message.
+        costs: of the machines' processors.
+        machines: number of the machine each rank runs on; if not given, every rank has one to itself.
     """
     topology = schedule.topology
     rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
     capacity, latency = topology.capacity, topology.latency_s
     arrival = [0.0] * len(schedule.transfers)
-    messages = [0] * schedule.num_nodes
+    piece_s = [0.0] * len(schedule.transfers)
+    work = [0.0] * schedule.num_nodes
+    copy_s, add_s = costs.copy_s_per_gb * 1e-9, costs.add_s_per_gb * 1e-9
     for number, t in enumerate(schedule.transfers):
         chunk_bytes = num_bytes * schedule.chunks[t.chunk].num_units / schedule.num_units
         pieces = max(1, -(-int(chunk_bytes) // piece_bytes))
         slowest = min(capacity[hop] for hop in pairwise(t.path)) * rate
         hops = sum(latency[hop] for hop in pairwise(t.path))
-        start = max((arrival[i] for i in t.after), default=0.0)
-        arrival[number] = start + chunk_bytes / pieces / slowest + hops + MESSAGE_S + WAKE_S
-        messages[t.src] += pieces
-        messages[t.dst] += pieces
+        start = max((arrival[i] + piece_s[i] for i in t.after), default=0.0)
+        arrival[number] = start + hops + costs.message_s + costs.wake_s
+        piece_s[number] = chunk_bytes / pieces / slowest
+        work[t.src] += pieces * costs.message_s + chunk_bytes * copy_s
+        work[t.dst] += pieces * costs.message_s + chunk_bytes * (copy_s + (add_s if t.reduce else 0.0))
     links = num_bytes / schedule.collective.num_parts / (float(schedule.algbw) * rate)
-    return links + max(messages) * MESSAGE_S + max(arrival, default=0.0)
+    return links + _busiest(work, machines, costs.cores) + max(arrival, default=0.0)
+
+
+def _busiest(work: Sequence[float], machines: Sequence[int] | None, cores: int) -> float:
+    """Time of the machine with the most work: its ranks share its cores, and a rank uses one."""
+    longest = max(work)
+    if machines is None:
+        return longest
+    sums: dict[int, float] = {}
+    for machine, seconds in zip(machines, work, strict=False):  # switches that compute do so themselves
+        sums[machine] = sums.get(machine, 0.0) + seconds
+    return max(longest, max(sums.values()) / cores)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Which schedule to run, in pieces of which size, and what the model expects of it."""
+    """Which schedule to run, in pieces of which size, and what the model expects of it.
+
+    Attributes:
+        method: of the schedule.
+        piece_bytes: longest message.
+        seconds: expected.
+        others: the other methods, each at its best piece size, the quickest first.
+    """
 
     method: str
     piece_bytes: int
     seconds: float
+    others: tuple[Choice, ...] = ()
+
+    def explain(self) -> str:
+        """The comparison, in a line.
+
+        Examples:
+            >>> tree = Choice(method="tree", piece_bytes=32768, seconds=0.25)
+            >>> Choice(method="forest", piece_bytes=16384, seconds=0.125, others=(tree,)).explain()
+            'forest in pieces of 16KB: 125 ms expected; tree (32KB) 250 ms'
+        """
+        others = "".join(
+            f"; {c.method} ({format_size(c.piece_bytes)}) {format_seconds(c.seconds)}" for c in self.others
+        )
+        expected = format_seconds(self.seconds)
+        return f"{self.method} in pieces of {format_size(self.piece_bytes)}: {expected} expected{others}"
 
 
-def choose(candidates: dict[str, Schedule], num_bytes: int, *, piece_bytes: int | None = None) -> Choice:
+def choose(
+    candidates: Mapping[str, Schedule],
+    num_bytes: int,
+    *,
+    piece_bytes: int | None = None,
+    costs: Costs = _USUAL,
+    machines: Sequence[int] | None = None,
+) -> Choice:
     """The candidate and piece size with the least estimate; ties go to the earlier name and the larger piece.
 
     Args:
         candidates: schedules of one collective on one topology, by method.
         num_bytes: of the whole array.
-        piece_bytes: a piece size that is given, instead of those in ``PIECE_BYTES``.
+        piece_bytes: a piece size that is given, instead of those in ``PIECE_BYTES`` and ``WHOLE_BYTES``.
+        costs, machines: as for ``estimate_seconds``.
     """
-    sizes = (piece_bytes,) if piece_bytes else PIECE_BYTES[::-1]
-    best: Choice | None = None
+    found: list[Choice] = []
     for method, schedule in candidates.items():
-        for size in sizes:
-            seconds = estimate_seconds(schedule, num_bytes, size)
-            if best is None or seconds < best.seconds:
-                best = Choice(method=method, piece_bytes=size, seconds=seconds)
-    if best is None:
+        sizes = (piece_bytes,) if piece_bytes else _piece_sizes(schedule)
+        tried = [(estimate_seconds(schedule, num_bytes, size, costs, machines), size) for size in sizes]
+        seconds, size = min(tried, key=lambda pair: pair[0])
+        found.append(Choice(method=method, piece_bytes=size, seconds=seconds))
+    if not found:
         raise ValueError("no candidate schedules")
-    return best
+    found.sort(key=lambda choice: choice.seconds)  # stable: the earlier of equals stays first
+    best, *others = found
+    return replace(best, others=tuple(others))
+
+
+def _piece_sizes(schedule: Schedule) -> tuple[int, ...]:
+    """Sizes worth trying, the larger first."""
+    nobody_waits = schedule.depth == 1 and not schedule.collective.reduces
+    return (WHOLE_BYTES, *PIECE_BYTES[::-1]) if nobody_waits else PIECE_BYTES[::-1]

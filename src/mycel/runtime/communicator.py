@@ -15,28 +15,29 @@ import socket
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cached_property
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import PIECE_BYTES, Choice, choose
+from mycel.collectives.cost import WHOLE_BYTES, Choice, Costs, choose
 from mycel.collectives.lower import Plan
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
-from mycel.errors import CommunicationError, MycelError, PeerLostError, SynthesisError, TopologyError
+from mycel.errors import CommunicationError, MycelError, PeerLostError, SynthesisError, TopologyError, UsageError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.control import Control
 from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
+from mycel.runtime.pacing import Pacer, path_pace
 from mycel.runtime.prepared import Job, Prepared, prepare
 from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -51,10 +52,10 @@ _log = logging.getLogger(__name__)
 _CACHE_BYTES = 48 << 20
 #: Sizes whose schedule and piece size are remembered.
 _MOST_CHOICES = 4096
-#: Channels are paced at this part of their path's bandwidth (what TCP/IP headers leave of it is 0.956 with 1,500-byte
-#: packets), unless that is faster than the kernel's timers pace well.
+#: Channels are paced at this part of their path's bandwidth: what TCP/IP headers leave of it is 0.956 with 1,500-byte
+#: packets.
 PACE = 0.97
-_FASTEST_PACE = 1_000_000_000
+_METHODS = (*SYNTHESIZERS, *CLASSICS)
 
 
 class Communicator:
@@ -69,6 +70,8 @@ class Communicator:
         dtype_names: from a dtype's code to its name, for messages.
         piece_bytes: a piece size to use instead of the cost model's.
         paced: part of a path's bandwidth at which its channel sends at most; 0 for no pacing.
+        costs: of the machines' processors, the same on every rank.
+        methods: to choose schedules from, where any of them serves a collective; ``None``: the usual ones.
         flight: keeps the last calls; ``None``: nobody does.
         reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
     """
@@ -85,6 +88,8 @@ class Communicator:
         dtype_names: Callable[[int], str],
         piece_bytes: int | None = None,
         paced: float = PACE,
+        costs: Costs | None = None,
+        methods: Sequence[str] | None = None,
         flight: FlightLog | None = None,
         reroutes: bool = False,
     ) -> None:
@@ -95,6 +100,12 @@ class Communicator:
         self._address_of = address_of
         self._piece_bytes = piece_bytes
         self._paced = paced
+        self._pacer = Pacer(rank, paced)
+        self._costs = costs or Costs()
+        self._machines = _machines([address.host for address in rendezvous.addresses])
+        self._methods = methods
+        if unknown := [method for method in methods or () if method not in _METHODS]:
+            raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
         self._control = Control(rendezvous.connect_control(timeout_s))
         self._sockets: dict[Channel, int] = {}
         self._faults = Faults(
@@ -132,11 +143,12 @@ class Communicator:
         if key not in self._schedules:
             collective = Collective(name=name, num_ranks=self.size, root=root)
             made: dict[str, Schedule] = {}
-            for method in methods_for(name):
+            for method in self._candidates(name):
                 try:
                     schedule = synthesize(self.topology, collective, method=method)
                 except SynthesisError:
-                    if method == "flow":  # too large a fabric to optimise over, found so by every rank
+                    # Too large a fabric to optimise over, or one that a classic does not fit: so on every rank.
+                    if method == "flow" or (method in CLASSICS and method != self._candidates(name)[-1]):
                         continue
                     raise
                 verify_schedule(schedule)
@@ -144,6 +156,12 @@ class Communicator:
             self._schedules[key] = made
             _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
         return self._schedules[key]
+
+    def _candidates(self, name: CollectiveName) -> tuple[str, ...]:
+        """Methods to choose from: those asked for that serve the collective, or else the usual ones."""
+        usual = methods_for(name)
+        asked = tuple(method for method in self._methods or () if method in (*usual, *classics_for(name)))
+        return asked or usual
 
     @cached_property
     def exchanges_directly(self) -> bool:
@@ -154,7 +172,9 @@ class Communicator:
         if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
             return False
         made = self.schedules("all_to_all")
-        direct, flow = made["direct"], made.get("flow")
+        direct, flow = made.get("direct"), made.get("flow")
+        if direct is None:
+            return False
         ends = [divmod(direct.block_of(t.chunk), self.size) for t in direct.transfers]
         alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
         return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
@@ -165,7 +185,13 @@ class Communicator:
         if key not in self._choices:
             if len(self._choices) >= _MOST_CHOICES:
                 self._choices.clear()
-            self._choices[key] = choose(dict(self.schedules(name, root)), num_bytes, piece_bytes=self._piece_bytes)
+            self._choices[key] = choose(
+                self.schedules(name, root),
+                num_bytes,
+                piece_bytes=self._piece_bytes,
+                costs=self._costs,
+                machines=self._machines,
+            )
         return self._choices[key]
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
@@ -216,18 +242,7 @@ class Communicator:
             raise self._faults.not_connected(attempt, rendezvous.awaited, lost=lost) from None
 
     def _pace(self, channel: Channel) -> int | None:
-        """Bytes a second at which a channel may send: as much as its path carries, headers aside.
-
-        Sending faster only fills queues on the way. Acknowledgements of the other direction then wait behind them,
-        and a connection that has been idle (every training step has such a pause) needs tenths of a second, not
-        milliseconds, to get up to speed again.
-        """
-        unit = self.topology.bytes_per_second_per_unit
-        if unit is None or self._paced == 0:
-            return None
-        capacity = min(self.topology.capacity[hop] for hop in pairwise(channel.path))
-        pace = int(capacity * unit * Fraction(self._paced))
-        return pace if pace < _FASTEST_PACE else None
+        return path_pace(self.topology, channel, self._paced)
 
     def _prepare(self, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
         sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
@@ -349,8 +364,8 @@ class Communicator:
         if call.knows_all:
             choice = self.choice(call.name, call.root, num_bytes)
         else:
-            choice = Choice(method="direct", piece_bytes=self._piece_bytes or PIECE_BYTES[-1], seconds=0.0)
-        plan = list(SYNTHESIZERS).index(choice.method) << 5 | choice.piece_bytes.bit_length()
+            choice = Choice(method="direct", piece_bytes=self._piece_bytes or WHOLE_BYTES, seconds=0.0)
+        plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)
         attempt.header = (sequence, kind, num_bytes)
@@ -358,6 +373,8 @@ class Communicator:
             self._faults.recent.append(attempt.header)
         try:
             prepared = self._prepare(call, choice, attempt)
+            name = (call.name, call.root, choice.method)
+            self._pacer.adapt(name, self._plan(*name).schedule, choice.seconds, self._sockets)
         except CommunicationError as error:
             self._hang_up()
             self._write_down(error)
@@ -538,3 +555,15 @@ class Communicator:
             sock.close()
         self._open.clear()
         self._rendezvous.close()
+
+
+def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
+    """A number for the machine of each rank; its network namespaces share its processors.
+
+    Examples:
+        >>> _machines(["a/net:[1]", "b", "a/net:[2]"])
+        (0, 1, 0)
+    """
+    names = [host.partition("/")[0] for host in hosts]
+    known = list(dict.fromkeys(names))
+    return tuple(known.index(name) for name in names)

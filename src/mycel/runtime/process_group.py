@@ -37,6 +37,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 )
 
 from mycel.collectives.spec import CollectiveName
+from mycel.runtime.calibration import costs_from_text, costs_to_text, known_costs
 from mycel.runtime.communicator import PACE, Call, Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
@@ -806,6 +807,10 @@ def _communicate(
         dtype_names=_dtype_name,
         piece_bytes=settings.piece_bytes,
         paced=PACE if settings.paced is None else settings.paced,
+        costs=costs_from_text(
+            rendezvous.agree("costs", lambda: costs_to_text(known_costs(settings.cache)), timeout_s)
+        ),
+        methods=settings.methods,
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
     )

@@ -7,6 +7,7 @@ import numpy as np
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
+from mycel.runtime.calibration import measure_costs
 from mycel.topology.builders import loopback
 
 __all__ = ["warm"]
@@ -34,5 +35,6 @@ def warm() -> None:
     ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
     ring[e.RING_STOP] = 1
     e.serve(ring.ctypes.data, 0, 0)
+    measure_costs()
     for name in ("all_gather", "reduce_scatter"):
         synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))

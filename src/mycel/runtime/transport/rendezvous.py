@@ -123,6 +123,18 @@ class Rendezvous:
                 f"address in the store: {str(error).splitlines()[0]})"
             ) from None
 
+    def agree(self, key: str, make: Callable[[], str], timeout_s: float) -> str:
+        """A text that rank 0 makes, on every rank.
+
+        Args:
+            key: to find it by in the store.
+            make: makes it; called on rank 0 only.
+            timeout_s: how long the others wait for it.
+        """
+        if self.rank == 0:
+            self._store.set(self._prefix + key, make())
+        return self._fetch(key, 0, time.monotonic() + timeout_s).decode()
+
     # -- connections --------------------------------------------------------------------------------------
 
     def connect_control(self, timeout_s: float) -> dict[int, socket.socket]:

@@ -1,0 +1,96 @@
+"""What a machine was measured to need: kept, read back, and weighed in choices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from mycel.collectives.cost import Costs, choose, estimate_seconds
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import synthesize
+from mycel.errors import UsageError
+from mycel.runtime import calibration
+from mycel.runtime.calibration import calibration_file, costs_from_text, costs_to_text, known_costs, measure_costs
+from mycel.topology.builders import loopback
+
+METHODS = ("forest", "tree")
+SLOW = Costs(message_s=1.0, wake_s=2.0, copy_s_per_gb=3.0, add_s_per_gb=4.0, cores=5)
+
+
+def test_what_is_measured_is_a_time() -> None:
+    costs = measure_costs()
+    assert costs.message_s > 0 and costs.add_s_per_gb > 0
+    assert costs.cores >= 1
+    assert costs_from_text(costs_to_text(costs)) == costs
+
+
+def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = iter([SLOW])
+    monkeypatch.setattr(calibration, "measure_costs", lambda: next(measured))
+    folder = tmp_path / "new" / "folder"
+    assert [known_costs(folder) for _ in range(3)] == [SLOW] * 3
+    assert [file.name for file in folder.iterdir()] == [calibration_file(folder).name]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({**asdict(SLOW), "cores": "5"})])
+def test_a_broken_file_is_measured_over(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
+    calibration_file(tmp_path).write_text(content)
+    assert known_costs(tmp_path) == SLOW
+    assert costs_from_text(calibration_file(tmp_path).read_text()) == SLOW
+
+
+def test_a_folder_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
+    (tmp_path / "file").write_text("no folder")
+    assert known_costs(tmp_path / "file") == SLOW
+
+
+def test_the_file_belongs_to_a_machine_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = calibration_file(tmp_path)
+    assert here == calibration_file(tmp_path)
+    monkeypatch.setattr(calibration.socket, "gethostname", lambda: "elsewhere")
+    assert calibration_file(tmp_path) != here
+    monkeypatch.undo()
+    monkeypatch.setattr(calibration, "_version", lambda package: "0")
+    assert calibration_file(tmp_path) != here
+
+
+def test_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert calibration_file(None).parent == tmp_path / "mycel"
+
+
+@pytest.mark.parametrize("wrong", [{"cores": 0}, {"message_s": -1.0}, {"wake_s": float("inf")}])
+def test_impossible_costs(wrong: dict[str, float]) -> None:
+    with pytest.raises(UsageError, match="needs a core, and times from 0"):
+        replace(SLOW, **wrong)  # type: ignore[arg-type]
+
+
+def test_every_cost_counts() -> None:
+    schedule = synthesize(loopback(num_ranks=4), Collective(name="all_reduce", num_ranks=4))
+    free = Costs(message_s=0, wake_s=0, copy_s_per_gb=0, add_s_per_gb=0)
+    least = estimate_seconds(schedule, 1 << 20, 1 << 15, free)
+    for name in ("message_s", "wake_s", "copy_s_per_gb", "add_s_per_gb"):
+        assert estimate_seconds(schedule, 1 << 20, 1 << 15, replace(free, **{name: 1.0})) > least
+
+
+def test_ranks_of_a_machine_share_its_cores() -> None:
+    schedule = synthesize(loopback(num_ranks=4), Collective(name="all_reduce", num_ranks=4))
+    alone = estimate_seconds(schedule, 1 << 20, 1 << 15, SLOW)
+    together = {
+        cores: estimate_seconds(schedule, 1 << 20, 1 << 15, replace(SLOW, cores=cores), (0,) * 4)
+        for cores in (1, 2, 4)
+    }
+    assert together[1] > together[2] > together[4] >= alone
+    assert estimate_seconds(schedule, 1 << 20, 1 << 15, SLOW, (0, 1, 2, 3)) == alone
+
+
+def test_dear_messages_make_for_few_of_them() -> None:
+    made = {m: synthesize(loopback(num_ranks=4), Collective(name="all_reduce", num_ranks=4), m) for m in METHODS}
+    free = Costs(message_s=0.0, wake_s=0.0, copy_s_per_gb=0.0, add_s_per_gb=0.0)
+    assert choose(made, 1 << 20, costs=free, piece_bytes=1 << 20).method == "forest"
+    assert choose(made, 1 << 20, costs=replace(free, message_s=1.0), piece_bytes=1 << 20).method == "tree"

@@ -1,0 +1,74 @@
+"""How fast channels may send: alone at what their path carries, with others at their share."""
+
+from __future__ import annotations
+
+import socket
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+
+from mycel.collectives.program import Channel
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth import methods_for, synthesize
+from mycel.runtime import pacing
+from mycel.runtime.pacing import LONG_S, Pacer, path_pace, shared_paces
+from mycel.topology.builders import loopback, ring, star, two_boxes
+from mycel.topology.model import Topology
+
+FABRICS = [star(num_ranks=5, bandwidth="400 Mbit/s"), two_boxes(num_ranks=8, between="50 Mbit/s")]
+
+
+@pytest.mark.parametrize("topology", FABRICS, ids=lambda t: t.name)
+@pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_shares_fill_the_busiest_link_and_overrun_none(topology: Topology, name: str) -> None:
+    n = topology.num_ranks
+    for method in methods_for(name):
+        schedule = synthesize(topology, Collective(name=name, num_ranks=n), method)  # type: ignore[arg-type]
+        rates: dict[tuple[int, int], float] = {}
+        for rank in range(n):
+            for channel, pace in shared_paces(schedule, rank, 1.0).items():
+                assert 0 < pace <= (path_pace(topology, channel, 1.0) or 0)
+                for hop in pairwise(channel.path):
+                    rates[hop] = rates.get(hop, 0.0) + pace
+        unit = float(topology.bytes_per_second_per_unit or 0)
+        filled = {hop: rate / (topology.capacity[hop] * unit) for hop, rate in rates.items()}
+        room = 1.0 if schedule.depth == 1 else 1.1
+        # Paces are whole numbers of bytes, at most 16 of them on a link here.
+        assert max(filled.values()) <= room + 1e-5
+        assert max(filled.values()) >= 0.99
+
+
+def test_no_pace_where_nothing_is_known_or_the_kernel_is_too_slow() -> None:
+    channel = Channel(src=0, dst=1, path=(0, 1))
+    assert path_pace(ring(num_ranks=3), channel, 1.0) is None
+    assert path_pace(ring(num_ranks=3, bandwidth="100 Gbit/s"), channel, 1.0) is None
+    assert path_pace(ring(num_ranks=3, bandwidth="80 Mbit/s"), channel, 0.0) is None
+    assert path_pace(ring(num_ranks=3, bandwidth="80 Mbit/s"), channel, 0.5) == 5_000_000
+    fast = synthesize(loopback(num_ranks=3), Collective(name="all_gather", num_ranks=3))
+    assert shared_paces(fast, 0, 1.0) == {}
+
+
+def test_long_runs_share_and_short_ones_do_not() -> None:
+    topology = FABRICS[0]
+    schedule = synthesize(topology, Collective(name="all_to_all", num_ranks=5), "direct")
+    channels = [c for c in {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers} if c.src == 0]
+    sockets = {channel: socket.socket() for channel in channels}
+    pacer = Pacer(0, 1.0)
+
+    def paces(seconds: float) -> list[int]:
+        descriptors = {channel: sock.fileno() for channel, sock in sockets.items()}
+        pacer.adapt("exchange", schedule, seconds, descriptors)
+        option = pacing._SO_MAX_PACING_RATE
+        return sorted({sock.getsockopt(socket.SOL_SOCKET, option) & 0xFFFFFFFF for sock in sockets.values()})
+
+    try:
+        for sock in sockets.values():  # as they are opened
+            sock.setsockopt(socket.SOL_SOCKET, pacing._SO_MAX_PACING_RATE, 50_000_000)
+        assert paces(LONG_S / 2) == [50_000_000]
+        assert paces(LONG_S) == [int(Fraction(50_000_000, 4))]
+        assert paces(LONG_S * 2) == [int(Fraction(50_000_000, 4))]
+        assert paces(0.0) == [50_000_000]
+    finally:
+        for sock in sockets.values():
+            sock.close()
