@@ -110,6 +110,7 @@ def test_a_sweep_under_torchrun_in_the_columns_of_nccl_tests() -> None:
     ("arguments", "message"),
     [
         (("bench",), "either a topology file, or --loopback"),
+        (("bench", "--here"), "no rank: RANK and WORLD_SIZE are not set"),
         (("bench", "--loopback", "2", "--here"), "either a topology file, or --loopback"),
         (("bench", "--loopback", "2", "-b", "2MB", "-e", "1MB"), "from 2MB to 1MB has no sizes"),
         (("bench", "--loopback", "1"), "at least 2"),

@@ -22,6 +22,7 @@ import torch.distributed as dist
 
 from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, Case, cases_from_text
 from mycel.collectives.spec import Collective, CollectiveName
+from mycel.settings import read_launched
 
 __all__ = ["Operands", "Round", "main", "measure", "prepare", "run_case"]
 
@@ -245,18 +246,28 @@ def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.Pro
 def measure(
     cases: Sequence[Case], backends: Sequence[str], timeout_s: float, emit: Callable[[dict[str, object]], None]
 ) -> None:
-    """Times cases as one rank of a job whose launcher has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    """Times cases as one rank of a job that torchrun, mpirun, srun or one of our launchers has started.
 
     Args:
         backends: of ``torch.distributed``; rounds alternate between them.
         timeout_s: that one collective may take.
         emit: receives the records; called on rank 0 only.
+
+    Raises:
+        UsageError: no launcher has said which rank this is.
     """
+    launched = read_launched()
     torch.set_num_threads(1)
     if "mycel" in backends:
         import mycel.runtime  # noqa: F401  (registers the backend)
     timeout = timedelta(seconds=timeout_s)
-    dist.init_process_group("gloo", timeout=timeout)
+    if launched.agent_store:  # torchrun's agent holds the store, and torch knows how to find it
+        dist.init_process_group("gloo", timeout=timeout)
+    else:
+        where = f"tcp://{launched.master_address}:{launched.master_port}"
+        dist.init_process_group(
+            "gloo", init_method=where, rank=launched.rank, world_size=launched.world_size, timeout=timeout
+        )
     try:
         control = dist.new_group(backend="gloo", timeout=timeout)
         groups = {name: dist.new_group(backend=name, timeout=timeout) for name in backends}

@@ -53,7 +53,8 @@ def bench(
         int | None, typer.Option(help="Run this many ranks on 127.0.0.1, without emulation and without a bound.")
     ] = None,
     here: Annotated[
-        bool, typer.Option("--here", help="This process is one rank of a job that torchrun has started.")
+        bool,
+        typer.Option("--here", help="This process is a rank of a job that torchrun, mpirun or srun started."),
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds the whole run may take.")] = 1800.0,
 ) -> None:
@@ -154,9 +155,7 @@ def _absent(backends: Sequence[str]) -> str:
     if "nccl" not in backends:
         absent.append("nccl (moves memory of GPUs only; these tensors are on CPUs)")
     if "mpi" not in backends:
-        why = (
-            "ask for it by --baseline mpi, under mpirun" if is_mpi_available() else "this torch was built without it"
-        )
+        why = "not asked for: --baseline mpi" if is_mpi_available() else "this torch was built without it"
         absent.append(f"mpi ({why})")
     return "# Not measured: " + "; ".join(absent)
 
