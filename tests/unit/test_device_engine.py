@@ -26,12 +26,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mycel.collectives.lower import Plan
+from mycel.collectives.program import Op
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective, CollectiveName
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.errors import ScheduleError
 from mycel.runtime.communicator import Call
-from mycel.runtime.device.choice import PIECE_BYTES, choose_for_steps
+from mycel.runtime.device import choice
+from mycel.runtime.device.choice import PIECE_BYTES, STEP_S, choose_for_steps, estimate_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
 from mycel.runtime.device.group import LEAST_BYTES, DeviceGroup, make_nccl
 from mycel.runtime.device.lane import CudaLane, HostLane
@@ -442,6 +444,57 @@ def test_a_stream_waits_and_is_waited_for_in_this_order(monkeypatch: pytest.Monk
 
 
 # -- choices ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fabric", "name", "method"),
+    [
+        ("ring_3", "all_reduce", "ring"),
+        ("star_5", "all_gather", "tree"),
+        ("star_5", "reduce_scatter", "ring"),
+        ("two_boxes_4", "all_reduce", "recursive_doubling"),
+        ("two_boxes_4", "all_gather", "ring"),
+    ],
+)
+@pytest.mark.parametrize("pieces", [1, 2, 3, 40])
+def test_the_model_knows_what_each_step_moves(
+    monkeypatch: pytest.MonkeyPatch, fabric: str, name: CollectiveName, method: str, pieces: int
+) -> None:
+    """Against the bytes that the programs of all ranks put on every link in every step."""
+    topology = FABRICS[fabric]
+    collective = Collective(name=name, num_ranks=topology.num_ranks)
+    schedule = synthesize(topology, collective, method)
+    assert len({chunk.num_units for chunk in schedule.chunks}) == 1
+    elements = pieces * 50_000 * len(schedule.chunks)
+    moved: dict[tuple[int, tuple[int, int]], float] = {}
+    for rank in range(topology.num_ranks):
+        plan = Plan(schedule, rank)
+        program, steps = plan.expand(elements, 50_000), plan.steps(elements, 50_000)
+        for i, step in zip(program.instructions, steps.tolist(), strict=True):
+            if i.op is Op.SEND:
+                for hop in pairwise(program.channels[i.channel].path):
+                    moved[step, hop] = moved.get((step, hop), 0.0) + 4 * i.count / topology.capacity[hop]
+    numbers = {step for step, _ in moved}
+    unit = float(topology.bytes_per_second_per_unit or 1e9)
+    links_s = sum(max(load for (s, _), load in moved.items() if s == step) for step in numbers) / unit
+    monkeypatch.setattr(choice, "MESSAGE_S", 0.0)
+    seconds = estimate_steps(schedule, elements * 4, 200_000)
+    assert seconds == pytest.approx(links_s + len(numbers) * STEP_S)
+    monkeypatch.setattr(choice, "MESSAGE_S", 1.0)
+    most = max(sum(rank in (t.src, t.dst) for t in schedule.transfers) for rank in range(topology.num_ranks))
+    assert estimate_steps(schedule, elements * 4, 200_000) == most * pieces
+
+
+def test_classics_are_candidates_where_they_exist() -> None:
+    def methods(topology: Topology, name: CollectiveName) -> set[str]:
+        return set(with_classics({}, topology, Collective(name=name, num_ranks=topology.num_ranks)))
+
+    assert methods(star(num_ranks=4), "all_reduce") >= {"ring", "recursive_doubling", "double_binary_tree"}
+    assert "recursive_doubling" not in methods(ring(num_ranks=6), "all_reduce"), "partners have no path"
+    assert methods(star(num_ranks=33), "all_gather") == set(), "too many to try"
+    ours = schedules("star_5", "all_gather", None)
+    both = with_classics(ours, FABRICS["star_5"], Collective(name="all_gather", num_ranks=5))
+    assert list(both)[: len(ours)] == list(ours) and all(both[m] is ours[m] for m in ours)
 
 
 def test_more_pieces_for_longer_arrays() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -10,7 +10,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import Collective, CollectiveName
 from mycel.runtime.communicator import Call, Communicator
+from mycel.runtime.device.choice import with_classics
 from mycel.runtime.device.engine import DeviceEngine
 from mycel.runtime.device.lane import CudaLane, Lane
 from mycel.runtime.device.transport import BackendTransport
@@ -75,6 +78,7 @@ class DeviceGroup:
         self._lane = lane
         self._piece_bytes = piece_bytes
         self._engines: dict[torch.device, DeviceEngine] = {}
+        self._candidates: dict[tuple[CollectiveName, int | None], Mapping[str, Schedule]] = {}
 
     def takes(self, tensors: Sequence[torch.Tensor], *, exchange: bool) -> bool:
         """Whether a call runs over schedules. All ranks come to the same answer.
@@ -111,9 +115,20 @@ class DeviceGroup:
             self._engines[device] = DeviceEngine(
                 rank=communicator.rank,
                 size=communicator.size,
-                schedules=communicator.schedules,
+                schedules=self._schedules,
                 transport=BackendTransport(self.backend),
                 lane=self._lane(device),
                 piece_bytes=self._piece_bytes,
             )
         return self._engines[device]
+
+    def _schedules(self, name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
+        """The communicator's schedules and the classics; made at first use, the same on every rank."""
+        communicator = self._communicator
+        if communicator is None:
+            raise RuntimeError("no schedules are run on devices in this group")
+        if (name, root) not in self._candidates:
+            collective = Collective(name=name, num_ranks=communicator.size, root=root)
+            ours = communicator.schedules(name, root)
+            self._candidates[name, root] = with_classics(ours, communicator.topology, collective)
+        return self._candidates[name, root]
