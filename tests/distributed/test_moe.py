@@ -70,3 +70,7 @@ def test_dispatchers_that_do_not_fit_are_named(run_ranks: RunRanks) -> None:
             "dispatcher 'local' wants a mesh of 0 dimensions, got 1",
             "dispatcher 'all_gather' sends tokens as they are; codecs are for the all-to-all ones",
         ]
+
+
+def test_compiled_layers_stay_right(run_ranks: RunRanks) -> None:
+    assert_close(run_ranks(2, "moe", "compiled"))

@@ -4,37 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mycel.errors import UsageError
+from mycel.moe.activations import activation as activation_named
 from mycel.moe.grouped import grouped_linear
 
-__all__ = ["ACTIVATIONS", "Experts", "SharedExpert"]
-
-
-def _swiglu(z: Tensor) -> Tensor:
-    gate, up = z.chunk(2, dim=-1)
-    return functional.silu(gate) * up
-
-
-#: Name of an activation, how many numbers in it takes for each one out, and the function.
-ACTIVATIONS: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
-    "swiglu": (2, _swiglu),
-    "silu": (1, functional.silu),
-    "gelu": (1, functional.gelu),
-    "relu": (1, functional.relu),
-}
-
-
-def _activation(name: str) -> tuple[int, Callable[[Tensor], Tensor]]:
-    if name not in ACTIVATIONS:
-        raise UsageError(f"no activation is called {name!r}; known: {', '.join(sorted(ACTIVATIONS))}")
-    return ACTIVATIONS[name]
+__all__ = ["Experts", "SharedExpert"]
 
 
 class Experts(nn.Module):
@@ -49,7 +28,7 @@ class Experts(nn.Module):
         hidden: F, width inside an expert.
         num_experts: in the whole layer.
         owned: the range of them that are here.
-        activation: a key of ``ACTIVATIONS``.
+        activation: a key of ``mycel.moe.activations.ACTIVATIONS``.
         bias: both maps add a vector.
         device, dtype: of the parameters.
 
@@ -72,7 +51,7 @@ class Experts(nn.Module):
         super().__init__()
         if min(dim, hidden, num_experts) < 1:
             raise UsageError(f"experts: dim {dim}, hidden {hidden}, {num_experts} experts; all must be at least 1")
-        wide, self._act = _activation(activation)
+        wide, self._act = activation_named(activation)
         self.dim, self.hidden, self.num_experts = dim, hidden, num_experts
         self.owned = range(num_experts) if owned is None else owned
         here = len(self.owned)
@@ -137,7 +116,7 @@ class SharedExpert(nn.Module):
     Args:
         dim: width of tokens.
         hidden: width inside.
-        activation: a key of ``ACTIVATIONS``.
+        activation: a key of ``mycel.moe.activations.ACTIVATIONS``.
         bias: both maps add a vector.
         device, dtype: of the parameters.
     """
@@ -153,7 +132,7 @@ class SharedExpert(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        wide, self._act = _activation(activation)
+        wide, self._act = activation_named(activation)
         self.gate_up_proj = nn.Linear(dim, wide * hidden, bias=bias, device=device, dtype=dtype)
         self.down_proj = nn.Linear(hidden, dim, bias=bias, device=device, dtype=dtype)
 

@@ -39,7 +39,7 @@ class MoE(nn.Module):
         num_experts: in the whole layer.
         top_k: experts a token.
         router: a key of ``mycel.moe.routers.ROUTERS``, or a module of their signature.
-        activation: a key of ``mycel.moe.experts.ACTIVATIONS``.
+        activation: a key of ``mycel.moe.activations.ACTIVATIONS``.
         bias: experts add vectors.
         shared_hidden: width of an expert that every token passes; 0: none.
         balancing: policies, in the order in which their losses add up; at most one with a bias for the choice.

@@ -135,12 +135,11 @@ class _Combine(torch.autograd.Function):
         wide = torch.promote_types(rows_RD.dtype, torch.float32)
         of_weights = None
         if ctx.needs_input_grad[1]:
-            dots_R = (rows_RD.to(wide) * grads_RD.to(wide)).sum(dim=1).to(weights_TK.dtype)
+            dots_R = torch.einsum("rd,rd->r", rows_RD.to(wide), grads_RD.to(wide)).to(weights_TK.dtype)
             flat = weights_TK.new_zeros(weights_TK.numel())
             of_weights = flat.index_copy_(0, slot_of_row, dots_R).view(weights_TK.shape)
         weights_R = weights_TK.reshape(-1).index_select(0, slot_of_row)
-        of_rows = (grads_RD * weights_R.unsqueeze(1)).to(rows_RD.dtype)
-        return of_rows, of_weights, None, None, None
+        return grads_RD.mul_(weights_R.unsqueeze(1)), of_weights, None, None, None
 
 
 class _Permute(torch.autograd.Function):

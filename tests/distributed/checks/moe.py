@@ -383,3 +383,10 @@ def wrong_meshes(rank: int, size: int) -> list[str]:
         except ValueError as error:
             said.append(str(error))
     return said
+
+
+def compiled(rank: int, size: int) -> dict[str, dict[str, float]]:
+    """The layer under ``torch.compile``; exchanges with sizes from data may break its graph, and must stay right."""
+    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))))
+    layer.compile(backend="aot_eager")
+    return {"all_to_all": errors_of(layer, PLAIN, make_layer(PLAIN), rank, size, LENGTHS[:size])}
