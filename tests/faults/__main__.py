@@ -166,7 +166,7 @@ class Matrix:
         self._await("over", number)
         left = [rank for rank, pid in pids.items() if _exists(pid)]
         complaints = [*self._complaints(cell, reports), *(f"rank {rank} is left running" for rank in left)]
-        firsts = [report["first"] for report in reports.values()]
+        firsts = [report["first"] for _, report in sorted(reports.items())]
         return Outcome(
             cell=cell,
             complaints=tuple(complaints),

@@ -160,9 +160,9 @@ def test_a_probe_takes_no_place_among_the_data() -> None:
         assert receiver.recv(100) == b"after"
         receiver.sendall(b"back")
         assert sender.recv(4) == b"back"  # so that everything before it is acknowledged
-        seen = collect({out: sender.fileno()}, 0, frozenset({1}))
+        seen = collect({out: sender.fileno()}, 0, frozenset({1}), 0.5)
         assert (seen.stuck, seen.clear, seen.heard) == ((), (out.path,), frozenset({1}))
-        assert collect(back, 1, frozenset()).got[0][:2] == (0, out.path)
+        assert collect(back, 1, frozenset(), 0.5).got[0][:2] == (0, out.path)
         assert not has_stalled({out: sender.fileno()}, 0)
 
 

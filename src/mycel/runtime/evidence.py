@@ -31,13 +31,16 @@ Hop = tuple[int, int]
 Path = tuple[int, ...]
 
 _U32 = struct.Struct("=I")
-_RETRANSMITS, _PROBES, _UNACKED, _LAST_ACK_MS, _TOTAL_RETRANS = 2, 3, 24, 56, 100
+_RETRANSMITS, _PROBES, _UNACKED, _LAST_ACK_MS, _ROUND_TRIP_US, _TOTAL_RETRANS = 2, 3, 24, 56, 68, 100
 _UNSENT, _DATA_SEGS_IN, _DATA_SEGS_OUT, _WINDOW = 144, 152, 156, 228
 _LENGTH = 232
 #: How often in a row the kernel has tried again, and seconds without any acknowledgement, that are no hiccup.
 _MANY_TRIES = 3
 _LONG_S = 2.0
-_SHORT_S = 0.2
+#: The part of a wait for an answer that must have gone by without any.
+_MOST = 0.8
+#: Round trips within which an acknowledgement comes, in full queues too.
+_ROUND_TRIPS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class _Facts:
         is_pending: bytes are not acknowledged, or not even sent.
         tries: how often in a row the kernel has tried again in vain, or could not so much as try, since the interface
             takes nothing. 0 where the receiver has no room: it says so, and the way works.
-        last_ack_s: seconds since something was acknowledged.
+        unanswered_s: seconds since something was acknowledged, while something ought to be; else 0.
         least: packets of data that must have arrived at the other end if the way there works: those that were sent,
             less those that were lost before. What is lost is sent again, so these are as many as were sent again
             before the tries of now; half of these may be lost yet, for they may be on their way.
@@ -89,7 +92,7 @@ class _Facts:
 
     is_pending: bool
     tries: int
-    last_ack_s: float
+    unanswered_s: float
     least: int
     received: int
 
@@ -106,10 +109,14 @@ def _facts(descriptor: int) -> _Facts | None:
     unacked, unsent, window = (_U32.unpack_from(raw, at)[0] for at in (_UNACKED, _UNSENT, _WINDOW))
     again, received, sent = (_U32.unpack_from(raw, at)[0] for at in (_TOTAL_RETRANS, _DATA_SEGS_IN, _DATA_SEGS_OUT))
     tries = raw[_RETRANSMITS] if unacked else raw[_PROBES] if unsent and window else 0
+    last_ack_s, round_trip_s = (
+        _U32.unpack_from(raw, _LAST_ACK_MS)[0] / 1e3,
+        _U32.unpack_from(raw, _ROUND_TRIP_US)[0] / 1e6,
+    )
     return _Facts(
         is_pending=bool(unacked or unsent),
         tries=tries,
-        last_ack_s=_U32.unpack_from(raw, _LAST_ACK_MS)[0] / 1e3,
+        unanswered_s=last_ack_s if (unacked or tries) and last_ack_s > _ROUND_TRIPS * round_trip_s else 0.0,
         least=sent - again + (tries + 1) // 2,
         received=received,
     )
@@ -128,18 +135,19 @@ def has_stalled(channels: Mapping[Channel, int], rank: int) -> bool:
     """Whether the kernel has long been sending again on a channel of this rank, and nothing is acknowledged."""
     for channel, descriptor in channels.items():
         facts = _facts(descriptor) if channel.src == rank else None
-        if facts and facts.tries >= _MANY_TRIES and facts.last_ack_s >= _LONG_S:
+        if facts and facts.tries >= _MANY_TRIES and facts.unanswered_s >= _LONG_S:
             return True
     return False
 
 
-def collect(channels: Mapping[Channel, int], rank: int, heard: frozenset[int]) -> Evidence:
-    """This rank's evidence; a little while after ``probe``, longer than the kernel waits before it sends again.
+def collect(channels: Mapping[Channel, int], rank: int, heard: frozenset[int], waited_s: float) -> Evidence:
+    """This rank's evidence, a little while after ``probe``.
 
     Args:
         channels: open channels with their descriptors.
         rank: whose they are.
         heard: ranks whose state has been heard.
+        waited_s: since the probe; tenths of a second.
     """
     stuck: list[tuple[int, Path, int]] = []
     clear: list[Path] = []
@@ -152,7 +160,7 @@ def collect(channels: Mapping[Channel, int], rank: int, heard: frozenset[int]) -
             got.append((channel.src, channel.path, facts.received))
         elif not facts.is_pending:
             clear.append(channel.path)
-        elif facts.tries and facts.last_ack_s >= _SHORT_S:
+        elif facts.unanswered_s >= _MOST * waited_s:
             stuck.append((channel.dst, channel.path, facts.least))
     return Evidence(stuck=tuple(stuck), clear=tuple(clear), got=tuple(got), heard=heard)
 

@@ -334,7 +334,7 @@ class Faults:
             if len(states) == self.size and disagreement(states, self._dtype_names):
                 break
             if now >= settled and self.rank not in evidence:
-                found = collect(self._channels(), self.rank, frozenset(states))
+                found = collect(self._channels(), self.rank, frozenset(states), now - began)
                 self._evidence[self.epoch, self.rank] = found
                 self._tell({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
                 continue

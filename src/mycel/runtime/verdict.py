@@ -113,7 +113,8 @@ def judge_states(
         why = "stopped, stuck, or never called it"
         if links:
             why = f"nothing gets through on {names}: it is down, or the machine behind it"
-        message = f"{passed}: {_ranks(silent)} is silent ({why}); waited for by {_ranks(waiting)}"
+        is_are = "is" if len(silent) == 1 else "are"
+        message = f"{passed}: {_ranks(silent)} {is_are} silent ({why}); waited for by {_ranks(waiting)}"
     elif links:
         waiting = [rank for rank in sorted(states) if states[rank].waits_for]
         message = f"{passed}: nothing gets through on {names}; {_ranks(waiting)} wait for each other"
