@@ -43,6 +43,12 @@ def test_the_bits_of_the_engine_for_sockets(run_ranks: RunRanks, world_size: int
     assert {"forest", "tree"} <= set(results[0])
 
 
+@pytest.mark.parametrize("backend", ["cpu:mycel,cuda:mycel", "cpu:mycel,cuda:nccl", "cpu:gloo,cuda:mycel"])
+def test_a_backend_for_each_device(run_ranks: RunRanks, backend: str) -> None:
+    """They all give the one group that serves every device."""
+    assert run_ranks(2, "devices", "of_which_group", backend=backend) == ["mycel"] * 2
+
+
 def test_training(run_ranks: RunRanks) -> None:
     ours = run_ranks(3, "devices", "training", env={"MYCEL_TOPOLOGY": FABRICS[3]})
     theirs = run_ranks(3, "devices", "training_over_gloo", backend="gloo")

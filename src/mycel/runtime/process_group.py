@@ -625,9 +625,9 @@ class MycelProcessGroup(ProcessGroup):
         """Whether a call on these tensors runs over schedules; all ranks must come to the same answer."""
         if self._communicator is None:
             return False
-        if self._on_host(tensors):
-            return all(t.is_cpu and t.layout == torch.strided for t in tensors)
-        return self._devices is not None and self._devices.takes(tensors, exchange=exchange)
+        if self._devices is not None and not self._on_host(tensors):
+            return self._devices.takes(tensors, exchange=exchange)
+        return all(t.is_cpu and t.layout == torch.strided for t in tensors)
 
     def _on_host(self, tensors: Sequence[Tensor]) -> bool:
         return not tensors or tensors[0].is_cpu

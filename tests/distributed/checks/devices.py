@@ -99,6 +99,17 @@ def same_bits(rank: int, size: int) -> list[str]:
     return methods
 
 
+def of_which_group(rank: int, size: int) -> str:
+    """The name of the world's process group, after a sum and a barrier, also in a group of its own."""
+    for group in (None, dist.new_group()):
+        tensor = torch.full((5,), rank + 1.0)
+        dist.all_reduce(tensor, group=group)
+        assert tensor.tolist() == [size * (size + 1) / 2] * 5
+        dist.barrier(group)
+    world: Any = dist.group.WORLD
+    return str(world.getBackendName())
+
+
 def training(rank: int, size: int) -> dict[str, Any]:
     """Losses of DDP in all its forms, and of FSDP2: futures, hooks, coalesced and asynchronous calls."""
     ran = as_on_devices(dist.group.WORLD)
