@@ -7,7 +7,7 @@ without it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -28,9 +28,7 @@ def on_plain_tensors(method: _Method) -> _Method:
 
     @functools.wraps(method)
     def opened(self: Any, *arguments: Any, **named: Any) -> Any:
-        if not any(
-            map(_stands_for_others, (*arguments, *named.values()))
-        ):  # nearly always, in less than a microsecond
+        if not any(map(_stands_for_others, (*arguments, *named.values()))):  # nearly always, so found fast
             return method(self, *arguments, **named)
         found = [_open(argument, method.__name__) for argument in arguments]
         return method(self, *found, **{key: _open(value, method.__name__) for key, value in named.items()})
@@ -39,7 +37,7 @@ def on_plain_tensors(method: _Method) -> _Method:
 
 
 def _stands_for_others(given: Any) -> bool:
-    kind: Hashable = type(given)
+    kind: Any = type(given)
     return any(map(_stands_for_others, given)) if kind is list else _is_special(kind)
 
 
@@ -51,14 +49,14 @@ def _is_special(kind: Any) -> bool:
 def _open(given: Any, name: str) -> Any:
     if isinstance(given, list):
         return [_open(part, name) for part in given]
-    kind: Hashable = type(given)
+    kind: Any = type(given)
     if not _is_special(kind):
         return given
     if hasattr(given, "trigger_wait"):  # torch's AsyncCollectiveTensor: in place, too, what it holds is meant
         return given.trigger_wait()
     if is_traceable_wrapper_subclass(given):
         raise TypeError(
-            f"{name} needs plain tensors and got a {type(given).__name__}, which is made of others; pass what it holds (a DTensor's "
-            "to_local()), or use functional collectives"
+            f"{name} needs plain tensors and got a {type(given).__name__}, which is made of others; pass what "
+            "it holds (a DTensor's to_local()), or use functional collectives"
         )
     return given
