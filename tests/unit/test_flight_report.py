@@ -20,6 +20,7 @@ from mycel.report.flight.page import render_page
 from mycel.report.flight.records import Call, Connection, Dump, Group, Program, read_dumps
 from mycel.report.flight.trace import render_trace
 from mycel.report.flight.words import headline, summary
+from mycel.report.picture import CUT_COLOUR
 from mycel.topology.builders import star
 from mycel.topology.json_format import to_json
 
@@ -242,6 +243,7 @@ def test_the_cable_of_the_slow_rank_is_suspected(rank: int) -> None:
     assert blamed.reached == pytest.approx(0.95 * 0.25)
     page = render_page(examine(connections(frozenset({rank}))), found, blamed)
     assert f"The cable between {blamed.ends[0]} and {blamed.ends[1]} is slow" in page
+    assert "the cable that is suspected" in page and page.count(CUT_COLOUR) >= 2
 
 
 def test_no_cable_is_suspected_where_all_carry_what_they_should() -> None:

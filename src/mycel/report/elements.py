@@ -44,6 +44,7 @@ th, td { padding: .45rem .8rem; text-align: right; border-bottom: 1px solid var(
 th { color: var(--muted); font-weight: 500; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; padding-left: 0; }
 tr.ours td { color: var(--ours); font-weight: 600; }
+.picture { max-width: 560px; margin: 0 0 3rem; }
 tr.warn td { color: var(--baseline-text); font-weight: 600; }
 footer { border-top: 1px solid var(--hairline); padding-top: 1.2rem; }
 """

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from mycel.collectives.schedule import Transfer
 from mycel.report.fabric import draw_fabric, lay_out
-from mycel.report.style import LIGHT, figure_settings
+from mycel.report.style import LIGHT, figure_settings, themed
 from mycel.topology.model import Topology
 
-__all__ = ["CUT_COLOUR", "write_picture"]
+__all__ = ["CUT_COLOUR", "picture_svg", "write_picture"]
 
 CUT_COLOUR = "#b3541e"
 
@@ -56,20 +59,42 @@ def write_picture(
         _ = FigureCanvasSVG(figure) if svg else FigureCanvasAgg(figure)
         axes = figure.add_axes((0.02, 0.02, 0.96, (height - 0.1) / (height + _HEAD)))
         draw_fabric(axes, topology, tree, root=root)
-        for src, dst in cut:
-            start, end = _shortened(topology, places, src, dst)
-            style = {"arrowstyle": "-|>", "linestyle": (0, (4, 3)), "color": CUT_COLOUR, "linewidth": 1.6}
-            axes.annotate(
-                "",
-                xy=end,
-                xytext=start,
-                arrowprops=style | {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 13},
-                zorder=5,
-            )
+        _mark(axes, topology, places, cut)
         top = 1 - 0.15 / (height + _HEAD)
         figure.text(0.03, top, title, fontsize=13, fontweight="bold", va="top")
         figure.text(0.03, top - 0.3 / (height + _HEAD), caption, fontsize=9, color=LIGHT.muted, va="top")
         figure.savefig(file, dpi=160, metadata={"Date": None, "Creator": None} if svg else {})
+
+
+def picture_svg(topology: Topology, cut: Collection[tuple[int, int]] = ()) -> str:
+    """The fabric as an ``<svg>`` element for a page, in the page's colours, with some links marked."""
+    with mpl.rc_context({**figure_settings(), "svg.hashsalt": topology.fingerprint}):
+        places = lay_out(topology).places
+        figure = Figure(figsize=_size(list(places.values())), layout="constrained")
+        figure.patch.set_alpha(0)
+        FigureCanvasSVG(figure)
+        axes = figure.add_subplot()
+        draw_fabric(axes, topology)
+        _mark(axes, topology, places, cut)
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+    text = re.sub(r"<metadata>.*?</metadata>", "", buffer.getvalue(), flags=re.DOTALL)
+    return themed(text[text.index("<svg") :])
+
+
+def _mark(
+    axes: Axes, topology: Topology, places: dict[int, tuple[float, float]], cut: Collection[tuple[int, int]]
+) -> None:
+    for src, dst in cut:
+        start, end = _shortened(topology, places, src, dst)
+        style = {"arrowstyle": "-|>", "linestyle": (0, (4, 3)), "color": CUT_COLOUR, "linewidth": 1.6}
+        axes.annotate(
+            "",
+            xy=end,
+            xytext=start,
+            arrowprops=style | {"shrinkA": 0, "shrinkB": 0, "mutation_scale": 13},
+            zorder=5,
+        )
 
 
 def _size(places: Sequence[tuple[float, float]]) -> tuple[float, float]:

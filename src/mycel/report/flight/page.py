@@ -18,12 +18,15 @@ from mycel.report.flight.words import (
     suspect_sentence,
     unfinished_sentence,
 )
+from mycel.report.picture import picture_svg
 from mycel.units import format_seconds, format_size
 
 __all__ = ["render_page"]
 
 #: Collectives, ranks and connections that are shown; the JSON form has all of them.
 _MOST_MEETINGS, _MOST_RANKS, _MOST_CONNECTIONS, _MOST_KINDS = 40, 32, 24, 40
+#: Fabrics up to this size are drawn.
+_MOST_VERTICES = 64
 #: Geometry of the timeline, in its own units.
 _WIDTH, _LEFT, _ROW, _BAR = 1040.0, 64.0, 26.0, 16.0
 _COLOURS = {"queued": "var(--link)", "waiting": "var(--baseline)", "moving": "var(--ours)"}
@@ -40,6 +43,7 @@ def render_page(findings: Findings, connections: Sequence[Carried], slow: Suspec
             _timeline(findings),
             _kinds(findings),
             _ranks(findings),
+            _picture(findings, slow),
             _connections(connections, slow),
             _unfinished(findings),
             f"<footer>{escape(_footer(findings))}</footer>",
@@ -205,6 +209,26 @@ def _connections(connections: Sequence[Carried], slow: Suspect | None) -> str:
     )
     heads = ["connection", "path", "sent", "Mbit/s", "its part", "reached", "receiver full", "sent again"]
     return table("Connections, slowest first", note, heads, rows, num_text=2)
+
+
+def _picture(findings: Findings, slow: Suspect | None) -> str:
+    """The largest described fabric that has the suspected cable, with the cable marked."""
+    if slow is None:
+        return ""
+    groups = {group.identity: group for dump in findings.dumps for group in dump.groups.values()}
+    for group in sorted(groups.values(), key=lambda group: -len(group.ranks)):
+        topology = group.topology
+        vertices = {topology.label(v): v for v in range(len(topology.vertices))}
+        if not group.described or len(vertices) > _MOST_VERTICES or not set(slow.ends) <= set(vertices):
+            continue
+        a, b = (vertices[label] for label in slow.ends)
+        cut = [hop for hop in ((a, b), (b, a)) if hop in topology.capacity]
+        note = f"{topology.name}, as the job was told; marked: the cable that is suspected."
+        return (
+            f'<section class="picture"><h2>The fabric</h2><p class="note">{escape(note)}</p>'
+            f"{picture_svg(topology, cut)}</section>"
+        )
+    return ""
 
 
 def _unfinished(findings: Findings) -> str:
