@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -349,3 +351,18 @@ def test_one_machine_under_mpirun_needs_no_address() -> None:
     sizes = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}
     launched = read_launched(sizes)
     assert (launched.rank, launched.world_size, launched.master_address) == (1, 2, "127.0.0.1")
+
+
+# -- the guide --------------------------------------------------------------------------------------------------
+
+
+def test_the_guide_has_the_recorded_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = CLUSTERS.parents[1]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    script = importlib.import_module("probe")
+    for name in ("probe", "record"):
+        monkeypatch.delitem(sys.modules, name)
+    page = (root / "docs" / "guides" / "probe.md").read_text(encoding="utf-8")
+    lines = script.read(script.RECORDS)
+    assert {line["fabric"] for line in lines if line["routers_asked"]} == set(script.FABRICS)
+    assert f"<!-- probe:begin -->\n{script.guide_table(lines)}<!-- probe:end -->" in page
