@@ -36,7 +36,7 @@ from mycel.runtime.device import choice
 from mycel.runtime.device.choice import PIECE_BYTES, STEP_S, choose_for_steps, estimate_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
 from mycel.runtime.device.group import LEAST_BYTES, DeviceGroup, make_nccl
-from mycel.runtime.device.lane import CudaLane, HostLane
+from mycel.runtime.device.lane import CudaLane, lane_of
 from mycel.runtime.device.steps import Prepared, prepare
 from mycel.runtime.device.transport import End
 from mycel.runtime.device.work import DeviceWork
@@ -271,7 +271,7 @@ def engines_on(device: str, fabric: str, method: str, piece_bytes: int) -> list[
             size=n,
             schedules=lambda name, root: {method: schedules(fabric, name, root)[method]},
             transport=meeting.of(rank),
-            lane=HostLane() if device == "cpu" else CudaLane(torch.device("cuda", 0)),
+            lane=lane_of(torch.device(device, 0)),
             piece_bytes=piece_bytes,
         )
         for rank in range(n)

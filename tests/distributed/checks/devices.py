@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.runtime.device.group import DeviceGroup
-from mycel.runtime.device.lane import CudaLane, HostLane
+from mycel.runtime.device.lane import CudaLane
 from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.process_group import MycelProcessGroup
 
@@ -46,9 +46,7 @@ def as_on_devices(group: Any) -> list[str]:
             ran.append(call.title or call.name)
             return super().start(call, *rest)
 
-    group._devices = Watched(
-        group._gloo, group.communicator, described=True, least_bytes=0, lane=lambda device: HostLane()
-    )
+    group._devices = Watched(group._gloo, group.communicator, described=True, least_bytes=0)
     group._on_host = lambda tensors: False  # type: ignore[method-assign]
     return ran
 

@@ -15,7 +15,7 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.runtime.communicator import Call, Communicator
 from mycel.runtime.device.choice import with_classics
 from mycel.runtime.device.engine import DeviceEngine
-from mycel.runtime.device.lane import CudaLane, Lane
+from mycel.runtime.device.lane import lane_of
 from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.device.work import DeviceWork
 
@@ -58,7 +58,6 @@ class DeviceGroup:
         described: whether somebody has said what the fabric looks like. Of a fabric that is merely assumed, NCCL
             knows more than we do.
         least_bytes: calls whose largest tensor is smaller are the backend's own; ``LEAST_BYTES`` if ``None``.
-        lane: makes the lane of a device.
         piece_bytes: a piece size to use instead of the model's.
     """
 
@@ -69,13 +68,11 @@ class DeviceGroup:
         *,
         described: bool,
         least_bytes: int | None = None,
-        lane: Callable[[torch.device], Lane] = CudaLane,
         piece_bytes: int | None = None,
     ) -> None:
         self.backend = backend
         self._communicator = communicator if described else None
         self._least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
-        self._lane = lane
         self._piece_bytes = piece_bytes
         self._engines: dict[torch.device, DeviceEngine] = {}
         self._candidates: dict[tuple[CollectiveName, int | None], Mapping[str, Schedule]] = {}
@@ -117,7 +114,7 @@ class DeviceGroup:
                 size=communicator.size,
                 schedules=self._schedules,
                 transport=BackendTransport(self.backend),
-                lane=self._lane(device),
+                lane=lane_of(device),
                 piece_bytes=self._piece_bytes,
             )
         return self._engines[device]

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-__all__ = ["CudaLane", "HostLane", "Lane"]
+__all__ = ["CudaLane", "HostLane", "Lane", "lane_of"]
 
 
 class Lane(Protocol):
@@ -109,3 +109,8 @@ class CudaLane:
         with torch.cuda.stream(self._stream):
             made.set_result(result)
         return made
+
+
+def lane_of(device: torch.device) -> Lane:
+    """The lane of a device: a stream of its own where the device has streams."""
+    return CudaLane(device) if device.type == "cuda" else HostLane()
