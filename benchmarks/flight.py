@@ -9,17 +9,14 @@ import argparse
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from mycel.bench.measurement import describe_hardware
-from mycel.collectives.cost import Choice
 from mycel.collectives.program import Channel
 from mycel.runtime import engine as e
 from mycel.runtime.flight import FlightLog, FlightRecorder
-from mycel.runtime.prepared import Traffic
+from mycel.runtime.prepared import Origin, Traffic
 from mycel.settings import FLIGHT_RECORDS
 from mycel.topology.builders import star
 
@@ -41,17 +38,16 @@ def main() -> None:
         folder=None,
     )
     channel = Channel(src=0, dst=1, path=(0, 8, 1))
-    traffic = Traffic(channels=(channel,), num_bytes=(64,), num_messages=(1,), state=lambda: None)
-    choice = Choice(method="forest", piece_bytes=1 << 14, seconds=0.0)
-    prepared = SimpleNamespace(traffic=traffic)
+    origin = Origin(collective="all_reduce", root=None, method="forest", piece_bytes=1 << 14, even=True)
+    traffic = Traffic(origin=origin, channels=(channel,), num_bytes=(64,), num_messages=(1,), state=lambda: None)
 
     def loop(*, noting: bool) -> float:
         """Seconds of calls that each make a job, as a communicator does; the job before it is let go, or kept."""
         begin = time.perf_counter()
         for _ in range(calls):
-            job: Any = SimpleNamespace(prepared=prepared, fields=np.zeros(e.JOB_FIELDS, dtype=np.int64))
+            fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
             if noting:
-                log.note("all_reduce", "all_reduce", None, 0, 0, True, choice, time.monotonic_ns(), job)
+                log.note(traffic, time.monotonic_ns(), fields)
         return time.perf_counter() - begin
 
     costs = sorted((loop(noting=True) - loop(noting=False)) / calls * 1e6 for _ in range(9))

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mycel.collectives.cost import Choice
 from mycel.collectives.program import Channel
 from mycel.errors import PeerLostError
 from mycel.runtime import engine as e
 from mycel.runtime import flight
 from mycel.runtime.flight import FlightLog, FlightRecorder
-from mycel.runtime.prepared import Traffic
+from mycel.runtime.headers import pack_kind
+from mycel.runtime.prepared import Origin, Traffic
 from mycel.settings import read_settings
 from mycel.topology.builders import star
 
-CHOICE = Choice(method="forest", piece_bytes=1024, seconds=0.0)
+ORIGIN = Origin(collective="all_reduce", root=None, method="forest", piece_bytes=1024, even=True)
 
 
 def log_of(recorder: FlightRecorder, folder: Path | None = None) -> FlightLog:
@@ -41,15 +41,15 @@ def log_of(recorder: FlightRecorder, folder: Path | None = None) -> FlightLog:
 def job_of(sequence: int, rows: Any = None) -> Any:
     fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
     fields[e.J_REMAINING] = -1
-    fields[e.J_HEADER + 1] = sequence
+    fields[[e.J_HEADER + 1, e.J_HEADER + 2]] = sequence, pack_kind("all_reduce", 0, None, None, 0)
     channels = (Channel(src=0, dst=1, path=(0, 2, 1)),)
     state = weakref.ref(rows) if rows is not None else lambda: None
-    traffic = Traffic(channels=channels, num_bytes=(64,), num_messages=(4,), state=state)
+    traffic = Traffic(origin=ORIGIN, channels=channels, num_bytes=(64,), num_messages=(4,), state=state)
     return SimpleNamespace(fields=fields, prepared=SimpleNamespace(traffic=traffic))
 
 
 def note(log: FlightLog, job: Any) -> None:
-    log.note("all_reduce", "all_reduce", None, 0, 0, True, CHOICE, 1, job)
+    log.note(job.prepared.traffic, 1, job.fields)
 
 
 def lines_of(recorder: FlightRecorder) -> list[dict[str, Any]]:
@@ -78,6 +78,7 @@ def test_states_come_from_what_the_engine_writes() -> None:
     running.fields[e.J_REMAINING], rows[0, e.C_HEAD] = 7, 3
     done.fields[[e.J_STATUS, e.J_STARTED_NS, e.J_ENDED_NS]] = e.DONE, 10, 30
     first, second, third = lines_of(recorder)
+    assert (first["what"], first["op"], first["method"], first["dtype"]) == ("all_reduce", "AVG", "forest", "type 0")
     assert (first["state"], first["started_ns"], first["ended_ns"]) == ("queued", None, None)
     assert (second["state"], second["messages_done"], second["ended_ns"]) == ("running", [3], None)
     assert (third["state"], third["started_ns"], third["ended_ns"]) == ("done", 10, 30)

@@ -38,7 +38,7 @@ from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.pacing import Pacer, path_pace
-from mycel.runtime.prepared import Job, Prepared, prepare
+from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
@@ -260,6 +260,13 @@ class Communicator:
             self._descriptors(program.channels, attempt),
             self._control.descriptors,
             states_channel_bytes=not call.knows_all,
+            origin=Origin(
+                collective=call.name,
+                root=call.root,
+                method=choice.method,
+                piece_bytes=choice.piece_bytes,
+                even=call.block_elements is None,
+            ),
         )
         self._prepared[key] = made
         self._prepared_bytes += made.num_bytes
@@ -390,8 +397,7 @@ class Communicator:
             keep=call.keep,
         )
         if self._flight is not None:
-            title, even = call.title or call.name, call.block_elements is None
-            self._flight.note(title, call.name, call.root, call.dtype, op, even, choice, called_ns, job)
+            self._flight.note(prepared.traffic, called_ns, job.fields)
         return Ticket(job=job, attempt=attempt)
 
     def _drive(self, ticket: Ticket) -> None:

@@ -28,12 +28,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from mycel.collectives.cost import Choice
+import numpy as np
+import numpy.typing as npt
+
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
-from mycel.runtime.prepared import Job, Traffic
-from mycel.runtime.reduce_kernels import ReduceOp
+from mycel.runtime.headers import unpack_kind
+from mycel.runtime.prepared import Traffic
 from mycel.runtime.transport.tcp_info import tcp_info
 from mycel.settings import Settings, read_settings
 from mycel.topology.json_format import to_json
@@ -47,7 +49,9 @@ _log = logging.getLogger(__name__)
 FORMAT = 1
 
 _REDUCING = ("all_reduce", "reduce_scatter", "reduce")
-_Entry = tuple[int, "FlightLog", Traffic, Choice, str, str, int | None, int, int | None, bool, int, Any]
+Fields = npt.NDArray[np.int64]
+#: Number, group, what moves, time of the call, the job's integers.
+Entry = tuple[int, "FlightLog", Traffic, int, Fields]
 
 
 class FlightRecorder:
@@ -56,22 +60,21 @@ class FlightRecorder:
     Args:
         capacity: collectives that are kept.
         rank, world_size: of this process in the whole job.
+
+    Attributes:
+        ring: entry ``number`` stands at ``number % capacity``.
+        numbers: gives the next entry its number.
     """
 
     def __init__(self, capacity: int, *, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self._capacity = capacity
-        self._ring: list[_Entry | None] = [None] * capacity
-        self._numbers = itertools.count()  # taking the next number is one step, whichever thread does it
+        self.capacity = capacity
+        self.ring: list[Entry | None] = [None] * capacity
+        self.numbers = itertools.count()  # taking the next number is one step, whichever thread does it
 
-    def add(self, *fields: Any) -> None:
-        """Put an entry into the ring, in the place of the oldest."""
-        number = next(self._numbers)
-        self._ring[number % self._capacity] = (number, *fields)
-
-    def entries(self) -> list[_Entry]:
+    def entries(self) -> list[Entry]:
         """What the ring holds, oldest first."""
-        return sorted((entry for entry in self._ring if entry is not None), key=lambda entry: entry[0])
+        return sorted((entry for entry in self.ring if entry is not None), key=lambda entry: entry[0])
 
     def lines(self, why: str) -> list[dict[str, Any]]:
         """The lines of a dump; see the module.
@@ -148,6 +151,7 @@ class FlightLog:
         folder: Path | None,
     ) -> None:
         self._recorder = recorder
+        self._ring, self._numbers, self._capacity = recorder.ring, recorder.numbers, recorder.capacity
         self._identity, self._name, self._ranks = identity, name, ranks
         self._topology, self._described = topology, described
         self._dtype_name = dtype_name
@@ -161,31 +165,16 @@ class FlightLog:
         """The group's sockets by channel: a mapping that may grow until ``close``."""
         self._descriptors = descriptors
 
-    def note(
-        self,
-        title: str,
-        name: str,
-        root: int | None,
-        dtype: int,
-        reduce_op: int | None,
-        even: bool,
-        choice: Choice,
-        called_ns: int,
-        job: Job,
-    ) -> None:
-        """A collective was called.
+    def note(self, traffic: Traffic, called_ns: int, fields: Fields) -> None:
+        """A collective was called. This runs at every call, so it is one tuple and no more.
 
         Args:
-            title: what messages call it.
-            name: the collective whose schedule runs.
-            root, dtype, reduce_op: of the call; ``reduce_op`` ``None`` is AVG.
-            even: all blocks of the array are of one length.
-            choice: schedule and piece size.
+            traffic: of its program.
             called_ns: CLOCK_MONOTONIC time of the call.
-            job: the run.
+            fields: the integers of the job, whose times and state the engine writes.
         """
-        traffic, fields = job.prepared.traffic, job.fields
-        self._recorder.add(self, traffic, choice, title, name, root, dtype, reduce_op, even, called_ns, fields)
+        number = next(self._numbers)
+        self._ring[number % self._capacity] = (number, self, traffic, called_ns, fields)
 
     def failed(self, error: CommunicationError) -> None:
         """Write everything down, once a group; the error gets a note that says where."""
@@ -235,23 +224,24 @@ class FlightLog:
                 found.append({"src": channel.src, "dst": channel.dst, "path": list(channel.path), **asdict(info)})
         return found
 
-    def line(self, entry: _Entry, program: int) -> dict[str, Any]:
+    def line(self, entry: Entry, program: int) -> dict[str, Any]:
         """One collective."""
-        number, _, traffic, choice, title, name, root, dtype, reduce_op, even, called_ns, fields = entry
-        state = _state(fields)
+        number, _, traffic, called_ns, fields = entry
+        state, origin = _state(fields), traffic.origin
+        title, dtype, op = unpack_kind(int(fields[e.J_HEADER + 2]))
         made = {
             "number": number,
             "group": self._identity,
             "sequence": int(fields[e.J_HEADER + 1]),
             "what": title,
-            "collective": name,
-            "root": root,
+            "collective": title if origin is None else origin.collective,
+            "root": None if origin is None else origin.root,
             "bytes": int(fields[e.J_HEADER + 3]),
             "dtype": self._dtype_name(dtype),
-            "op": ("AVG" if reduce_op is None else ReduceOp(reduce_op).name) if name in _REDUCING else None,
-            "even": even,
-            "method": choice.method,
-            "piece_bytes": choice.piece_bytes,
+            "op": op if origin is not None and origin.collective in _REDUCING else None,
+            "even": origin is not None and origin.even,
+            "method": None if origin is None else origin.method,
+            "piece_bytes": None if origin is None else origin.piece_bytes,
             "program": program,
             "state": state,
             "called_ns": called_ns,

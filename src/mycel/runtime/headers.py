@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from mycel.runtime.reduce_kernels import ReduceOp
 
-__all__ = ["ALL_TO_ALL_V", "describe_header", "pack_kind", "states_own_bytes"]
+__all__ = ["ALL_TO_ALL_V", "describe_header", "pack_kind", "states_own_bytes", "unpack_kind"]
 
 #: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
 ALL_TO_ALL_V = "all_to_all with split sizes"
@@ -35,6 +35,19 @@ def pack_kind(name: str, dtype: int, reduce_op: int | None, root: int | None, pl
     return _NAMES.index(name) | dtype << 8 | reduce_op << 16 | (0 if root is None else root + 1) << 24 | plan << 48
 
 
+def unpack_kind(kind: int) -> tuple[str, int, str]:
+    """Name, code of the element type and name of the reduction of a kind; ``?`` for a reduction that is none.
+
+    Examples:
+        >>> unpack_kind(pack_kind("reduce", 3, None, 2, 7))
+        ('reduce', 3, 'AVG')
+    """
+    name = _NAMES[kind & 0xFF] if kind & 0xFF < len(_NAMES) else f"operation {kind & 0xFF}"
+    code = (kind >> 16) & 0xFF
+    op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
+    return name, (kind >> 8) & 0xFF, op
+
+
 def states_own_bytes(kind: int) -> bool:
     """Whether ranks state different numbers of bytes for the same collective of this kind."""
     return kind & 0xFF == _NAMES.index(ALL_TO_ALL_V)
@@ -42,14 +55,12 @@ def states_own_bytes(kind: int) -> bool:
 
 def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Callable[[int], str]) -> str:
     """A header in words, such as ``all_reduce #5 of 4096 bytes of float32, op SUM``."""
-    name = _NAMES[kind & 0xFF] if kind & 0xFF < len(_NAMES) else f"operation {kind & 0xFF}"
-    code = (kind >> 16) & 0xFF
-    op = "AVG" if code == _AVERAGE else ReduceOp(code).name if code < len(ReduceOp) else "?"
+    name, dtype, op = unpack_kind(kind)
     root = (kind >> 24) & 0xFFFFFF
     size = f" of {num_bytes} bytes"
     if name == ALL_TO_ALL_V:
         size = f"{size} between the two" if num_bytes else ""
-    text = f"{name} #{sequence}{size} of {dtype_names((kind >> 8) & 0xFF)}"
+    text = f"{name} #{sequence}{size} of {dtype_names(dtype)}"
     if name in ("all_reduce", "reduce_scatter", "reduce"):
         text += f", op {op}"
     return text + (f", root {root - 1}" if root else "")

@@ -17,10 +17,27 @@ import numpy.typing as npt
 from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
 
-__all__ = ["Job", "Prepared", "Traffic", "prepare"]
+__all__ = ["Job", "Origin", "Prepared", "Traffic", "prepare"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a program was made for.
+
+    Attributes:
+        collective, root: whose schedule it is of.
+        method, piece_bytes: of the schedule.
+        even: all blocks of the array are of one length.
+    """
+
+    collective: str
+    root: int | None
+    method: str
+    piece_bytes: int
+    even: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,11 +45,13 @@ class Traffic:
     """What a program moves, for those who tell of it later; keeps no array of the program alive.
 
     Attributes:
+        origin: what it was made for; ``None`` where nobody said so.
         channels: of the program.
         num_bytes, num_messages: that a run moves on each of them.
         state: the rows of the channels while somebody else keeps them, then ``None``.
     """
 
+    origin: Origin | None
     channels: tuple[Channel, ...]
     num_bytes: tuple[int, ...]
     num_messages: tuple[int, ...]
@@ -84,7 +103,13 @@ class Prepared:
 
 
 def prepare(
-    program: Program, item_bytes: int, descriptors: list[int], extras: Ints, *, states_channel_bytes: bool = False
+    program: Program,
+    item_bytes: int,
+    descriptors: list[int],
+    extras: Ints,
+    *,
+    states_channel_bytes: bool = False,
+    origin: Origin | None = None,
 ) -> Prepared:
     """Lay a program out for the engine.
 
@@ -95,6 +120,7 @@ def prepare(
         extras: control descriptors, at least one (-1 for none).
         states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
             between others are; else those of the whole array.
+        origin: what the program was made for, to be told later.
     """
     c = program.columns
     rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
@@ -140,7 +166,7 @@ def prepare(
         staging=staging,
         extras=extras,
         poll=poll,
-        traffic=_traffic(program, rows, queue_start, channel_rows),
+        traffic=_traffic(program, origin, rows, queue_start, channel_rows),
         addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
         scratch_address=scratch.ctypes.data,
         watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
@@ -156,11 +182,12 @@ def _queues(channel_of_row: npt.NDArray[Any], num_channels: int) -> tuple[Ints, 
     return start, order.astype(np.int64)
 
 
-def _traffic(program: Program, rows: Ints, queue_start: Ints, channel_rows: Ints) -> Traffic:
+def _traffic(program: Program, origin: Origin | None, rows: Ints, queue_start: Ints, channel_rows: Ints) -> Traffic:
     moved = np.zeros(len(program.channels), dtype=np.int64)
     wire = rows[rows[:, e.R_CHANNEL] >= 0]
     np.add.at(moved, wire[:, e.R_CHANNEL], wire[:, e.R_BYTES])
     return Traffic(
+        origin=origin,
         channels=program.channels,
         num_bytes=tuple(moved.tolist()),
         num_messages=tuple(np.diff(queue_start).tolist()),
