@@ -267,6 +267,8 @@ def test_page_and_summary_are_made_of_the_records() -> None:
     assert page.startswith("<!doctype html>") and "http" not in page and "<script" not in page
     assert page.count("<rect") == 6 + 2  # every rank moves twice; ranks 0 and 1 wait once
     told = json.loads(json.dumps(summary(found, [], None)))
+    share = (0.080 / 3) / (0.080 / 3 + 0.100)
+    assert 0.2 < share < 0.25 and told["headline"] == "79 % of the time in collectives went into moving bytes"
     assert told["slowest_rank"] == 2 and told["slowest_link"] is None
     assert told["kinds"][0]["waiting_s"] == pytest.approx(0.080 / 3)
 

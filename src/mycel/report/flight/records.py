@@ -21,9 +21,9 @@ _FORMAT = 1
 _CONFIRMING = "commit"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Program:
-    """What one rank moved for a collective.
+    """What one rank moved for a collective; calls of one program share it.
 
     Attributes:
         channels: ``(src, dst)`` of each of its channels, ranks in the group.

@@ -60,9 +60,8 @@ def headline(findings: Findings, slow: Suspect | None) -> str:
         return "No collective was recorded by every rank"
     if slow is not None:
         return suspect_sentence(slow)
-    latest = findings.latest
-    if latest is not None and waiting > _MUCH * total:
-        return f"{_percent(waiting / total)} of the time in collectives went into waiting for late ranks"
+    if waiting > _MUCH * total:
+        return f"{_percent(waiting / total)} of the time in collectives went into waiting for the last rank to begin"
     return f"{_percent(moving / total)} of the time in collectives went into moving bytes"
 
 
