@@ -42,6 +42,7 @@ class PaperCluster:
         silent: routers answer nothing, as one Ethernet does.
         noise: rates are off by up to this part.
         machines: of each rank; every rank has its own if not given.
+        unsteady: flows within a machine run at any part of their rate, as processors allow.
         seed: of the noise.
     """
 
@@ -52,9 +53,11 @@ class PaperCluster:
         silent: bool = False,
         noise: float = 0.0,
         machines: list[str] | None = None,
+        unsteady: bool = False,
         seed: int = 0,
     ) -> None:
         self._topology, self._silent, self._noise = topology, silent, noise
+        self._unsteady = unsteady
         self._machines = machines or [f"node{r}" for r in range(topology.num_ranks)]
         self._random = random.Random(seed)
         per_unit = topology.bytes_per_second_per_unit
@@ -118,11 +121,7 @@ class PaperCluster:
 
     def _ping(self, commands: Mapping[int, Any]) -> dict[int, Any]:
         return {
-            r: {
-                "seconds": {
-                    str(dst): [1e-5 * (len(way) - 1)] * 2 for (src, dst), way in self._ways.items() if src == r
-                }
-            }
+            r: {"seconds": {str(dst): 1e-5 * (len(way) - 1) for (src, dst), way in self._ways.items() if src == r}}
             for r in commands
         }
 
@@ -137,7 +136,8 @@ class PaperCluster:
         rates = max_min({pair: list(pairwise(self._ways[pair])) for pair in self._pairs}, self._capacity)
         flows: dict[int, dict[str, Any]] = {r: {} for r in commands}
         for (src, dst), rate in rates.items():
-            payload = rate * 1448 / 1514 * (1 - self._noise * self._random.random())
+            noise = 0.6 if self._unsteady and self._machines[src] == self._machines[dst] else self._noise
+            payload = rate * 1448 / 1514 * (1 - noise * self._random.random())
             count = min(int(payload * seconds), next(iter(commands.values()))["cap"])
             self.sent += count
             flows[dst][str(src)] = {"segment": 1448, "samples": [[0.0, 0], [count / payload, count]]}

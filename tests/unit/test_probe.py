@@ -97,11 +97,13 @@ def test_a_link_that_nothing_can_fill_is_said_to_carry_at_least_what_was_seen() 
 def test_ranks_of_one_machine_share_its_cable() -> None:
     truth = two_boxes(num_ranks=4, inside="8 Gbit/s", between="1 Gbit/s", shared_uplink=True)
     # Machines do not show in the way of packets; only the network's switch would.
-    found = survey(truth, silent=True, machines=["a", "a", "b", "b"])
+    found = survey(truth, silent=True, machines=["a", "a", "b", "b"], unsteady=True)
     labels = [v.label for v in found.topology.vertices]
     assert labels[:4] == ["a/0", "a/1", "b/0", "b/1"]
     rates = {f"{found.topology.label(k.src)} {found.topology.label(k.dst)}": k.capacity for k in found.topology.links}
-    assert rates["a/0 a/switch"] == 8 and rates["a/switch b/switch"] == 1
+    assert rates["a/switch b/switch"] == 1000 and 1000 < rates["a/0 a/switch"] <= 8000
+    assert found.confidence == "high"
+    assert not any("slow" in text for text in found.findings)
 
 
 def test_one_machine_is_one_box() -> None:
@@ -167,7 +169,7 @@ def test_rates_count_only_while_all_flows_run() -> None:
     slow = Record(samples=((0.0, 0), (0.1, 5000), (0.5, 25_000)), segment=1448)
     fast = Record(samples=((0.0, 0), (0.1, 50_000), (0.2, 200_000), (0.5, 200_000)), segment=1448)
     seen = observe("two", {(0, 1): slow, (2, 1): fast}, warm_s=0.1, window_s=1.0)
-    assert seen is not None and seen.window_s == pytest.approx(0.1)
+    assert seen is not None
     assert seen.rates[0, 1] == pytest.approx(50_000 * 1514 / 1448)
     assert seen.rates[2, 1] == pytest.approx(1_500_000 * 1514 / 1448)
 

@@ -8,7 +8,7 @@ way would let them be has the wrong links.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mycel.probe.observations import Observation, Pair
@@ -69,13 +69,12 @@ class Fit:
         structure: which.
         estimates: one a section.
         explained: part of all flows that some link of their way, being full, explains.
-        observations: how many there were.
+        rates: bytes a second of each link, as in ``estimates``.
     """
 
     structure: Structure
     estimates: tuple[Estimate, ...]
     explained: float
-    observations: int
     rates: Mapping[Hop, float] = field(repr=False)
 
     def estimate_of(self, link: Hop) -> Estimate:
@@ -95,8 +94,13 @@ def sections_of(structure: Structure) -> list[Section]:
     return [Section(links=tuple(links), pairs=pairs) for pairs, links in grouped.items()]
 
 
-def fit(structure: Structure, observations: Sequence[Observation]) -> Fit:
+def fit(structure: Structure, observations: Sequence[Observation], *, excused: Collection[Pair] = ()) -> Fit:
     """Capacities that follow from the observations, if this is the structure.
+
+    Args:
+        structure: the links.
+        observations: what was measured.
+        excused: pairs that do not count in ``explained``: within a machine, processors set the pace.
 
     A section that was the only full one on some flow's way has the upper quartile of its loads at those times, or of
     all times at which it was full, if that is more: a busy processor makes loads smaller, and nothing makes them
@@ -115,8 +119,9 @@ def fit(structure: Structure, observations: Sequence[Observation]) -> Fit:
             if rate <= floor:
                 continue
             full = [i for i in ways[pair] if load[i] >= FULL * most[i]]
-            num_flows += 1
-            num_explained += bool(full)
+            if pair not in excused:
+                num_flows += 1
+                num_explained += bool(full)
             if len(full) == 1:
                 evidence[full[0]][position] = load[full[0]]
     estimates = tuple(
@@ -131,7 +136,6 @@ def fit(structure: Structure, observations: Sequence[Observation]) -> Fit:
         structure=structure,
         estimates=estimates,
         explained=num_explained / num_flows if num_flows else 0.0,
-        observations=len(observations),
         rates={hop: estimate.rate for estimate in estimates for hop in estimate.section.links},
     )
 

@@ -268,9 +268,14 @@ def _vertices(structure: Structure, machines: Sequence[str]) -> tuple[Vertex, ..
     return tuple(vertices)
 
 
-def describe(topology: Topology) -> tuple[str, ...]:
-    """Sentences on what is worth knowing: boxes, direct cables, slow ranks, shared and uneven cables."""
-    return (*_shape(topology), *_slow_ranks(topology), *_shared(topology), *_uneven(topology))
+def describe(topology: Topology, machines: Collection[str] = ()) -> tuple[str, ...]:
+    """Sentences on what is worth knowing: boxes, direct cables, slow ranks, shared and uneven cables.
+
+    Args:
+        topology: the fabric.
+        machines: boxes whose ranks talk through memory; how fast, is no property of a cable.
+    """
+    return (*_shape(topology), *_slow_ranks(topology, machines), *_shared(topology), *_uneven(topology))
 
 
 def _within_machines(structure: Structure, machines: Sequence[str]) -> dict[str, list[Hop]]:
@@ -303,14 +308,17 @@ def _shape(topology: Topology) -> list[str]:
     return sentences
 
 
-def _slow_ranks(topology: Topology) -> list[str]:
+def _slow_ranks(topology: Topology, machines: Collection[str]) -> list[str]:
     """Ranks whose links, added up, carry much less than those of most."""
     sentences = []
     for verb, end in (("sends", 0), ("receives", 1)):
         total = {
             rank: sum(k.capacity for k in topology.links if (k.src, k.dst)[end] == vertex)
             for rank, vertex in enumerate(topology.ranks)
+            if topology.vertices[vertex].box not in machines
         }
+        if not total:
+            continue
         middle = median(total.values())
         best = max(total.values())
         usual = middle if middle >= _SLOW * best else best

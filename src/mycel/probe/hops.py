@@ -165,15 +165,15 @@ def _router(ancillary: Collection[tuple[int, int, bytes]]) -> str | None:
     return None
 
 
-def ping(targets: Mapping[int, tuple[str, int]], *, count: int, timeout_s: float) -> dict[int, tuple[float, float]]:
-    """Half the median time to a target and back, and half the least, in seconds; targets that answered.
+def ping(targets: Mapping[int, tuple[str, int]], *, count: int, timeout_s: float) -> dict[int, float]:
+    """Half the median time to a target and back, in seconds; targets that answered.
 
     Args:
         targets: echo address and port, by rank.
         count: packets to each.
         timeout_s: for each packet.
     """
-    out: dict[int, tuple[float, float]] = {}
+    out: dict[int, float] = {}
     for rank, target in targets.items():
         times: list[float] = []
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -192,5 +192,5 @@ def ping(targets: Mapping[int, tuple[str, int]], *, count: int, timeout_s: float
                 if attempt:  # the first one wakes everybody up
                     times.append(time.perf_counter() - before)
         if times:
-            out[rank] = median(times) / 2, min(times) / 2
+            out[rank] = median(times) / 2
     return out

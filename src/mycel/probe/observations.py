@@ -13,8 +13,6 @@ Pair = tuple[int, int]
 
 #: Headers of a full packet as a link's shaper or counter sees it: Ethernet, IP, TCP with time stamps.
 _HEADER_BYTES = 14 + 20 + 32
-#: Windows into which a measurement is cut to see how steady it was.
-_PARTS = 4
 #: Points of a window through which a line is laid.
 _POINTS = 32
 
@@ -39,14 +37,10 @@ class Observation:
     Attributes:
         pattern: what it was, for people.
         rates: of each flow in bytes a second on the links, headers included.
-        spread: of the sum of all flows over parts of the window: (largest - smallest) / mean.
-        window_s: how long was counted.
     """
 
     pattern: str
     rates: Mapping[Pair, float]
-    spread: float = 0.0
-    window_s: float = 0.0
 
 
 def wire_share(segment: int) -> float:
@@ -118,11 +112,4 @@ def observe(pattern: str, records: Mapping[Pair, Record], *, warm_s: float, wind
         pair: rate_between(record.samples, begin, end) / wire_share(record.segment)
         for pair, record in records.items()
     }
-    step = (end - begin) / _PARTS
-    parts = [
-        sum(rate_between(r.samples, begin + i * step, begin + (i + 1) * step) for r in records.values())
-        for i in range(_PARTS)
-    ]
-    mean = sum(parts) / _PARTS
-    spread = (max(parts) - min(parts)) / mean if mean > 0 else 0.0
-    return Observation(pattern=pattern, rates=rates, spread=spread, window_s=end - begin)
+    return Observation(pattern=pattern, rates=rates)

@@ -13,6 +13,8 @@ __all__ = ["Incoming", "carry"]
 
 #: Seconds between two entries of a receiver's count.
 _SAMPLE_S = 0.008
+#: A count that took longer to get is of an unknown moment.
+_PROMPT_S = 0.001
 #: Bytes handed to the kernel at once.
 _SEND_BYTES = 1 << 18
 #: Bytes thrown away at once. The kernel drops them without a copy, so no buffer of that size is touched.
@@ -48,16 +50,20 @@ class Incoming:
         self._dropped += count
         return count > 0
 
-    def sample(self, since_start_s: float) -> None:
-        """Note the count."""
+    def sample(self, start: float) -> None:
+        """Note the count, unless the processor was taken from us while we asked: then nobody knows when it was so."""
+        before = time.monotonic()
         try:
             info = self.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_END)
         except OSError:
             return
+        now = time.monotonic()
+        if now - before > _PROMPT_S:
+            return
         received = self._dropped
         if len(info) == _RECEIVED_END:
             received = int.from_bytes(info[_RECEIVED_AT:_RECEIVED_END], "little")
-        self.samples.append((since_start_s, max(received, self.samples[-1][1])))
+        self.samples.append((now - start, max(received, self.samples[-1][1])))
 
 
 def carry(
@@ -101,7 +107,7 @@ def carry(
             now = time.monotonic()
             if now - sampled >= _SAMPLE_S:
                 for flow in readers.values():
-                    flow.sample(now - start)
+                    flow.sample(start)
                 sampled = now
             for number, _ in events:
                 if number in readers:
