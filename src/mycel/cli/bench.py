@@ -169,7 +169,7 @@ def wide_console() -> Console:
 
 
 def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
-    """Columns as nccl-tests prints them, with the fraction of the bound and the ratio to the baseline."""
+    """A row a measurement: quantiles, bandwidths, fraction of the bound, ratio to the baseline, processor time."""
     from rich.table import Table
 
     first = rows[0]
@@ -182,7 +182,18 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         header_style="bold",
     )
     table.add_column("collective", no_wrap=True)
-    for heading in ("size", "backend", "median", "p10", "p90", "algbw", "busbw", "of bound", f"vs {baseline}"):
+    for heading in (
+        "size",
+        "backend",
+        "median",
+        "p10",
+        "p90",
+        "algbw",
+        "busbw",
+        "of bound",
+        f"vs {baseline}",
+        "cpu s/GB",
+    ):
         table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
     table.add_column("right", justify="center")
     reference = {(m.collective, m.bytes, m.mode): m.median_s for m in rows if m.backend == baseline}
@@ -201,6 +212,7 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
             f"{m.busbw:.4g}",
             "" if m.fraction_of_bound is None else f"{m.fraction_of_bound:.2f}",
             "" if base is None or m.backend == baseline else f"{base / m.median_s:.2f}x",
+            "" if m.cpu_s_per_gb is None else f"{m.cpu_s_per_gb:.3g}",
             "yes" if m.correct else "[red]NO[/]",
         )
         previous = key
