@@ -23,6 +23,11 @@ def test_one_graph(run_ranks: RunRanks) -> None:
     run_ranks(2, "completeness", "compiled")
 
 
+def test_between_graphs(run_ranks: RunRanks) -> None:
+    ours, theirs = (run_ranks(2, "completeness", "graph_breaks", backend=name) for name in ("mycel", "gloo"))
+    assert ours == [pytest.approx(losses, rel=1e-5) for losses in theirs]
+
+
 @pytest.mark.parametrize("check", ["gradients", "meshes", "custom_communication", "zero"])
 def test_same_as_gloo(run_ranks: RunRanks, check: str) -> None:
     ours = run_ranks(4, "completeness", check)

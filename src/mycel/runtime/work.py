@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 
 from mycel.runtime.communicator import Communicator, Ticket
+from mycel.runtime.untraced import untraced
 
 __all__ = ["MycelWork"]
 
 
+@untraced
 class MycelWork(dist.Work):
     """One collective under way.
 

@@ -326,6 +326,30 @@ def compiled(rank: int, size: int) -> None:
         assert torch.equal(*results), function
 
 
+def graph_breaks(rank: int, size: int) -> list[float]:
+    """Between compiled graphs torch's compiler meets the process group itself, and leaves it alone."""
+
+    @torch.compile(backend="aot_eager")
+    def broken(x: Tensor) -> Tensor:
+        y = x * 2
+        dist.broadcast(y, 0)
+        work = dist.all_gather(listed, y + rank, async_op=True)
+        dist.barrier()
+        work.wait()
+        return torch.stack(listed) + y
+
+    listed = [torch.zeros(3) for _ in range(size)]
+    result = broken(torch.full((3,), rank + 1.0))
+    assert torch.equal(result, (torch.arange(float(size)) + 4).view(-1, 1).expand(size, 3))
+    losses = []
+    for model in (_small(), fully_shard(_small())):
+        # Before the first forward DDP tells everybody which buckets there are, from within the compiled frame.
+        whole = model if hasattr(model, "unshard") else DistributedDataParallel(model)
+        compiled = torch.compile(whole, backend="aot_eager")
+        losses += _learn(compiled, torch.optim.SGD(whole.parameters(), lr=0.1), rank)
+    return losses
+
+
 def gradients(rank: int, size: int) -> list[float]:
     """The collectives of ``torch.distributed.nn``, through which gradients flow."""
     seen = []
