@@ -20,6 +20,7 @@ import argparse
 import json
 import os
 import queue
+import re
 import signal
 import sys
 import tempfile
@@ -191,7 +192,7 @@ class Matrix:
             if cell.fault in ("half", "down"):
                 if not any(link in message for link in links):
                     yield f"rank {rank} does not name {links[0]}: {message}"
-            elif f"rank {cell.victim} " not in message:
+            elif not re.search(rf"\brank {cell.victim}\b", message):
                 yield f"rank {rank} does not name rank {cell.victim}: {message}"
             if seconds > TIMEOUT_S + LATE_S:
                 yield f"rank {rank} waited for {seconds:.1f} s"

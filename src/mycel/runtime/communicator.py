@@ -200,10 +200,11 @@ class Communicator:
         Raises:
             CommunicationError: a peer does not come, or cannot be reached.
         """
-        attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
+        plans = [self._plan(name, root, method) for method in self.schedules(name, root)]
         try:
-            for method in self.schedules(name, root):
-                self._descriptors(self._plan(name, root, method).channels, attempt)
+            for plan in plans:
+                attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
+                self._descriptors(plan.channels, attempt)
         except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
             raise self._faults.poison("timeout", str(failed)) from None
 
@@ -533,6 +534,13 @@ class Communicator:
         """Fail whatever is under way, here and on the other ranks."""
         self._faults.poison("failed", f"rank {self.rank}: {why}")
         self._hang_up()
+
+    def disagree(self, message: str) -> CommunicationError:
+        """Fail the group, for ranks have called different things; the cause, to be raised."""
+        cause = self._faults.poison("mismatch", message)
+        self._hang_up()
+        self._write_down(cause)
+        return cause
 
     def close(self) -> None:
         """Leave: finish what is queued, say goodbye, close everything. Idempotent."""

@@ -46,7 +46,6 @@ from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.plain import on_plain_tensors
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
-from mycel.runtime.untraced import untraced
 from mycel.runtime.work import MycelWork
 from mycel.settings import Settings, read_settings
 from mycel.topology.model import Topology
@@ -123,7 +122,6 @@ def _put(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
             tensor.copy_(result.reshape(tensor.shape))
 
 
-@untraced
 class MycelProcessGroup(ProcessGroup):
     """A process group; made by ``torch.distributed.init_process_group("mycel")`` and ``new_group``.
 
@@ -521,11 +519,13 @@ class MycelProcessGroup(ProcessGroup):
         if communicator.exchanges_directly:
             blocks[:, rank] = torch.tensor(gets, dtype=torch.int64)
         else:  # some of what others exchange comes through here
-            communicator.run(_gather_call(blocks.view(-1), blocks[rank].clone()))
-            if blocks[:, rank].tolist() != gets:
-                raise ValueError(
-                    f"all_to_all over {n} ranks: rank {rank} expects {gets} elements from the ranks, and they give "
-                    f"{blocks[:, rank].tolist()}"
+            stated = torch.empty(n, 2, n, dtype=torch.int64)
+            communicator.run(_gather_call(stated.view(-1), torch.tensor([*gives, *gets], dtype=torch.int64)))
+            blocks, expected = stated[:, 0].contiguous(), stated[:, 1].T
+            for src, dst in (blocks != expected).nonzero().tolist()[:1]:  # every rank sees the same first one
+                raise communicator.disagree(
+                    f"ranks do not agree: in all_to_all with split sizes, rank {src} gives {blocks[src, dst]} "
+                    f"elements to rank {dst}, which expects {expected[src, dst]}"
                 )
         if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
             settle, source = None, _apart(target, source)
