@@ -153,21 +153,26 @@ def ragged(draw: st.DrawFn) -> tuple[list[int], int]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(ragged(), st.sampled_from([torch.float32, torch.float64]))
-def test_grouped_products_of_ragged_loads(load: tuple[list[int], int], dtype: torch.dtype) -> None:
-    counts, after = load
+@given(ragged(), st.sampled_from([torch.float32, torch.float64]), st.sampled_from([(5, 7), (8, 12)]))
+def test_grouped_products_of_ragged_loads(
+    load: tuple[list[int], int], dtype: torch.dtype, widths: tuple[int, int]
+) -> None:
+    """Widths that torch's kernel takes and that it does not."""
+    (counts, after), (inner, outer) = load, widths
     rows = sum(counts) + after
     torch.manual_seed(rows)
-    x = torch.randn(rows, 5, dtype=dtype, requires_grad=True)
-    w = torch.randn(len(counts), 7, 5, dtype=dtype, requires_grad=True)
+    x = torch.randn(rows, inner, dtype=dtype, requires_grad=True)
+    w = torch.randn(len(counts), outer, inner, dtype=dtype, requires_grad=True)
     y = grouped_linear(x, w, torch.tensor(counts))
-    up = torch.randn(rows, 7, dtype=dtype)
+    up = torch.randn(rows, outer, dtype=dtype)
     got = torch.autograd.grad(y, (x, w), up)
     wide_x, wide_w = x.detach().double().requires_grad_(), w.detach().double().requires_grad_()
     groups = [e for e, n in enumerate(counts) for _ in range(n)]
     parts = [wide_w[e] @ wide_x[i] for i, e in enumerate(groups)]
-    wanted_y = torch.stack([*parts, *[torch.zeros(7, dtype=torch.float64)] * after]) if rows else torch.zeros(0, 7)
-    assert torch.equal(y[sum(counts) :], torch.zeros(after, 7, dtype=dtype))
+    wanted_y = (
+        torch.stack([*parts, *[torch.zeros(outer, dtype=torch.float64)] * after]) if rows else torch.zeros(0, outer)
+    )
+    assert torch.equal(y[sum(counts) :], torch.zeros(after, outer, dtype=dtype))
     loss = (wanted_y * up.double()).sum() + 0 * wide_x.sum() + 0 * wide_w.sum()
     wanted = torch.autograd.grad(loss, (wide_x, wide_w))
     tolerance = 2e-6 if dtype == torch.float32 else 1e-14

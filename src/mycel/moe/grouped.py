@@ -1,8 +1,9 @@
 """Linear maps of consecutive groups of rows, each with a matrix of its own: the arithmetic of experts.
 
-Two ways. ``slices`` multiplies group after group into one output; it is an operator of its own (``mycel::``), so that
-``torch.compile`` keeps it whole although the groups' lengths are data. ``grouped_mm`` is torch's kernel. On a CPU
-slices are about as fast and know float64; on a GPU grouped_mm needs no lengths on the host.
+Torch's ``grouped_mm`` does it for float32 and half types whose rows are multiples of 16 bytes; a loop over groups,
+which multiplies into one output, does it for the rest. On a CPU both sit inside one operator
+(``mycel::grouped_linear``), so that ``torch.compile`` keeps it whole although the groups' lengths are data. On a GPU ``grouped_mm`` is called in the
+open, and no lengths are needed on the host.
 """
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
@@ -28,11 +29,16 @@ def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor
     Returns:
         Shape ``[R, O]``; rows after the last group are zero.
     """
-    known = x_RI.dtype in (torch.bfloat16, torch.float16, torch.float32)
-    if x_RI.is_cuda and known and weight_EOI.shape[0]:
+    if x_RI.is_cuda and _kernel_takes(x_RI, weight_EOI.shape[1]):
         return _by_grouped_mm(x_RI, weight_EOI, counts_E)
     mapped: Tensor = torch.ops.mycel.grouped_linear(x_RI, weight_EOI, counts_E)
     return mapped
+
+
+def _kernel_takes(x: Tensor, *widths: int) -> bool:
+    """Whether torch's kernel multiplies such rows; it wants a known type, and rows of multiples of 16 bytes."""
+    known = x.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return known and all(width and width * x.element_size() % 16 == 0 for width in (x.shape[1], *widths))
 
 
 def _by_grouped_mm(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
@@ -72,6 +78,11 @@ def _groups(counts_E: Tensor) -> list[tuple[int, int, int]]:
 
 @library.custom_op("mycel::grouped_linear", mutates_args=())
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    if x.shape[0] and weight.shape[0] and _kernel_takes(x, weight.shape[1]):
+        ends = counts.cumsum(0)
+        y = functional.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=ends.to(torch.int32))
+        y[int(ends[-1]) :].zero_()
+        return y
     y = x.new_empty(x.shape[0], weight.shape[1])
     end = 0
     for group, begin, end in _groups(counts):
@@ -83,6 +94,9 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 @library.custom_op("mycel::grouped_outer", mutates_args=())
 def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     """``left^T right`` of each group: the gradient of its matrix."""
+    if left.shape[0] and counts.shape[0] and _kernel_takes(left, right.shape[1]):
+        ends = counts.cumsum(0).to(torch.int32)
+        return functional.grouped_mm(left.contiguous().t(), right.contiguous(), offs=ends)
     product = left.new_empty(counts.shape[0], left.shape[1], right.shape[1])
     next_group = 0
     for group, begin, end in _groups(counts):

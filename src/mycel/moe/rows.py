@@ -72,11 +72,11 @@ def _sum_slots(rows_RD: Tensor, weights_TK: Tensor | None, row_of_slot: Tensor, 
     """Weighted sums of rows in their own type, one slot of all tokens at a time: no ``[T, K, D]`` in memory."""
     T, K = row_of_slot.shape
     num_rows, D = rows_RD.shape
-    if full and T and rows_RD.is_cpu and rows_RD.dtype in (torch.float32, torch.float64):
-        # One pass over memory where the loop makes K; half types would be added up in their own precision.
-        weights_TK = None if weights_TK is None else weights_TK.to(rows_RD.dtype)
-        return functional.embedding_bag(row_of_slot, rows_RD, mode="sum", per_sample_weights=weights_TK)
     wide = torch.promote_types(rows_RD.dtype, torch.float32)
+    if full and T and rows_RD.is_cpu:  # one pass over memory where the loop makes K
+        weights_TK = None if weights_TK is None else weights_TK.to(wide)
+        summed = functional.embedding_bag(row_of_slot, rows_RD.to(wide), mode="sum", per_sample_weights=weights_TK)
+        return summed.to(rows_RD.dtype)
     total_TD = torch.zeros(T, D, dtype=wide, device=rows_RD.device)
     if not full and num_rows == 0:
         return total_TD.to(rows_RD.dtype)
