@@ -3,6 +3,7 @@
     python benchmarks/loopback.py                                        # 2 and 4 ranks, all_reduce, 1 KB to 64 MB
     python benchmarks/loopback.py --ranks 4 --sizes 1KB --modes waiting  # asynchronous calls, waited for at once
     python benchmarks/loopback.py --variants gloo,tcp,unix,unix/65536    # with a piece size of its own
+    python benchmarks/loopback.py --variants unix:tree,unix:ring         # with schedules by these methods
 
 Every variant has a process group of its own in the same processes; rounds alternate between them. A figure is the
 median over rounds of a call's seconds on the slowest rank, and of all ranks' processor seconds over the bytes of the
@@ -40,11 +41,12 @@ SIZES = [1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26)]
 
 
 def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
-    """The process group of a variant: ``gloo``, or ``SOCKETS[/PIECE]``."""
+    """The process group of a variant: ``gloo``, or ``SOCKETS[:METHODS][/PIECE]``, methods joined by ``+``."""
     if variant == "gloo":
         return dist.new_group(backend="gloo", timeout=timeout)
-    sockets, _, piece = variant.partition("/")
-    chosen = {"MYCEL_LOCAL": sockets, "MYCEL_PIECE_BYTES": piece}
+    rest, _, piece = variant.partition("/")
+    sockets, _, methods = rest.partition(":")
+    chosen = {"MYCEL_LOCAL": sockets, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
     os.environ.update(chosen)
     try:
         return dist.new_group(backend="mycel", timeout=timeout)
@@ -95,7 +97,7 @@ def be_rank(rank: int, ranks: int, options: argparse.Namespace, store_file: str,
                             work = operands_call()
                             if work is not None:
                                 work.wait()
-                            if not operands.is_right():
+                            if operands.num_wrong():
                                 raise RuntimeError(f"{variant}: {collective} of {size} bytes is wrong")
                         took, used = one_round(operands_call, calls, mode, control)
                         slowest, total = torch.tensor([took]).double(), torch.tensor([used]).double()

@@ -152,14 +152,8 @@ def calibration_file(cache: Path | None) -> Path:
     """
     folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mycel"
     cores = len(os.sched_getaffinity(0))
-    marks = (
-        socket.gethostname(),
-        platform.machine(),
-        platform.release(),
-        cores,
-        _version("mycel"),
-        _version("torch"),
-    )
+    versions = (_version("mycel"), _version("torch"))
+    marks = (socket.gethostname(), platform.machine(), platform.release(), cores, *versions, *_THERE)
     digest = hashlib.sha256(json.dumps(marks).encode()).hexdigest()[:16]
     return folder / f"costs-{digest}.json"
 

@@ -26,7 +26,7 @@ _log = logging.getLogger(__name__)
 #: Faster than this the kernel's timers do not pace well, in bytes a second.
 _FASTEST = 1_000_000_000
 #: Collectives expected to take this long get shared paces.
-LONG_S = 0.05
+LONG_S = 0.1
 #: Room above its share for a channel that also waits for others: it may have to catch up.
 _ROOM = Fraction(11, 10)
 _SOL_SOCKET, _SO_MAX_PACING_RATE = 1, 47  # Linux; the socket module has no name for the latter
