@@ -49,6 +49,16 @@ def test_a_folder_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.M
     assert known_costs(tmp_path / "file") == SLOW
 
 
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
+    monkeypatch.setattr(calibration.Path, "home", nowhere)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert known_costs() == SLOW
+
+
 def test_the_file_belongs_to_a_machine_and_its_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = calibration_file(tmp_path)
     assert here == calibration_file(tmp_path)

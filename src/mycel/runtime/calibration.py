@@ -149,8 +149,19 @@ def calibration_file(cache: Path | None) -> Path:
 
     Args:
         cache: folder to use instead of the user's cache folder.
+
+    Raises:
+        OSError: the user has no home folder.
     """
-    folder = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mycel"
+    if cache is not None:
+        folder = cache
+    elif os.environ.get("XDG_CACHE_HOME"):
+        folder = Path(os.environ["XDG_CACHE_HOME"]) / "mycel"
+    else:
+        try:
+            folder = Path.home() / ".cache" / "mycel"
+        except RuntimeError as error:  # a container's user without a name
+            raise OSError(str(error)) from None
     cores = len(os.sched_getaffinity(0))
     versions = (_version("mycel"), _version("torch"))
     marks = (socket.gethostname(), platform.machine(), platform.release(), cores, *versions, *_THERE)
@@ -167,14 +178,13 @@ def _version(package: str) -> str:
 
 def known_costs(cache: Path | None = None) -> Costs:
     """This machine's costs, from the file or measured now and kept there; a folder that refuses is no error."""
-    file = calibration_file(cache)
     try:
-        return costs_from_text(file.read_text(encoding="utf-8"))
+        return costs_from_text(calibration_file(cache).read_text(encoding="utf-8", errors="replace"))
     except (OSError, UsageError):
-        pass
-    costs = measure_costs()
+        costs = measure_costs()
     _log.info("calibrated: %s", costs)
     try:
+        file = calibration_file(cache)
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f"{file.name}.{os.getpid()}")
         part.write_text(costs_to_text(costs), encoding="utf-8")
