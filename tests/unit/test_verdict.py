@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from mycel.collectives.program import Channel
 from mycel.errors import TopologyError
+from mycel.runtime.control import Control
 from mycel.runtime.evidence import Evidence, Hop, collect, failed_links, has_stalled, link_names, probe
+from mycel.runtime.faults import Faults
 from mycel.runtime.headers import ALL_TO_ALL_V, pack_kind
 from mycel.runtime.reroute import without_links
 from mycel.runtime.verdict import State, disagreement, judge_states
@@ -162,8 +164,20 @@ def test_a_probe_takes_no_place_among_the_data() -> None:
         assert sender.recv(4) == b"back"  # so that everything before it is acknowledged
         seen = collect({out: sender.fileno()}, 0, frozenset({1}), 0.5)
         assert (seen.stuck, seen.clear, seen.heard) == ((), (out.path,), frozenset({1}))
+        unopened = Channel(src=0, dst=2, path=(0, 4, 2))
+        seen = collect({out: sender.fileno()}, 0, frozenset(), 0.5, unopened)
+        assert failed_links({0: seen}) == (((4, 2),),)
         assert collect(back, 1, frozenset(), 0.5).got[0][:2] == (0, out.path)
         assert not has_stalled({out: sender.fileno()}, 0)
+
+
+def test_a_new_epoch_begins_without_the_words_of_the_old_one() -> None:
+    """A collective that is run again has the same number and another schedule: that is no mismatch."""
+    faults = Faults(rank=0, size=2, control=Control({}), dtype_names=str, topology=RING, channels=dict, reroutes=True)
+    faults.recent.append((1, ALL_REDUCE, 64))
+    left = without_links(RING, frozenset({(0, 1)}))
+    faults.next_epoch(left)
+    assert (faults.epoch, faults.topology, list(faults.recent)) == (1, left, [])
 
 
 def test_a_fabric_without_a_cable() -> None:

@@ -240,7 +240,7 @@ class Communicator:
                 raise self._faults.cause from None
             _log.debug("rank %d: %s: %s", self.rank, attempt.what, error)
             lost = isinstance(error, PeerLostError)
-            raise self._faults.not_connected(attempt, rendezvous.awaited, lost=lost) from None
+            raise self._faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
 
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)

@@ -140,7 +140,13 @@ def has_stalled(channels: Mapping[Channel, int], rank: int) -> bool:
     return False
 
 
-def collect(channels: Mapping[Channel, int], rank: int, heard: frozenset[int], waited_s: float) -> Evidence:
+def collect(
+    channels: Mapping[Channel, int],
+    rank: int,
+    heard: frozenset[int],
+    waited_s: float,
+    unanswered: Channel | None = None,
+) -> Evidence:
     """This rank's evidence, a little while after ``probe``.
 
     Args:
@@ -148,8 +154,11 @@ def collect(channels: Mapping[Channel, int], rank: int, heard: frozenset[int], w
         rank: whose they are.
         heard: ranks whose state has been heard.
         waited_s: since the probe; tenths of a second.
+        unanswered: a channel that could not even be opened, for want of an answer.
     """
     stuck: list[tuple[int, Path, int]] = []
+    if unanswered is not None:
+        stuck.append((unanswered.dst, unanswered.path, 1))
     clear: list[Path] = []
     got: list[tuple[int, Path, int]] = []
     for channel, descriptor in channels.items():

@@ -153,6 +153,7 @@ class Faults:
         """Go on with a new fabric, and forget what was said about the old one."""
         self.topology = topology
         self.epoch += 1
+        self.recent.clear()  # the same calls may now run over other schedules
         for book in (self._states, self._evidence):
             for key in [key for key in book if key[0] < self.epoch]:
                 del book[key]
@@ -205,12 +206,15 @@ class Faults:
         if alarm:
             raise Alarm
 
-    def not_connected(self, attempt: Attempt, peer: int, *, lost: bool) -> CommunicationError:
+    def not_connected(
+        self, attempt: Attempt, peer: int, unanswered: Channel | None, *, lost: bool
+    ) -> CommunicationError:
         """The cause where a channel could not be opened.
 
         Args:
             attempt: for which collective.
             peer: whose end is missing.
+            unanswered: the channel that could not be opened for want of any answer, if that is the case.
             lost: it refused; else it said nothing.
 
         Raises:
@@ -219,7 +223,7 @@ class Faults:
         if lost:
             self._on_lost(peer, attempt, (peer,))
         else:
-            self._conclude(attempt, (peer,))
+            self._conclude(attempt, (peer,), unanswered=unanswered)
         return self._cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
 
     # -- listening --------------------------------------------------------------------------------------------
@@ -307,7 +311,14 @@ class Faults:
         else:
             job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
 
-    def _conclude(self, attempt: Attempt, waits_for: Iterable[int], *, mismatch: str = "") -> None:
+    def _conclude(
+        self,
+        attempt: Attempt,
+        waits_for: Iterable[int],
+        *,
+        mismatch: str = "",
+        unanswered: Channel | None = None,
+    ) -> None:
         """Say where this rank stands, hear the others, and decide."""
         began = time.monotonic()
         own = State(
@@ -334,7 +345,7 @@ class Faults:
             if len(states) == self.size and disagreement(states, self._dtype_names):
                 break
             if now >= settled and self.rank not in evidence:
-                found = collect(self._channels(), self.rank, frozenset(states), now - began)
+                found = collect(self._channels(), self.rank, frozenset(states), now - began, unanswered)
                 self._evidence[self.epoch, self.rank] = found
                 self._tell({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
                 continue

@@ -35,6 +35,8 @@ _BACKLOG = 1024
 _SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
 #: How often a wait for a connection is interrupted to heed what other ranks say.
 _HEED_S = 0.1
+#: A connection is answered sooner than this: by the kernel, whatever the program at the other end does.
+_ANSWER_S = 1.5
 #: Bytes a unix socket may hold on their way. The kernel's default, 208 KB, makes large messages wait for the reader.
 _UNIX_BUFFER = 1 << 20
 
@@ -95,6 +97,7 @@ class Rendezvous:
         self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
         #: The peer whose connection is, or was, being waited for.
         self.awaited = rank
+        self._dialing: tuple[Channel, float] | None = None
         self._listeners = [socket.create_server((bind, 0), backlog=_BACKLOG)]
         port = self._listeners[0].getsockname()[1]
         published = {"host": own.host, "ip": own.ip, "port": port, "pid": own.pid}
@@ -190,7 +193,9 @@ class Rendezvous:
                     continue
                 back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
                 source = address_of(back) if epoch else None
+                self._dialing = (channel, time.monotonic())
                 out[number] = self._open(channel.dst, ip, hello, deadline, heed, source)
+                self._dialing = None
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
@@ -202,6 +207,12 @@ class Rendezvous:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(timeout_s * 1000)))
         return [out[number] for number in range(len(channels))]
+
+    @property
+    def unanswered(self) -> Channel | None:
+        """The channel whose opening has found no answer for so long that none is to be expected."""
+        dialing, self._dialing = self._dialing, None
+        return dialing[0] if dialing is not None and time.monotonic() - dialing[1] > _ANSWER_S else None
 
     def _is_local(self, peer: int, ip: str, pace: int | None) -> bool:
         """Whether a channel goes over a unix socket: same host, no wired path of its own, nothing to be paced."""
