@@ -15,6 +15,7 @@ from mycel.emulate import check_support, launch, start
 from mycel.errors import EmulationError
 from mycel.probe.compare import compare
 from mycel.topology import load_topology
+from mycel.topology.builders import star
 from mycel.topology.model import Topology
 
 
@@ -62,7 +63,7 @@ class TestEmulated:
         output = tmp_path / "found.yaml"
         code = launch(
             cluster,
-            command(output, "--json", "--expect", str(tmp_path / "cluster.yaml")),
+            command(output, "--window", "0.1", "--json", "--expect", str(tmp_path / "cluster.yaml")),
             output=lambda rank, line: lines.append((rank, line)),
             timeout_s=120,
         )
@@ -74,6 +75,37 @@ class TestEmulated:
         report = json.loads(lines[0][1])
         assert report["confidence"] in ("high", "medium", "low") and report["bytes"] > 0
         assert any(text.startswith("shared: ranks 0, 1") for text in report["findings"])
+
+    def test_ranks_of_one_machine_share_its_cable(self, tmp_path: Path) -> None:
+        """Two namespaces, as two machines, with two ranks each; the addresses are those of ``MYCEL_ADDRESS``."""
+        lines: list[tuple[int, str]] = []
+        output = tmp_path / "found.yaml"
+        program = f"""
+import json, os, subprocess, sys
+machine = int(os.environ["RANK"])
+address = json.load(open(os.environ.pop("MYCEL_WIRING")))["addresses"][machine]
+shared = os.environ | {{"WORLD_SIZE": "4", "MYCEL_ADDRESS": address}}
+ranks = [
+    subprocess.Popen({command(output, "--window", "0.1")!r}, env=shared | {{"RANK": str(2 * machine + i)}})
+    for i in range(2)
+]
+sys.exit(max(rank.wait() for rank in ranks))
+"""
+        code = launch(
+            star(num_ranks=2, bandwidth="100 Mbit/s"),
+            [sys.executable, "-c", program],
+            output=lambda rank, line: lines.append((rank, line)),
+            timeout_s=120,
+        )
+        assert code == 0, lines
+        found = load_topology(output)
+        boxes = [found.vertices[vertex].box for vertex in found.ranks]
+        assert boxes[0] == boxes[1] != boxes[2] == boxes[3], output.read_text()
+        outside = [k for k in found.links if found.vertices[k.src].box != found.vertices[k.dst].box]
+        assert outside and all(link.src not in found.rank_of for link in outside), output.read_text()
+        per_unit = found.bytes_per_second_per_unit
+        assert per_unit is not None
+        assert all(abs(link.capacity * per_unit / 12_500_000 - 1) <= 0.1 for link in outside), output.read_text()
 
     def test_a_rank_that_goes_is_named_by_all_others(self, cluster: Topology, tmp_path: Path) -> None:
         lines: list[tuple[int, str]] = []
