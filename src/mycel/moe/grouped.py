@@ -2,8 +2,8 @@
 
 Torch's ``grouped_mm`` does it for float32 and half types whose rows are multiples of 16 bytes; a loop over groups,
 which multiplies into one output, does it for the rest. On a CPU both sit inside one operator
-(``mycel::grouped_linear``), so that ``torch.compile`` keeps it whole although the groups' lengths are data. On a GPU ``grouped_mm`` is called in the
-open, and no lengths are needed on the host.
+(``mycel::grouped_linear``), so that ``torch.compile`` keeps it whole although the groups' lengths are data. On a GPU
+``grouped_mm`` is called in the open, and no lengths are needed on the host.
 """
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)

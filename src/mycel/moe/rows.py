@@ -73,7 +73,7 @@ def _sum_slots(rows_RD: Tensor, weights_TK: Tensor | None, row_of_slot: Tensor, 
     T, K = row_of_slot.shape
     num_rows, D = rows_RD.shape
     wide = torch.promote_types(rows_RD.dtype, torch.float32)
-    if full and T and rows_RD.is_cpu:  # one pass over memory where the loop makes K
+    if full and row_of_slot.numel() and rows_RD.is_cpu:  # one pass over memory where the loop makes K
         weights_TK = None if weights_TK is None else weights_TK.to(wide)
         summed = functional.embedding_bag(row_of_slot, rows_RD.to(wide), mode="sum", per_sample_weights=weights_TK)
         return summed.to(rows_RD.dtype)
