@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -182,6 +182,7 @@ def test_grouped_products_of_ragged_loads(
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3, unique=True), max_size=12), st.booleans())
+@example([[4, 5, 6], [6, 5, 4]], False)
 def test_dispatch_and_combine_of_any_slots(index: list[list[int]], full: bool) -> None:
     """Index 4 is an empty slot; experts with a factor of their own show in the result which rows they had."""
     index = [[min(e, 4) for e in row] for row in index]
@@ -371,7 +372,8 @@ def test_narrow_keeps_what_is_used() -> None:
     index = torch.tensor([[4, 2, 4, 0], [4, 4, 4, 4], [4, 1, 4, 4]])
     weights = torch.arange(12.0).view(3, 4).masked_fill(index == 4, 0.0)
     logits = torch.zeros(3, 4)
-    got = narrow(routing_from_slots(index, weights, logits, logits, 4, full=False))
+    got, used = narrow(routing_from_slots(index, weights, logits, logits, 4, full=False))
+    assert used == 3
     assert got.top_k_index.tolist() == [[0, 2], [4, 4], [1, 4]]
     assert got.top_k_weights.tolist() == [[3.0, 1.0], [0.0, 0.0], [9.0, 0.0]]
 

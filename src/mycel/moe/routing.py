@@ -73,13 +73,17 @@ def slots_from_weights(weights_TE: Tensor, width: int) -> tuple[Tensor, Tensor]:
     return index.masked_fill(empty, weights_TE.shape[1]), values.masked_fill(empty, 0.0)
 
 
-def narrow(routing: RoutingResult) -> RoutingResult:
-    """The same routing in as few slots as its busiest token needs. Looks at the data; empty slots are costly."""
-    if routing.full or routing.top_k_index.numel() == 0:
-        return routing
+def narrow(routing: RoutingResult) -> tuple[RoutingResult, int]:
+    """The same routing in as few slots as its busiest token needs, and how many slots are used.
+
+    Empty slots are costly. Where there may be some, this waits for the device once.
+    """
+    if routing.full or routing.top_k_index.shape[0] == 0:
+        return routing, routing.top_k_index.numel()
     index, order = routing.top_k_index.sort(dim=1, stable=True)  # empty slots have the largest index
-    width = int((index < routing.num_experts).sum(dim=1).max())
+    used = (index < routing.num_experts).sum(dim=1)
+    width, num_used = torch.stack([used.max(), used.sum()]).tolist()
     if width == index.shape[1]:
-        return routing
+        return routing, num_used
     weights = routing.top_k_weights.gather(1, order)
-    return routing._replace(top_k_index=index[:, :width], top_k_weights=weights[:, :width])
+    return routing._replace(top_k_index=index[:, :width], top_k_weights=weights[:, :width]), num_used

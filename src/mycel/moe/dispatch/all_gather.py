@@ -24,7 +24,8 @@ __all__ = ["AllGatherDispatcher"]
 class AllGatherDispatcher(TokenDispatcher):
     """All-gather of tokens and routes, local experts, reduce-scatter of partial sums.
 
-    Ranks with fewer tokens than the largest pad. The host waits for the numbers of tokens.
+    Ranks with fewer tokens than the largest pad. The host waits for the device twice: for the numbers of
+    tokens, and for that of rows.
 
     Args:
         num_experts: divided over the group's ranks in order.

@@ -19,7 +19,7 @@ class AllReduceDispatcher(TokenDispatcher):
     """Nothing travels before the experts; an all_reduce of ``[T, D]`` follows them, and one in the backward pass.
 
     Tokens, routers and losses must be alike on the group's ranks; gradients of everything but the experts then are so
-    too.
+    too. The host waits for the device once, for the number of rows.
 
     Args:
         num_experts: divided over the group's ranks in order.

@@ -37,8 +37,7 @@ class LocalDispatcher(TokenDispatcher):
         """See ``TokenDispatcher``."""
         num_rows = None
         if not routing.full and not torch.compiler.is_compiling():
-            routing = narrow(routing)
-            num_rows = int(routing.tokens_per_expert.sum())
+            routing, num_rows = narrow(routing)
         order = order_slots(routing.top_k_index, num_rows)
         return Dispatched(gather_rows(x_TD, order), routing.tokens_per_expert, (order, routing.top_k_weights))
 
