@@ -28,7 +28,7 @@ def test_between_graphs(run_ranks: RunRanks) -> None:
     assert ours == [pytest.approx(losses, rel=1e-5) for losses in theirs]
 
 
-@pytest.mark.parametrize("check", ["gradients", "meshes", "custom_communication", "zero"])
+@pytest.mark.parametrize("check", ["hooks", "gradients", "meshes", "custom_communication", "zero"])
 def test_same_as_gloo(run_ranks: RunRanks, check: str) -> None:
     ours = run_ranks(4, "completeness", check)
     theirs = run_ranks(4, "completeness", check, backend="gloo")

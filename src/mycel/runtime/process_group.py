@@ -46,6 +46,7 @@ from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.plain import on_plain_tensors
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.untraced import untraced
 from mycel.runtime.work import MycelWork
 from mycel.settings import Settings, read_settings
 from mycel.topology.model import Topology
@@ -122,6 +123,7 @@ def _put(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
             tensor.copy_(result.reshape(tensor.shape))
 
 
+@untraced
 class MycelProcessGroup(ProcessGroup):
     """A process group; made by ``torch.distributed.init_process_group("mycel")`` and ``new_group``.
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -14,6 +16,37 @@ from mycel.runtime.communicator import Communicator, Ticket
 from mycel.runtime.untraced import untraced
 
 __all__ = ["MycelWork"]
+
+#: How deep the running thread is in callbacks of futures; see ``_runner``.
+_depth = threading.local()
+_Callback = Callable[[], None] | None
+_runners: weakref.WeakKeyDictionary[Communicator, dict[int, queue.SimpleQueue[_Callback]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _runner(communicator: Communicator, depth: int) -> queue.SimpleQueue[_Callback]:
+    """Where callbacks of futures are put, to be run one after the other by a thread of their own.
+
+    A callback may start another collective of the group and wait for its future, as DDP's PowerSGD hook does. So it
+    may not hold up whoever completes collectives, nor the callbacks of what it has started itself: these belong to
+    the next depth. Callbacks of one depth keep the order of their collectives, in which they, too, start others; that
+    order is the same on every rank.
+    """
+    depths = _runners.setdefault(communicator, {})
+    if depth not in depths:
+        depths[depth] = queue.SimpleQueue()
+        arguments = (depths[depth], depth + 1)
+        threading.Thread(target=_run, args=arguments, name=f"mycel-futures-{depth}", daemon=True).start()
+        weakref.finalize(communicator, depths[depth].put, None)
+    return depths[depth]
+
+
+def _run(callbacks: queue.SimpleQueue[_Callback], depth: int) -> None:
+    _depth.value = depth
+    while (callback := callbacks.get()) is not None:
+        callback()
+        del callback
 
 
 @untraced
@@ -41,6 +74,7 @@ class MycelWork(dist.Work):
         self._settle = settle
         self._settling = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
+        self._depth: int = getattr(_depth, "value", 0)
 
     def _settled(self) -> None:
         if self._settle is not None:
@@ -91,7 +125,8 @@ class MycelWork(dist.Work):
             if self._communicator is None or self._ticket is None:
                 raw.set_result(None)
             else:
-                self._communicator.when_done(self._ticket, lambda _: raw.set_result(None))
+                runner = _runner(self._communicator, self._depth)
+                self._communicator.when_done(self._ticket, lambda _: runner.put(lambda: raw.set_result(None)))
         return self._future
 
     def _value(self, _: object) -> list[torch.Tensor]:

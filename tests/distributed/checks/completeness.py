@@ -20,6 +20,7 @@ import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional as with_gradients
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -347,6 +348,20 @@ def graph_breaks(rank: int, size: int) -> list[float]:
         whole = model if hasattr(model, "unshard") else DistributedDataParallel(model)
         compiled = torch.compile(whole, backend="aot_eager")
         losses += _learn(compiled, torch.optim.SGD(whole.parameters(), lr=0.1), rank)
+    return losses
+
+
+def hooks(rank: int, size: int) -> list[float]:
+    """Hooks of DDP that start collectives in the callbacks of others, and wait for them there."""
+    losses = []
+    for matrices in (1, 2):
+        model = DistributedDataParallel(_small())  # one bucket: those of several would race
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=matrices, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        losses += _learn(model, torch.optim.SGD(model.parameters(), lr=0.1), rank, steps=5)
+    model = DistributedDataParallel(_small())
+    model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    losses += _learn(model, torch.optim.SGD(model.parameters(), lr=0.1), rank)
     return losses
 
 
