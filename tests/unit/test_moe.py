@@ -30,6 +30,7 @@ from mycel.moe import (
     SwitchLoss,
     TopKRouter,
     ZLoss,
+    grouped,
     make_dispatcher,
     moe_loss,
     update_balancing,
@@ -178,6 +179,44 @@ def test_grouped_products_of_ragged_loads(
     tolerance = 2e-6 if dtype == torch.float32 else 1e-14
     for a, b in zip((y, *got), (wanted_y, *wanted), strict=True):
         assert checks.error(a, b.double().detach()) <= tolerance
+
+
+def test_the_kernel_in_the_open_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What runs on GPUs, here on a CPU, with a kernel that leaves NaN where it writes nothing."""
+    kernel = grouped.functional.grouped_mm
+
+    def careless(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
+        class Poisoned(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, y: Tensor) -> Tensor:
+                return torch.where(torch.arange(len(y)).unsqueeze(1) < offs[-1], y, math.nan)
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
+                assert grads[0].is_contiguous()
+                return torch.nan_to_num(grads[0])
+
+        class PoisonedGradient(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, x: Tensor) -> Tensor:
+                return x.clone()
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Tensor) -> Tensor:
+                return torch.where(torch.arange(len(grads[0])).unsqueeze(1) < offs[-1], grads[0], math.nan)
+
+        return Poisoned.apply(kernel(PoisonedGradient.apply(a), b, offs=offs))
+
+    torch.manual_seed(0)
+    x = torch.randn(9, 8, requires_grad=True)
+    w = torch.randn(3, 12, 8, requires_grad=True)
+    counts = torch.tensor([4, 0, 3])
+    wanted = grouped_linear(x, w, counts)
+    gradients = torch.autograd.grad(wanted.sum(), (x, w))
+    monkeypatch.setattr(grouped.functional, "grouped_mm", careless)
+    got = grouped._by_grouped_mm(x, w, counts)
+    for a, b in zip((got, *torch.autograd.grad(got.sum(), (x, w))), (wanted, *gradients), strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 @settings(max_examples=40, deadline=None)

@@ -43,9 +43,11 @@ def _kernel_takes(x: Tensor, *widths: int) -> bool:
 
 def _by_grouped_mm(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
     ends_E = counts_E.cumsum(0)
-    y_RO = functional.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=ends_E.to(torch.int32))
-    # The kernel leaves rows after the last group as they were in memory, and wants upstream gradients contiguous.
+    # The kernel leaves rows after the last group as they were in memory, in results and in gradients of rows alike,
+    # and wants upstream gradients contiguous.
     after_R1 = torch.arange(x_RI.shape[0], device=x_RI.device).unsqueeze(1) >= ends_E[-1]
+    x_RI = x_RI.masked_fill(after_R1, 0.0)
+    y_RO = functional.grouped_mm(x_RI, weight_EOI.transpose(1, 2), offs=ends_E.to(torch.int32))
     masked: Tensor = _Contiguous.apply(y_RO.masked_fill(after_R1, 0.0))  # type: ignore[no-untyped-call]
     return masked
 
