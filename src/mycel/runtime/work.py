@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import weakref
@@ -16,6 +17,8 @@ from mycel.runtime.communicator import Communicator, Ticket
 from mycel.runtime.untraced import untraced
 
 __all__ = ["MycelWork"]
+
+_log = logging.getLogger(__name__)
 
 #: How deep the running thread is in callbacks of futures; see ``_runner``.
 _depth = threading.local()
@@ -45,7 +48,10 @@ def _runner(communicator: Communicator, depth: int) -> queue.SimpleQueue[_Callba
 def _run(callbacks: queue.SimpleQueue[_Callback], depth: int) -> None:
     _depth.value = depth
     while (callback := callbacks.get()) is not None:
-        callback()
+        try:
+            callback()
+        except Exception:  # the next ones are other people's
+            _log.exception("a callback of a future failed")
         del callback
 
 
