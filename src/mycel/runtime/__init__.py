@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from mycel.runtime.flight import dump_flight_records
-from mycel.runtime.process_group import MycelProcessGroup, create_process_group, monitored_barrier
+from mycel.runtime.membership import monitored_barrier
+from mycel.runtime.process_group import MycelProcessGroup, create_process_group
 from mycel.runtime.warm import warm
 
 __all__ = ["MycelProcessGroup", "dump_flight_records", "monitored_barrier", "warm"]

@@ -10,7 +10,6 @@ deadlock, now and then.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -36,91 +35,41 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     Store,
 )
 
-from mycel.collectives.spec import CollectiveName
-from mycel.runtime.calibration import costs_from_text, costs_to_text, known_costs
-from mycel.runtime.communicator import PACE, Call, Communicator
+from mycel.runtime.communicator import Call, Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
-from mycel.runtime.flight import FlightLog, recorder
 from mycel.runtime.headers import ALL_TO_ALL_V
+from mycel.runtime.membership import communicate, flight_log
 from mycel.runtime.plain import on_plain_tensors
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.tensors import (
+    BITWISE,
+    COMPLEX,
+    DTYPES,
+    MOVED,
+    OPS,
+    apart_from,
+    check_list,
+    copy_back,
+    flattened,
+    gather_call,
+    moving_call,
+    put_results,
+    real_parts,
+    scatter_call,
+    split_elements,
+    uneven_lengths,
+)
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.untraced import untraced
 from mycel.runtime.work import MycelWork
-from mycel.settings import Settings, read_settings
-from mycel.topology.model import Topology
+from mycel.settings import read_settings
 
-__all__ = ["MycelProcessGroup", "create_process_group", "monitored_barrier"]
+__all__ = ["MycelProcessGroup", "create_process_group"]
 
 _log = logging.getLogger(__name__)
 
 Tensor = torch.Tensor
-
-#: Element types that are reduced here; every type can be moved.
-_DTYPES: dict[torch.dtype, DType] = {
-    torch.float32: DType.FLOAT32,
-    torch.float64: DType.FLOAT64,
-    torch.float16: DType.FLOAT16,
-    torch.bfloat16: DType.BFLOAT16,
-    torch.int32: DType.INT32,
-    torch.int64: DType.INT64,
-    torch.int16: DType.INT16,
-    torch.int8: DType.INT8,
-    torch.uint8: DType.UINT8,
-    torch.bool: DType.BOOL,
-}
-#: Sums of complex numbers are sums of their parts.
-_COMPLEX: dict[torch.dtype, DType] = {torch.complex64: DType.FLOAT32, torch.complex128: DType.FLOAT64}
-_MOVED = 255  # code of every other element type in headers
-_RedOpType: Any = dist.ReduceOp.RedOpType
-_OPS: dict[Any, tuple[ReduceOp, bool]] = {
-    _RedOpType.SUM: (ReduceOp.SUM, False),
-    _RedOpType.AVG: (ReduceOp.SUM, True),
-    _RedOpType.MAX: (ReduceOp.MAX, False),
-    _RedOpType.MIN: (ReduceOp.MIN, False),
-    _RedOpType.PRODUCT: (ReduceOp.PRODUCT, False),
-    _RedOpType.BAND: (ReduceOp.BAND, False),
-    _RedOpType.BOR: (ReduceOp.BOR, False),
-    _RedOpType.BXOR: (ReduceOp.BXOR, False),
-}
-_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
-
-
-def _dtype_name(code: int) -> str:
-    for dtype, known in _DTYPES.items():
-        if known == code:
-            return str(dtype).removeprefix("torch.")
-    return "moved bytes"
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """One contiguous vector with all elements: the tensor itself where that is possible without a copy."""
-    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
-    if len(tensors) == 1 and tensors[0].is_contiguous() and not lazy:
-        return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0]
-    if lazy:
-        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _parts(flat: Tensor) -> Tensor:
-    """The same memory as real numbers."""
-    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
-
-
-def _scatter_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    _put(torch.split(flat, [t.numel() for t in tensors]), tensors)
-
-
-def _put(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy results to where the caller wants them, parameters and inference tensors too.
-
-    This may be another thread than the caller's, or another place: the modes are set here.
-    """
-    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
-        for result, tensor in zip(results, tensors, strict=True):
-            tensor.copy_(result.reshape(tensor.shape))
 
 
 @untraced
@@ -174,8 +123,8 @@ class MycelProcessGroup(ProcessGroup):
             )
             members = tuple(global_ranks)
             topology = fabric.topology(rendezvous.addresses)
-            flight = _flight(rendezvous, members, world_size, name, topology, settings)
-            self._communicator = _communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
+            flight = flight_log(rendezvous, members, world_size, name, topology, settings)
+            self._communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
         self._devices: DeviceGroup | None = None
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
@@ -246,9 +195,9 @@ class MycelProcessGroup(ProcessGroup):
         return self._all_reduce(tensors, *known, opts)
 
     def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
-        flat = _flat(tensors)
-        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
-        parts = _parts(flat)
+        flat = flattened(tensors)
+        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: copy_back(flat, tensors)
+        parts = real_parts(flat)
         call = Call(
             name="all_reduce",
             num_elements=parts.numel(),
@@ -269,15 +218,15 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or BroadcastOptions()
         if len(tensors) != 1 or not self._takes(tensors):
             return self._backend_of(tensors).broadcast(tensors, opts)
-        flat = _flat(tensors)
-        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: _scatter_back(flat, tensors)
+        flat = flattened(tensors)
+        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: copy_back(flat, tensors)
         call = Call(
             name="broadcast",
             root=opts.rootRank,
             num_elements=flat.numel(),
             item_bytes=flat.element_size(),
             output_address=flat.data_ptr(),
-            dtype=_DTYPES.get(flat.dtype, _MOVED),
+            dtype=DTYPES.get(flat.dtype, MOVED),
             keep=(flat,),
         )
         return self._issue(call, opts, tensors, settle)
@@ -292,13 +241,13 @@ class MycelProcessGroup(ProcessGroup):
         if known is None:
             return self._backend_of(tensors).reduce(tensors, opts)
         op, average, dtype = known
-        flat = _flat(tensors)
+        flat = flattened(tensors)
         settle = None
         if self.rank() != opts.rootRank:
             flat = flat.clone()  # partial sums pass through it
         elif flat.data_ptr() != tensors[0].data_ptr():
-            settle = lambda: _scatter_back(flat, tensors)  # noqa: E731
-        parts = _parts(flat)
+            settle = lambda: copy_back(flat, tensors)  # noqa: E731
+        parts = real_parts(flat)
         call = Call(
             name="reduce",
             root=opts.rootRank,
@@ -323,9 +272,9 @@ class MycelProcessGroup(ProcessGroup):
                 f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
                 f"expected {input.numel() * self.size()} of {input.dtype}"
             )
-        target, source = _flat([output]), _flat([input])
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
-        return self._issue(_gather_call(target, source), opts, [output], settle)
+        target, source = flattened([output]), flattened([input])
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        return self._issue(gather_call(target, source), opts, [output], settle)
 
     @on_plain_tensors
     def allgather(  # type: ignore[override]
@@ -338,11 +287,11 @@ class MycelProcessGroup(ProcessGroup):
         fits = fits and all(t.dtype == inputs[0].dtype for t in outputs)
         if not fits or not self._takes([*outputs, *inputs]):
             return self._backend_of(inputs).allgather(output_lists, inputs, opts)
-        source = _flat(inputs)
+        source = flattened(inputs)
         target = source.new_empty(sum(t.numel() for t in outputs))
-        call = _gather_call(target, source, _uneven(outputs))
+        call = gather_call(target, source, uneven_lengths(outputs))
         # The future's value has the nesting that torch's own backends give it.
-        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
 
     @on_plain_tensors
     def all_gather_single_coalesced(
@@ -354,13 +303,13 @@ class MycelProcessGroup(ProcessGroup):
         even = all(o.numel() == i.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
         if not alike or not even or not self._takes([*outputs, *inputs]):
             return _one_by_one(self._backend_of(inputs)._allgather_base, outputs, inputs, opts)
-        source = _flat(inputs)
+        source = flattened(inputs)
         target = source.new_empty(source.numel() * self.size())
 
         def settle() -> None:
-            _put(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
+            put_results(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
 
-        return self._issue(_gather_call(target, source), opts, outputs, settle)
+        return self._issue(gather_call(target, source), opts, outputs, settle)
 
     @on_plain_tensors
     def reduce_scatter_single(
@@ -376,9 +325,9 @@ class MycelProcessGroup(ProcessGroup):
                 f"reduce_scatter over {self.size()} ranks: input has {input.numel()} elements, "
                 f"expected {output.numel() * self.size()}"
             )
-        source, target = _flat([input]), _flat([output])
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
-        return self._issue(_scatter_call(target, source, *known), opts, [output], settle)
+        source, target = flattened([input]), flattened([output])
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        return self._issue(scatter_call(target, source, *known), opts, [output], settle)
 
     @on_plain_tensors
     def reduce_scatter(  # type: ignore[override]
@@ -395,9 +344,9 @@ class MycelProcessGroup(ProcessGroup):
         if known is None:
             return self._backend_of(outputs).reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])
-        target = _flat(outputs)
-        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
-        return self._issue(_scatter_call(target, source, *known, _uneven(inputs)), opts, outputs, settle)
+        target = flattened(outputs)
+        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: copy_back(target, outputs)
+        return self._issue(scatter_call(target, source, *known, uneven_lengths(inputs)), opts, outputs, settle)
 
     @on_plain_tensors
     def reduce_scatter_single_coalesced(
@@ -411,8 +360,8 @@ class MycelProcessGroup(ProcessGroup):
             return _one_by_one(self._backend_of(inputs)._reduce_scatter_base, outputs, inputs, opts)
         source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
         target = source.new_empty(source.numel() // self.size())
-        call = _scatter_call(target, source, *known)
-        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+        call = scatter_call(target, source, *known)
+        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
 
     def barrier(  # type: ignore[override]
         self, opts: BarrierOptions | None = None
@@ -451,15 +400,15 @@ class MycelProcessGroup(ProcessGroup):
         opts = opts or AllToAllOptions()
         gives, gets = [], []
         if output_split_sizes or input_split_sizes:
-            gives = self._splits(input, input_split_sizes, "input")
-            gets = self._splits(output, output_split_sizes, "output")
+            gives = split_elements(input, input_split_sizes, self.size(), "input")
+            gets = split_elements(output, output_split_sizes, self.size(), "output")
             if output.dtype != input.dtype:
                 raise ValueError(f"all_to_all: output is of {output.dtype}, input of {input.dtype}")
         if not self._takes([output, input], exchange=bool(gives)):
             backend = self._backend_of([input])
             return backend.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
         if gives:
-            return self._exchange(_flat([output]), _flat([input]), gives, gets, [output], opts)
+            return self._exchange(flattened([output]), flattened([input]), gives, gets, [output], opts)
         n = self.size()
         if output.numel() != input.numel() or output.dtype != input.dtype or input.shape[:1].numel() % n:
             raise ValueError(
@@ -467,9 +416,9 @@ class MycelProcessGroup(ProcessGroup):
                 f"{input.numel()} of {input.dtype} in {input.shape[:1].numel()} rows; expected as many, in rows that "
                 f"divide by {n}"
             )
-        target, source = _flat([output]), _apart(output, input)
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: _scatter_back(target, [output])
-        call = _moving_call("all_to_all", source.numel() * n, target, source)
+        target, source = flattened([output]), apart_from(output, input)
+        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        call = moving_call("all_to_all", source.numel() * n, target, source)
         return self._issue(call, opts, [output], settle)
 
     @on_plain_tensors
@@ -493,21 +442,6 @@ class MycelProcessGroup(ProcessGroup):
             target, source, [t.numel() for t in inputs], [t.numel() for t in outputs], outputs, opts
         )
 
-    def _splits(self, tensor: Tensor, sizes: list[int], which: str) -> list[int]:
-        """Elements that go to or come from each rank; equal parts of the rows if no sizes are given."""
-        n, rows = self.size(), tensor.shape[:1].numel()
-        if not sizes:
-            if rows % n:
-                raise ValueError(f"all_to_all over {n} ranks: {rows} rows of {which} do not divide by {n}")
-            sizes = [rows // n] * n
-        if len(sizes) != n or sum(sizes) != rows or min(sizes) < 0:
-            raise ValueError(
-                f"all_to_all over {n} ranks: {which} has {rows} rows and split sizes {sizes}; expected {n} sizes "
-                "that add up to the rows"
-            )
-        width = tensor.numel() // rows if rows else 0
-        return [size * width for size in sizes]
-
     def _exchange(
         self, target: Tensor, source: Tensor, gives: list[int], gets: list[int], outputs: list[Tensor], opts: Any
     ) -> dist.Work:
@@ -522,7 +456,7 @@ class MycelProcessGroup(ProcessGroup):
             blocks[:, rank] = torch.tensor(gets, dtype=torch.int64)
         else:  # some of what others exchange comes through here
             stated = torch.empty(n, 2, n, dtype=torch.int64)
-            communicator.run(_gather_call(stated.view(-1), torch.tensor([*gives, *gets], dtype=torch.int64)))
+            communicator.run(gather_call(stated.view(-1), torch.tensor([*gives, *gets], dtype=torch.int64)))
             blocks, expected = stated[:, 0].contiguous(), stated[:, 1].T
             for src, dst in (blocks != expected).nonzero().tolist()[:1]:  # every rank sees the same first one
                 raise communicator.disagree(
@@ -530,9 +464,9 @@ class MycelProcessGroup(ProcessGroup):
                     f"elements to rank {dst}, which expects {expected[src, dst]}"
                 )
         if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
-            settle, source = None, _apart(target, source)
+            settle, source = None, apart_from(target, source)
         else:
-            settle = lambda: _scatter_back(target, outputs)  # noqa: E731
+            settle = lambda: copy_back(target, outputs)  # noqa: E731
         call = Call(
             name="all_to_all",
             title=ALL_TO_ALL_V,
@@ -540,7 +474,7 @@ class MycelProcessGroup(ProcessGroup):
             item_bytes=target.element_size(),
             input_address=source.data_ptr(),
             output_address=target.data_ptr(),
-            dtype=_DTYPES.get(target.dtype, _MOVED),
+            dtype=DTYPES.get(target.dtype, MOVED),
             block_elements=tuple(blocks.view(-1).tolist()),
             knows_all=not communicator.exchanges_directly,
             keep=(target, source),
@@ -556,11 +490,12 @@ class MycelProcessGroup(ProcessGroup):
         outputs = output_lists[0] if output_lists else []
         if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(inputs).gather(output_lists, inputs, opts)
-        self._check_list("gather", outputs, inputs[0], opts.rootRank)
-        source = _flat(inputs)
+        if self.rank() == opts.rootRank:
+            check_list("gather", outputs, inputs[0], self.size())
+        source = flattened(inputs)
         target = source.new_empty(source.numel() * len(outputs))
-        call = _moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
-        return self._issue(call, opts, outputs, lambda: _scatter_back(target, outputs))
+        call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
+        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
 
     @on_plain_tensors
     def scatter(  # type: ignore[override]
@@ -571,28 +506,13 @@ class MycelProcessGroup(ProcessGroup):
         inputs = input_lists[0] if input_lists else []
         if len(outputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(outputs).scatter(outputs, input_lists, opts)
-        self._check_list("scatter", inputs, outputs[0], opts.rootRank)
-        target = _flat(outputs)
+        if self.rank() == opts.rootRank:
+            check_list("scatter", inputs, outputs[0], self.size())
+        target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
-        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: _scatter_back(target, outputs)
-        call = _moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
+        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: copy_back(target, outputs)
+        call = moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
         return self._issue(call, opts, outputs, settle)
-
-    def _check_list(self, name: str, tensors: Sequence[Tensor], model: Tensor, root: int) -> None:
-        """The root has one tensor a rank, each like its own.
-
-        Raises:
-            ValueError: it has not.
-        """
-        if self.rank() != root:
-            return
-        odd = [i for i, t in enumerate(tensors) if t.numel() != model.numel() or t.dtype != model.dtype]
-        if len(tensors) != self.size() or odd:
-            what = f"tensor {odd[0]} has {tensors[odd[0]].numel()} elements" if odd else f"{len(tensors)} tensors"
-            raise ValueError(
-                f"{name} over {self.size()} ranks: in the root's list, {what}; expected {self.size()} tensors of "
-                f"{model.numel()} elements of {model.dtype}"
-            )
 
     # -- what Gloo and NCCL do ------------------------------------------------------------------------------
 
@@ -645,15 +565,15 @@ class MycelProcessGroup(ProcessGroup):
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> tuple[ReduceOp, bool, DType] | None:
         """How the tensors are reduced here; ``None``: Gloo's turn."""
-        op = _OPS.get(opts.reduceOp.op)
+        op = OPS.get(opts.reduceOp.op)
         alike = bool(tensors) and len({t.dtype for t in tensors}) == 1
         if op is None or not alike or not self._takes(tensors):
             return None
         of = tensors[0].dtype
-        if op[0] in _BITWISE and (of.is_floating_point or of.is_complex):
+        if op[0] in BITWISE and (of.is_floating_point or of.is_complex):
             raise ValueError(f"{op[0].name} is for integers and bool; these tensors are {of}")
-        dtype = _COMPLEX.get(of) if op[0] is ReduceOp.SUM else None
-        dtype = _DTYPES.get(of, dtype)
+        dtype = COMPLEX.get(of) if op[0] is ReduceOp.SUM else None
+        dtype = DTYPES.get(of, dtype)
         return None if dtype is None else (*op, dtype)
 
     def _issue(self, call: Call, opts: Any, result: list[Tensor], settle: Callable[[], None] | None) -> dist.Work:
@@ -701,151 +621,6 @@ def _one_by_one(
             work.wait()
         works.append(operation(output, input, opts))
     return works[-1]
-
-
-def _apart(output: Tensor, input: Tensor) -> Tensor:
-    """The input as a vector that does not share memory with the output: it is read while that is being written."""
-    if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
-        return input.clone(memory_format=torch.contiguous_format).view(-1)
-    return _flat([input])
-
-
-def _uneven(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
-    """Lengths of the parts, in real numbers where they are complex; ``None`` where they are equal."""
-    lengths = tuple(t.numel() * (2 if t.is_complex() else 1) for t in tensors)
-    return lengths if len(set(lengths)) > 1 else None
-
-
-def _gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] | None = None) -> Call:
-    target, source = _parts(target), _parts(source)
-    return Call(
-        name="all_gather",
-        num_elements=target.numel(),
-        item_bytes=target.element_size(),
-        input_address=source.data_ptr(),
-        output_address=target.data_ptr(),
-        dtype=_DTYPES.get(target.dtype, _MOVED),
-        block_elements=block_elements,
-        keep=(target, source),
-    )
-
-
-def _moving_call(
-    name: CollectiveName, num_elements: int, target: Tensor, source: Tensor, *, root: int | None = None
-) -> Call:
-    return Call(
-        name=name,
-        root=root,
-        num_elements=num_elements,
-        item_bytes=target.element_size(),
-        input_address=source.data_ptr(),
-        output_address=target.data_ptr(),
-        dtype=_DTYPES.get(target.dtype, _MOVED),
-        keep=(target, source),
-    )
-
-
-def _scatter_call(
-    target: Tensor,
-    source: Tensor,
-    op: ReduceOp,
-    average: bool,
-    dtype: DType,
-    block_elements: tuple[int, ...] | None = None,
-) -> Call:
-    parts = _parts(source)
-    return Call(
-        name="reduce_scatter",
-        num_elements=parts.numel(),
-        item_bytes=parts.element_size(),
-        input_address=source.data_ptr(),
-        output_address=target.data_ptr(),
-        dtype=dtype,
-        reduce_op=op,
-        average=average,
-        block_elements=block_elements,
-        keep=(target, source),
-    )
-
-
-def _flight(
-    rendezvous: Rendezvous,
-    global_ranks: tuple[int, ...],
-    world_size: int,
-    name: str,
-    topology: Topology,
-    settings: Settings,
-) -> FlightLog | None:
-    made = recorder(settings, rank=global_ranks[rendezvous.rank], world_size=world_size)
-    if made is None:
-        return None
-    # Ports and processes of all members: every rank knows the same, and no other group ever had them all.
-    who = repr([(a.host, a.ip, a.port, a.pid) for a in rendezvous.addresses])
-    return FlightLog(
-        made,
-        identity=hashlib.blake2b(who.encode(), digest_size=6).hexdigest(),
-        name=name,
-        ranks=global_ranks,
-        topology=topology,
-        described=settings.topology is not None and list(global_ranks) == sorted(global_ranks),
-        dtype_name=_dtype_name,
-        folder=settings.flight_folder,
-    )
-
-
-def _communicate(
-    rendezvous: Rendezvous,
-    fabric: Fabric,
-    topology: Topology,
-    timeout_s: float,
-    settings: Settings,
-    flight: FlightLog | None,
-) -> Communicator:
-    communicator = Communicator(
-        rank=rendezvous.rank,
-        size=rendezvous.size,
-        topology=topology,
-        rendezvous=rendezvous,
-        address_of=fabric.address_of(topology, rendezvous.addresses),
-        timeout_s=timeout_s,
-        dtype_names=_dtype_name,
-        piece_bytes=settings.piece_bytes,
-        paced=PACE if settings.paced is None else settings.paced,
-        costs=costs_from_text(
-            rendezvous.agree("costs", lambda: costs_to_text(known_costs(settings.cache)), timeout_s)
-        ),
-        methods=settings.methods,
-        flight=flight,
-        reroutes=settings.on_link_failure == "replan",
-    )
-    for name in ("all_reduce", "all_gather", "reduce_scatter"):
-        communicator.connect(name)
-    communicator.connect("broadcast", 0)
-    return communicator
-
-
-def monitored_barrier(
-    group: ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
-) -> None:
-    """A barrier after which rank 0 knows who did not come, as ``torch.distributed.monitored_barrier``.
-
-    Torch's own function refuses groups that do not say they are Gloo's; this one takes any whose process group has
-    such a barrier. The group stays usable after a failure.
-
-    Args:
-        group: the group; the default one if not given.
-        timeout: how long rank 0 waits for the others; the group's own time-out if not given.
-        wait_all_ranks: name every rank that is missing, not only the first one.
-
-    Raises:
-        RuntimeError: ranks did not come in time; on rank 0 the message names them.
-    """
-    if dist.get_rank(group) < 0:
-        return
-    chosen: Any = dist.group.WORLD if group is None else group
-    if isinstance(timeout, float | int):
-        timeout = timedelta(seconds=timeout)
-    chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
 
 
 def create_process_group(options: Any, backend_options: Any = None) -> MycelProcessGroup:

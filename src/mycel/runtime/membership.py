@@ -1,0 +1,107 @@
+"""A rank's membership of a group: its communicator and records, as the environment asks, and who else is there."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import ProcessGroup
+
+from mycel.runtime.calibration import costs_from_text, costs_to_text, known_costs
+from mycel.runtime.communicator import PACE, Communicator
+from mycel.runtime.fabric import Fabric
+from mycel.runtime.flight import FlightLog, recorder
+from mycel.runtime.tensors import dtype_name
+from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.settings import Settings
+from mycel.topology.model import Topology
+
+__all__ = ["communicate", "flight_log", "monitored_barrier"]
+
+
+def flight_log(
+    rendezvous: Rendezvous,
+    global_ranks: tuple[int, ...],
+    world_size: int,
+    name: str,
+    topology: Topology,
+    settings: Settings,
+) -> FlightLog | None:
+    """The group's part of this process's flight recorder; ``None`` where nothing is recorded."""
+    made = recorder(settings, rank=global_ranks[rendezvous.rank], world_size=world_size)
+    if made is None:
+        return None
+    # Ports and processes of all members: every rank knows the same, and no other group ever had them all.
+    who = repr([(a.host, a.ip, a.port, a.pid) for a in rendezvous.addresses])
+    return FlightLog(
+        made,
+        identity=hashlib.blake2b(who.encode(), digest_size=6).hexdigest(),
+        name=name,
+        ranks=global_ranks,
+        topology=topology,
+        described=settings.topology is not None and list(global_ranks) == sorted(global_ranks),
+        dtype_name=dtype_name,
+        folder=settings.flight_folder,
+    )
+
+
+def communicate(
+    rendezvous: Rendezvous,
+    fabric: Fabric,
+    topology: Topology,
+    timeout_s: float,
+    settings: Settings,
+    flight: FlightLog | None,
+) -> Communicator:
+    """A communicator whose channels for the common collectives are open.
+
+    Raises:
+        CommunicationError: a peer does not come, or cannot be reached.
+    """
+    communicator = Communicator(
+        rank=rendezvous.rank,
+        size=rendezvous.size,
+        topology=topology,
+        rendezvous=rendezvous,
+        address_of=fabric.address_of(topology, rendezvous.addresses),
+        timeout_s=timeout_s,
+        dtype_names=dtype_name,
+        piece_bytes=settings.piece_bytes,
+        paced=PACE if settings.paced is None else settings.paced,
+        costs=costs_from_text(
+            rendezvous.agree("costs", lambda: costs_to_text(known_costs(settings.cache)), timeout_s)
+        ),
+        methods=settings.methods,
+        flight=flight,
+        reroutes=settings.on_link_failure == "replan",
+    )
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        communicator.connect(name)
+    communicator.connect("broadcast", 0)
+    return communicator
+
+
+def monitored_barrier(
+    group: ProcessGroup | None = None, timeout: timedelta | None = None, wait_all_ranks: bool = False
+) -> None:
+    """A barrier after which rank 0 knows who did not come, as ``torch.distributed.monitored_barrier``.
+
+    Torch's own function refuses groups that do not say they are Gloo's; this one takes any whose process group has
+    such a barrier. The group stays usable after a failure.
+
+    Args:
+        group: the group; the default one if not given.
+        timeout: how long rank 0 waits for the others; the group's own time-out if not given.
+        wait_all_ranks: name every rank that is missing, not only the first one.
+
+    Raises:
+        RuntimeError: ranks did not come in time; on rank 0 the message names them.
+    """
+    if dist.get_rank(group) < 0:
+        return
+    chosen: Any = dist.group.WORLD if group is None else group
+    if isinstance(timeout, float | int):
+        timeout = timedelta(seconds=timeout)
+    chosen.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)

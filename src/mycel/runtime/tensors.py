@@ -1,0 +1,196 @@
+"""Tensors as the calls of collectives: element types and operations as codes, memory as addresses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from mycel.collectives.spec import CollectiveName
+from mycel.runtime.calls import Call
+from mycel.runtime.reduce_kernels import DType, ReduceOp
+
+__all__ = [
+    "BITWISE",
+    "COMPLEX",
+    "DTYPES",
+    "MOVED",
+    "OPS",
+    "apart_from",
+    "check_list",
+    "copy_back",
+    "dtype_name",
+    "flattened",
+    "gather_call",
+    "moving_call",
+    "put_results",
+    "real_parts",
+    "scatter_call",
+    "split_elements",
+    "uneven_lengths",
+]
+
+Tensor = torch.Tensor
+
+#: Element types that are reduced here; every type can be moved.
+DTYPES: dict[torch.dtype, DType] = {
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.float16: DType.FLOAT16,
+    torch.bfloat16: DType.BFLOAT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.int16: DType.INT16,
+    torch.int8: DType.INT8,
+    torch.uint8: DType.UINT8,
+    torch.bool: DType.BOOL,
+}
+#: Sums of complex numbers are sums of their parts.
+COMPLEX: dict[torch.dtype, DType] = {torch.complex64: DType.FLOAT32, torch.complex128: DType.FLOAT64}
+MOVED = 255  # code of every other element type in headers
+_RedOpType: Any = dist.ReduceOp.RedOpType
+OPS: dict[Any, tuple[ReduceOp, bool]] = {
+    _RedOpType.SUM: (ReduceOp.SUM, False),
+    _RedOpType.AVG: (ReduceOp.SUM, True),
+    _RedOpType.MAX: (ReduceOp.MAX, False),
+    _RedOpType.MIN: (ReduceOp.MIN, False),
+    _RedOpType.PRODUCT: (ReduceOp.PRODUCT, False),
+    _RedOpType.BAND: (ReduceOp.BAND, False),
+    _RedOpType.BOR: (ReduceOp.BOR, False),
+    _RedOpType.BXOR: (ReduceOp.BXOR, False),
+}
+BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+
+
+def dtype_name(code: int) -> str:
+    for dtype, known in DTYPES.items():
+        if known == code:
+            return str(dtype).removeprefix("torch.")
+    return "moved bytes"
+
+
+def flattened(tensors: Sequence[Tensor]) -> Tensor:
+    """One contiguous vector with all elements: the tensor itself where that is possible without a copy."""
+    lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
+    if len(tensors) == 1 and tensors[0].is_contiguous() and not lazy:
+        return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0]
+    if lazy:
+        tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def real_parts(flat: Tensor) -> Tensor:
+    """The same memory as real numbers."""
+    return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
+
+
+def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    put_results(torch.split(flat, [t.numel() for t in tensors]), tensors)
+
+
+def put_results(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    """Copy results to where the caller wants them, parameters and inference tensors too.
+
+    This may be another thread than the caller's, or another place: the modes are set here.
+    """
+    with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
+        for result, tensor in zip(results, tensors, strict=True):
+            tensor.copy_(result.reshape(tensor.shape))
+
+
+def apart_from(output: Tensor, input: Tensor) -> Tensor:
+    """The input as a vector that does not share memory with the output: it is read while that is being written."""
+    if output.untyped_storage().data_ptr() == input.untyped_storage().data_ptr():
+        return input.clone(memory_format=torch.contiguous_format).view(-1)
+    return flattened([input])
+
+
+def uneven_lengths(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
+    """Lengths of the parts, in real numbers where they are complex; ``None`` where they are equal."""
+    lengths = tuple(t.numel() * (2 if t.is_complex() else 1) for t in tensors)
+    return lengths if len(set(lengths)) > 1 else None
+
+
+def gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] | None = None) -> Call:
+    target, source = real_parts(target), real_parts(source)
+    return Call(
+        name="all_gather",
+        num_elements=target.numel(),
+        item_bytes=target.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=DTYPES.get(target.dtype, MOVED),
+        block_elements=block_elements,
+        keep=(target, source),
+    )
+
+
+def moving_call(
+    name: CollectiveName, num_elements: int, target: Tensor, source: Tensor, *, root: int | None = None
+) -> Call:
+    return Call(
+        name=name,
+        root=root,
+        num_elements=num_elements,
+        item_bytes=target.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=DTYPES.get(target.dtype, MOVED),
+        keep=(target, source),
+    )
+
+
+def scatter_call(
+    target: Tensor,
+    source: Tensor,
+    op: ReduceOp,
+    average: bool,
+    dtype: DType,
+    block_elements: tuple[int, ...] | None = None,
+) -> Call:
+    parts = real_parts(source)
+    return Call(
+        name="reduce_scatter",
+        num_elements=parts.numel(),
+        item_bytes=parts.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        dtype=dtype,
+        reduce_op=op,
+        average=average,
+        block_elements=block_elements,
+        keep=(target, source),
+    )
+
+
+def split_elements(tensor: Tensor, sizes: list[int], n: int, which: str) -> list[int]:
+    """Elements that go to or come from each rank; equal parts of the rows if no sizes are given."""
+    rows = tensor.shape[:1].numel()
+    if not sizes:
+        if rows % n:
+            raise ValueError(f"all_to_all over {n} ranks: {rows} rows of {which} do not divide by {n}")
+        sizes = [rows // n] * n
+    if len(sizes) != n or sum(sizes) != rows or min(sizes) < 0:
+        raise ValueError(
+            f"all_to_all over {n} ranks: {which} has {rows} rows and split sizes {sizes}; expected {n} sizes "
+            "that add up to the rows"
+        )
+    width = tensor.numel() // rows if rows else 0
+    return [size * width for size in sizes]
+
+
+def check_list(name: str, tensors: Sequence[Tensor], model: Tensor, n: int) -> None:
+    """The root has one tensor a rank, each like its own.
+
+    Raises:
+        ValueError: it has not.
+    """
+    odd = [i for i, t in enumerate(tensors) if t.numel() != model.numel() or t.dtype != model.dtype]
+    if len(tensors) != n or odd:
+        what = f"tensor {odd[0]} has {tensors[odd[0]].numel()} elements" if odd else f"{len(tensors)} tensors"
+        raise ValueError(
+            f"{name} over {n} ranks: in the root's list, {what}; expected {n} tensors of "
+            f"{model.numel()} elements of {model.dtype}"
+        )
