@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 import mycel.runtime
 
-RANK, SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+# The collector of doctests imports this file as well, outside any job.
+RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 #: Elements of float32 a rank gives or gets: some tens of milliseconds at 400 Mbit/s.
 COUNT = 1 << 18
 #: Calls that go well before the fault, and seconds within which it must show.
