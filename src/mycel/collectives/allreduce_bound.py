@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches
+from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches, vertex_near
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64, shortfalls
 from mycel.collectives.symmetry import find_orbits
 from mycel.errors import SynthesisError
@@ -251,17 +251,7 @@ class _Programme:
 
     def make_exact(self, values: FloatArray) -> list[Fraction]:
         """The vertex of the programme that the floating-point solution is near, verified by exact flows."""
-        problem: SynthesisError | None = None
-        for tolerance in (_TOLERANCE, 100 * _TOLERANCE, _TOLERANCE / 100, 1e4 * _TOLERANCE):
-            exact = self.nearest_vertex(values, tolerance)
-            try:
-                self.verify(exact)
-            except SynthesisError as error:
-                problem = error
-            else:
-                return exact
-        assert problem is not None
-        raise problem
+        return vertex_near(lambda tolerance: self.nearest_vertex(values, tolerance), self.verify, _TOLERANCE)
 
     def nearest_vertex(self, values: FloatArray, tolerance: float) -> list[Fraction]:
         """The solution, in fractions, of the constraints that are tight within a tolerance.

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.errors import SynthesisError
 
-__all__ = ["Balanced", "balance", "best_price", "solve_exactly", "unbalanced_switches"]
+__all__ = ["Balanced", "balance", "best_price", "solve_exactly", "unbalanced_switches", "vertex_near"]
 
 #: Denominators to which dual prices are rounded in turn, before the exact bound they prove is worked out.
 _DENOMINATORS = (1, 2, 6, 12, 60, 840, 10**4, 10**6)
@@ -290,3 +290,29 @@ def best_price(
     if best is None:
         raise SynthesisError(f"the linear programme that {purpose} gave no dual solution")
     return best
+
+
+def vertex_near(
+    nearest: Callable[[float], list[Fraction]], verify: Callable[[list[Fraction]], None], tolerance: float
+) -> list[Fraction]:
+    """The first exact solution that passes its verification, of those that different tolerances lead to.
+
+    Args:
+        nearest: the solution of the constraints that are tight within a tolerance.
+        verify: raises ``SynthesisError`` for one that is wrong.
+        tolerance: of the floating-point solver; coarser and finer ones are tried after it.
+
+    Raises:
+        SynthesisError: no tolerance led to one.
+    """
+    problem: SynthesisError | None = None
+    for allowed in (tolerance, 100 * tolerance, tolerance / 100, 1e4 * tolerance):
+        exact = nearest(allowed)
+        try:
+            verify(exact)
+        except SynthesisError as error:
+            problem = error
+        else:
+            return exact
+    assert problem is not None
+    raise problem

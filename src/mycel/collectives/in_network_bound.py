@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches
+from mycel.collectives.balance import best_price, solve_exactly, unbalanced_switches, vertex_near
 from mycel.collectives.maxflow import BoolArray, FlowGraph, as_int64
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
@@ -337,17 +337,7 @@ class _Programme:
         Raises:
             SynthesisError: no tolerance led to one.
         """
-        problem: SynthesisError | None = None
-        for tolerance in (_TOLERANCE, 100 * _TOLERANCE, _TOLERANCE / 100, 1e4 * _TOLERANCE):
-            exact = self.nearest_vertex(values, tolerance)
-            try:
-                self.verify(exact)
-            except SynthesisError as error:
-                problem = error
-            else:
-                return exact
-        assert problem is not None
-        raise problem
+        return vertex_near(lambda tolerance: self.nearest_vertex(values, tolerance), self.verify, _TOLERANCE)
 
     def nearest_vertex(self, values: Sequence[float], tolerance: float) -> list[Fraction]:
         """The solution, in fractions, of the constraints that are tight within a tolerance."""

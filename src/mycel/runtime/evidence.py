@@ -23,6 +23,7 @@ from itertools import pairwise
 from typing import Any
 
 from mycel.collectives.program import Channel
+from mycel.runtime.transport.tcp_info import raw_tcp_info
 from mycel.topology.model import Topology
 
 __all__ = ["Evidence", "Hop", "collect", "failed_links", "has_stalled", "link_names", "probe"]
@@ -99,12 +100,8 @@ class _Facts:
 
 def _facts(descriptor: int) -> _Facts | None:
     """The kernel's word on a connection; ``None`` where it is no TCP, or is closed."""
-    try:
-        with socket.socket(fileno=os.dup(descriptor)) as sock:
-            raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-    except OSError:
-        return None
-    if len(raw) < _LENGTH:
+    raw = raw_tcp_info(descriptor, _LENGTH)
+    if raw is None:
         return None
     unacked, unsent, window = (_U32.unpack_from(raw, at)[0] for at in (_UNACKED, _UNSENT, _WINDOW))
     again, received, sent = (_U32.unpack_from(raw, at)[0] for at in (_TOTAL_RETRANS, _DATA_SEGS_IN, _DATA_SEGS_OUT))

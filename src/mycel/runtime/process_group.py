@@ -49,15 +49,16 @@ from mycel.runtime.tensors import (
     MOVED,
     OPS,
     apart_from,
+    back_into,
     check_list,
     copy_back,
     flattened,
     gather_call,
     moving_call,
     put_results,
-    real_parts,
     scatter_call,
     split_elements,
+    summing_call,
     uneven_lengths,
 )
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -196,18 +197,8 @@ class MycelProcessGroup(ProcessGroup):
 
     def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
         flat = flattened(tensors)
-        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: copy_back(flat, tensors)
-        parts = real_parts(flat)
-        call = Call(
-            name="all_reduce",
-            num_elements=parts.numel(),
-            item_bytes=parts.element_size(),
-            output_address=flat.data_ptr(),
-            dtype=dtype,
-            reduce_op=op,
-            average=average,
-            keep=(flat,),
-        )
+        settle = back_into(flat, tensors)
+        call = summing_call("all_reduce", flat, op, average, dtype)
         return self._issue(call, opts, tensors, settle)
 
     @on_plain_tensors
@@ -219,7 +210,7 @@ class MycelProcessGroup(ProcessGroup):
         if len(tensors) != 1 or not self._takes(tensors):
             return self._backend_of(tensors).broadcast(tensors, opts)
         flat = flattened(tensors)
-        settle = None if flat.data_ptr() == tensors[0].data_ptr() else lambda: copy_back(flat, tensors)
+        settle = back_into(flat, tensors)
         call = Call(
             name="broadcast",
             root=opts.rootRank,
@@ -242,23 +233,10 @@ class MycelProcessGroup(ProcessGroup):
             return self._backend_of(tensors).reduce(tensors, opts)
         op, average, dtype = known
         flat = flattened(tensors)
-        settle = None
+        settle = back_into(flat, tensors)
         if self.rank() != opts.rootRank:
-            flat = flat.clone()  # partial sums pass through it
-        elif flat.data_ptr() != tensors[0].data_ptr():
-            settle = lambda: copy_back(flat, tensors)  # noqa: E731
-        parts = real_parts(flat)
-        call = Call(
-            name="reduce",
-            root=opts.rootRank,
-            num_elements=parts.numel(),
-            item_bytes=parts.element_size(),
-            output_address=flat.data_ptr(),
-            dtype=dtype,
-            reduce_op=op,
-            average=average,
-            keep=(flat,),
-        )
+            flat, settle = flat.clone(), None  # partial sums pass through it
+        call = summing_call("reduce", flat, op, average, dtype, root=opts.rootRank)
         return self._issue(call, opts, tensors, settle)
 
     @on_plain_tensors
@@ -273,7 +251,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"expected {input.numel() * self.size()} of {input.dtype}"
             )
         target, source = flattened([output]), flattened([input])
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        settle = back_into(target, [output])
         return self._issue(gather_call(target, source), opts, [output], settle)
 
     @on_plain_tensors
@@ -326,7 +304,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"expected {output.numel() * self.size()}"
             )
         source, target = flattened([input]), flattened([output])
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        settle = back_into(target, [output])
         return self._issue(scatter_call(target, source, *known), opts, [output], settle)
 
     @on_plain_tensors
@@ -345,7 +323,7 @@ class MycelProcessGroup(ProcessGroup):
             return self._backend_of(outputs).reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])
         target = flattened(outputs)
-        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: copy_back(target, outputs)
+        settle = back_into(target, outputs)
         return self._issue(scatter_call(target, source, *known, uneven_lengths(inputs)), opts, outputs, settle)
 
     @on_plain_tensors
@@ -417,7 +395,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"divide by {n}"
             )
         target, source = flattened([output]), apart_from(output, input)
-        settle = None if target.data_ptr() == output.data_ptr() else lambda: copy_back(target, [output])
+        settle = back_into(target, [output])
         call = moving_call("all_to_all", source.numel() * n, target, source)
         return self._issue(call, opts, [output], settle)
 
@@ -510,7 +488,7 @@ class MycelProcessGroup(ProcessGroup):
             check_list("scatter", inputs, outputs[0], self.size())
         target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
-        settle = None if target.data_ptr() == outputs[0].data_ptr() else lambda: copy_back(target, outputs)
+        settle = back_into(target, outputs)
         call = moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
         return self._issue(call, opts, outputs, settle)
 

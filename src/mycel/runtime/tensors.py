@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "MOVED",
     "OPS",
     "apart_from",
+    "back_into",
     "check_list",
     "copy_back",
     "dtype_name",
@@ -29,6 +30,7 @@ __all__ = [
     "real_parts",
     "scatter_call",
     "split_elements",
+    "summing_call",
     "uneven_lengths",
 ]
 
@@ -90,6 +92,13 @@ def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     put_results(torch.split(flat, [t.numel() for t in tensors]), tensors)
 
 
+def back_into(flat: Tensor, tensors: Sequence[Tensor]) -> Callable[[], None] | None:
+    """What copies a vector's elements back into the tensors it was made of; ``None`` where it is their memory."""
+    if flat.data_ptr() == tensors[0].data_ptr():
+        return None
+    return lambda: copy_back(flat, tensors)
+
+
 def put_results(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """Copy results to where the caller wants them, parameters and inference tensors too.
 
@@ -124,6 +133,24 @@ def gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] 
         dtype=DTYPES.get(target.dtype, MOVED),
         block_elements=block_elements,
         keep=(target, source),
+    )
+
+
+def summing_call(
+    name: CollectiveName, flat: Tensor, op: ReduceOp, average: bool, dtype: DType, *, root: int | None = None
+) -> Call:
+    """An all_reduce or reduce of a vector, in place."""
+    parts = real_parts(flat)
+    return Call(
+        name=name,
+        root=root,
+        num_elements=parts.numel(),
+        item_bytes=parts.element_size(),
+        output_address=flat.data_ptr(),
+        dtype=dtype,
+        reduce_op=op,
+        average=average,
+        keep=(flat,),
     )
 
 

@@ -15,7 +15,7 @@ import socket
 import struct
 from dataclasses import dataclass
 
-__all__ = ["TcpInfo", "tcp_info"]
+__all__ = ["TcpInfo", "raw_tcp_info", "tcp_info"]
 
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
 _TOTAL_RETRANS, _BYTES_ACKED, _MIN_RTT, _BUSY, _RWND_LIMITED = 100, 120, 148, 168, 176
@@ -41,14 +41,20 @@ class TcpInfo:
     round_trip_s: float
 
 
-def tcp_info(descriptor: int) -> TcpInfo | None:
-    """Counters of the connection behind a descriptor; ``None`` where it is no TCP or the kernel does not say."""
+def raw_tcp_info(descriptor: int, length: int) -> bytes | None:
+    """The kernel's ``struct tcp_info``, at least ``length`` bytes of it; ``None`` where there is none."""
     try:
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:
         return None
-    if len(raw) < _LENGTH:
+    return raw if len(raw) >= length else None
+
+
+def tcp_info(descriptor: int) -> TcpInfo | None:
+    """Counters of the connection behind a descriptor; ``None`` where it is no TCP or the kernel does not say."""
+    raw = raw_tcp_info(descriptor, _LENGTH)
+    if raw is None:
         return None
     return TcpInfo(
         sent_bytes=_U64.unpack_from(raw, _BYTES_ACKED)[0],
