@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 
 from mycel.collectives.program import Channel
+from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.runtime import pacing
@@ -50,25 +53,42 @@ def test_no_pace_where_nothing_is_known_or_the_kernel_is_too_slow() -> None:
 
 
 def test_long_runs_share_and_short_ones_do_not() -> None:
-    topology = FABRICS[0]
-    schedule = synthesize(topology, Collective(name="all_to_all", num_ranks=5), "direct")
+    schedule = synthesize(FABRICS[0], Collective(name="all_to_all", num_ranks=5), "direct")
+    with _paced(schedule) as paces:
+        assert paces(LONG_S / 2) == [50_000_000]
+        assert paces(LONG_S) == [int(Fraction(50_000_000, 4))]
+        assert paces(LONG_S * 2) == [int(Fraction(50_000_000, 4))]
+        assert paces(0.0) == [50_000_000]
+
+
+def test_short_runs_share_where_one_rank_sends_everything() -> None:
+    alone = synthesize(FABRICS[0], Collective(name="broadcast", num_ranks=5, root=0), "tree")
+    assert {t.src for t in alone.transfers} == {0}
+    with _paced(alone) as paces:
+        assert paces(0.0) == paces(LONG_S) == [int(Fraction(50_000_000, 4))]
+    chain = synthesize(FABRICS[0], Collective(name="broadcast", num_ranks=5, root=0), "forest")
+    assert chain.depth > 1
+    with _paced(chain) as paces:
+        assert paces(0.0) == [50_000_000]
+
+
+@contextmanager
+def _paced(schedule: Schedule) -> Iterator[Callable[[float], list[int]]]:
+    """The paces, each once, that rank 0's channels have in a run expected to take so many seconds."""
     channels = [c for c in {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers} if c.src == 0]
     sockets = {channel: socket.socket() for channel in channels}
     pacer = Pacer(0, 1.0)
 
     def paces(seconds: float) -> list[int]:
         descriptors = {channel: sock.fileno() for channel, sock in sockets.items()}
-        pacer.adapt("exchange", schedule, seconds, descriptors)
+        pacer.adapt("schedule", schedule, seconds, descriptors)
         option = pacing._SO_MAX_PACING_RATE
         return sorted({sock.getsockopt(socket.SOL_SOCKET, option) & 0xFFFFFFFF for sock in sockets.values()})
 
     try:
         for sock in sockets.values():  # as they are opened
             sock.setsockopt(socket.SOL_SOCKET, pacing._SO_MAX_PACING_RATE, 50_000_000)
-        assert paces(LONG_S / 2) == [50_000_000]
-        assert paces(LONG_S) == [int(Fraction(50_000_000, 4))]
-        assert paces(LONG_S * 2) == [int(Fraction(50_000_000, 4))]
-        assert paces(0.0) == [50_000_000]
+        yield paces
     finally:
         for sock in sockets.values():
             sock.close()

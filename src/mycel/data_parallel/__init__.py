@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mycel.data_parallel.beyond_averaging import MASHA, HDPiSSA, hd_pissa
 from mycel.data_parallel.combine import (
     Adasum,
     Combiner,
@@ -53,6 +54,7 @@ __all__ = [
     "CO2",
     "COMPRESSORS",
     "FP8",
+    "MASHA",
     "QSDP",
     "QSR",
     "TAGC",
@@ -67,6 +69,7 @@ __all__ = [
     "ErrorFeedback",
     "EveryStep",
     "FSDPCompression",
+    "HDPiSSA",
     "LGreCo",
     "LocalUpdates",
     "Mean",
@@ -87,6 +90,7 @@ __all__ = [
     "combine_rows",
     "compress",
     "diloco",
+    "hd_pissa",
     "heavy_layers",
     "local_updates",
     "make_compressor",

@@ -3,7 +3,8 @@
 A channel paced at what its path carries leaves the queues on the way empty, as long as it has the path for itself.
 Where several channels share a link, and all are busy, they overrun it together. In a collective that takes long
 enough for queues to matter, each is therefore paced at its share: what it needs to be busy as long as the busiest
-link is. Short ones are not: a channel that got started late could not catch up.
+link is. Short ones are not: a channel that got started late could not catch up. Where a single rank sends, all its
+channels start together, and even short collectives are shared out.
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ def shared_paces(schedule: Schedule, rank: int, part: float) -> dict[Channel, in
     return paces
 
 
+def _all_start_together(schedule: Schedule) -> bool:
+    """Whether no channel can be late: one rank sends everything, and waits for nothing."""
+    first = schedule.transfers[0].src if schedule.transfers else None
+    return schedule.depth == 1 and all(t.src == first for t in schedule.transfers)
+
+
 class Pacer:
     """Sets the paces of one rank's channels.
 
@@ -102,10 +109,11 @@ class Pacer:
             seconds: it is expected to take.
             descriptors: sockets of open channels.
         """
-        share = seconds >= LONG_S
-        if self._last is not None and self._last[0] is schedule and self._last[1] is share:
+        long = seconds >= LONG_S
+        if self._last is not None and self._last[0] is schedule and self._last[1] is long:
             return
-        self._last = (schedule, share)
+        self._last = (schedule, long)
+        share = long or _all_start_together(schedule)
         for channel, (alone, shared) in self._paces(name, schedule).items():
             descriptor = descriptors.get(channel)
             if descriptor is None:
