@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from mycel.bench.measurement import describe_hardware
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "benchmarks" / "recorded"
@@ -60,3 +62,26 @@ def with_section(page: str, name: str, text: str) -> str:
 def write_section(file: Path, name: str, text: str) -> None:
     """``with_section``, in place."""
     file.write_text(with_section(file.read_text(encoding="utf-8"), name, text), encoding="utf-8")
+
+
+def conclude(
+    output: Path,
+    page: Path,
+    name: str,
+    lines: Iterable[Mapping[str, Any]],
+    table: Callable[[list[dict[str, Any]]], str],
+) -> None:
+    """The end of a claim: lines replace those of the last run, the table made of them is printed and put in a page.
+
+    Args:
+        output: the file of its lines.
+        page: has a section ``name``.
+        lines: get hardware, commit and time.
+        table: makes Markdown of the lines that were read back.
+    """
+    shared = {"hardware": describe_hardware(), **stamp()}
+    output.unlink(missing_ok=True)
+    append(output, [{**line, **shared} for line in lines])
+    text = table(read(output))
+    print(text)
+    write_section(page, name, text)

@@ -25,10 +25,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moe_ranks import forward_backward, is_rank, join, middle, on_cluster, say, step_s, total
-from mycel.bench.measurement import describe_hardware
 from mycel.moe import BiLevelRouter, LinearProjection, MoE, TopKRouter
 from mycel.topology.builders import two_boxes
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude, markdown
 
 OUTPUT = RECORDED / "claims" / "smile.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "moe_claims.md"
@@ -85,10 +84,7 @@ def main() -> None:
         rank()
         return
     heard = on_cluster(two_boxes(num_ranks=4), Path(__file__), [])
-    OUTPUT.unlink(missing_ok=True)
-    append(OUTPUT, [{**s, "hardware": describe_hardware(), **stamp()} for s in heard])
-    print(table(read(OUTPUT)))
-    write_section(PAGE, "smile", table(read(OUTPUT)))
+    conclude(OUTPUT, PAGE, "smile", heard, table)
 
 
 if __name__ == "__main__":

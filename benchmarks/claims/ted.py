@@ -26,12 +26,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from moe_ranks import is_rank, join, middle, on_cluster, say, step_s, total
-from mycel.bench.measurement import describe_hardware
 from mycel.moe import Experts, MoE, keep_exchanges
 from mycel.moe.dispatch import AllToAllDispatcher
 from mycel.moe.dispatch.exchange import copy_to_ranks, sum_over_ranks
 from mycel.topology.builders import two_boxes
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude, markdown
 
 OUTPUT = RECORDED / "claims" / "ted.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "moe_claims.md"
@@ -106,11 +105,7 @@ def main() -> None:
         rank()
         return
     heard = on_cluster(two_boxes(num_ranks=4), Path(__file__), [])
-    said = [{**s, "hardware": describe_hardware(), **stamp()} for s in heard]
-    OUTPUT.unlink(missing_ok=True)
-    append(OUTPUT, said)
-    print(table(read(OUTPUT)))
-    write_section(PAGE, "ted", table(read(OUTPUT)))
+    conclude(OUTPUT, PAGE, "ted", heard, table)
 
 
 if __name__ == "__main__":
