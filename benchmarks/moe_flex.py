@@ -6,10 +6,10 @@
 
 ``bytes``: what flat and hierarchical exchanges send between the boxes in a forward and backward pass, by the meter
 (rows and slots) and by the interfaces' counters (headers, acknowledgements and barriers included), and the step's
-time. ``adapt``: a trace of three loads; every fixed plan is measured for some steps of each phase, the layer with
-``adapt=Flex(...)`` walks the whole trace twice, choosing for itself: the first time with its trials, then with what
-it remembers. Times are of the slowest rank. Lines are appended to ``--output``, and
-tables of the last ones replace those in the page; ``--quick`` only prints.
+time. ``adapt``: a trace of three loads, walked twice by the layer with ``adapt=Flex(...)``, which chooses for itself:
+the first time with its trials, then with what it remembers. Every fourth step all fixed plans take a step each beside
+it. Times are of the slowest rank. Lines are appended to ``--output``, and tables of the last ones replace those in
+the page; ``--quick`` only prints.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 PAGE = ROOT / "docs" / "concepts" / "flex.md"
 DIM, HIDDEN = 256, 256
+#: Of the experts that the trace goes through, and how often it is walked.
+ADAPT_HIDDEN, WALKS = 128, 2
 #: Tokens a rank and experts a token of each phase.
 PHASES = ((16, 2), (512, 8), (128, 2))
 
@@ -61,51 +63,38 @@ def exchanges(steps: int) -> None:
             say(question="time", top_k=top_k, algorithm=algorithm, median_s=middle(found))
 
 
-def adaptive(steps: int, phase_steps: int) -> None:
-    """Every fixed plan, and the layer that chooses."""
+def adaptive(phase_steps: int, every: int) -> None:
+    """A layer that chooses walks the trace twice; every few steps all fixed plans take one step each beside it."""
     topology = dist.group.WORLD.communicator.topology
     mesh = node_mesh(topology)
     size = dist.get_world_size()
-    options: dict[str, Any] = {"mesh": mesh, "shards": 2}
     flex = Flex(degrees=(1, 2), algorithms=("all_to_all", "hierarchical"), trials=3, same_load=True)
     torch.manual_seed(0)
     # Few and narrow experts, so that their weights and a phase's tokens are of one order.
-    layer = MoE(DIM, 64, size, 2, adapt=flex, **options)
-    xs = {}
-    for tokens, top_k in PHASES:
-        xs[tokens, top_k] = torch.randn(tokens, DIM, requires_grad=True)
+    layer = MoE(DIM, ADAPT_HIDDEN, size, 2, adapt=flex, mesh=mesh, shards=2)
     plans = layer.chooser.plans
-    fixed: dict[str, list[float]] = {}
-    for phase in PHASES:
-        found: dict[Any, list[float]] = {plan: [] for plan in plans}
-        for turn in range(steps + 1):
-            for plan in plans:
-                asked = {"r": plan.r, "degree": plan.degree, "algorithm": plan.algorithm, "top_k": phase[1]}
-                spent = step_s(partial(forward_backward, layer, xs[phase], **asked))
-                if turn:
-                    found[plan].append(spent)
-        for plan in plans:
-            name = "r 0" if plan.r == 0 else f"r {plan.r}, {plan.algorithm}, degree {plan.degree}"
-            fixed.setdefault(name, []).append(middle(found[plan]))
-    walks = []
-    for _ in range(2):
-        walk = []
-        for phase in PHASES:
-            times = [step_s(partial(forward_backward, layer, xs[phase], top_k=phase[1])) for _ in range(phase_steps)]
-            walk.append((middle(times), sum(times)))
-        walks.append(walk)
-    # Once more beside the best fixed plan of each phase, step by step in turn: what noise allows to compare.
-    pairs = []
-    for number, phase in enumerate(PHASES):
-        name = min(fixed, key=lambda n: fixed[n][number])
-        plan = plans[list(fixed).index(name)]
-        asked = {"r": plan.r, "degree": plan.degree, "algorithm": plan.algorithm, "top_k": phase[1]}
-        mine, best = [], []
-        for _ in range(2 * steps):
-            mine.append(step_s(partial(forward_backward, layer, xs[phase], top_k=phase[1])))
-            best.append(step_s(partial(forward_backward, layer, xs[phase], **asked)))
-        pairs.append(middle([a / b for a, b in zip(mine, best, strict=True)]))
-    say(question="adapt", fixed=fixed, walks=walks, pairs=pairs, phase_steps=phase_steps, table=layer.explain())
+    names = ["r 0" if p.r == 0 else f"r {p.r}, {p.algorithm}, degree {p.degree}" for p in plans]
+    chosen: list[list[list[float]]] = []
+    fixed: dict[str, list[list[float]]] = {name: [[] for _ in PHASES] for name in names}
+    beside: list[list[float]] = [[] for _ in PHASES]
+    for walk in range(WALKS):
+        chosen.append([])
+        for number, (tokens, top_k) in enumerate(PHASES):
+            x = torch.randn(tokens, DIM, requires_grad=True)
+            times: list[float] = []
+            for step in range(phase_steps):
+                times.append(step_s(partial(forward_backward, layer, x, top_k=top_k)))
+                if step % every != every - 1:
+                    continue
+                turn = (walk * phase_steps + step) // every  # nobody always goes first
+                for k in range(len(plans)):
+                    plan, name = (of[(k + turn) % len(plans)] for of in (plans, names))
+                    asked = {"r": plan.r, "degree": plan.degree, "algorithm": plan.algorithm, "top_k": top_k}
+                    fixed[name][number].append(step_s(partial(forward_backward, layer, x, **asked)))
+                if walk:  # the choice is made: a pair of steps, close together
+                    beside[number].append(step_s(partial(forward_backward, layer, x, top_k=top_k)))
+            chosen[-1].append(times)
+    say(question="adapt", fixed=fixed, chosen=chosen, beside=beside, phase_steps=phase_steps, table=layer.explain())
 
 
 def rows_of(said: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
@@ -144,31 +133,54 @@ def tables(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         if row["question"] != "adapt":
             continue
-        steps, walks = row["phase_steps"], row["walks"]
-        lines = [(name, *(f"{1e3 * t:.0f}" for t in times), f"{steps * sum(times):.1f}")
-                 for name, times in sorted(row["fixed"].items())]  # fmt: skip
-        for name, walk in zip(("chosen, first walk with its trials", "chosen, second walk"), walks, strict=True):
-            lines.append((name, *(f"{1e3 * t:.0f}" for t, _ in walk), f"{sum(whole for _, whole in walk):.1f}"))
+        steps = row["phase_steps"]
+        lines = [
+            (name, *(f"{1e3 * middle(times):.0f}" for times in phases), f"{_trace_s(phases, steps):.1f}")
+            for name, phases in sorted(row["fixed"].items())
+        ]
+        for number, walk in enumerate(row["chosen"]):
+            which = "first walk, with its trials" if number == 0 else "second walk"
+            whole = sum(sum(times) for times in walk)
+            lines.append(
+                (f"chosen, {which}", *(f"{1e3 * middle(times):.0f}" for times in walk), f"{whole:.1f} of it")
+            )
+        everything = sum(sum(times) for walk in row["chosen"] for times in walk)
+        lines.append(("chosen, both walks", *[""] * len(PHASES), f"{everything:.1f}"))
         headings = [f"{tokens} tokens x {top_k}, ms" for tokens, top_k in PHASES]
-        page += "\n" + markdown(("plan", *headings, f"trace of {steps} steps each, s"), lines)
-        pairs = ", ".join(f"{pair:.2f}" for pair in row["pairs"])
-        page += f"\nChosen over the best fixed plan of each phase, steps in turn, median of ratios: {pairs}.\n"
+        whole_trace = f"trace of {WALKS} walks, {steps} steps a phase, s"
+        page += "\n" + markdown(("plan", *headings, whole_trace), lines)
+        page += f"\nChosen over the best fixed plan of each phase, steps beside each other: {_over_best(row)}.\n"
     return page
 
 
+def _trace_s(phases: list[list[float]], steps: int) -> float:
+    """A fixed plan's seconds for the whole trace, from the steps that were taken of it."""
+    return WALKS * steps * sum(sum(times) / len(times) for times in phases)
+
+
+def _over_best(row: dict[str, Any]) -> str:
+    """Medians of ratios in the second walk, where nothing is tried any more."""
+    found = []
+    for number, mine in enumerate(row["beside"]):
+        best = min(row["fixed"].values(), key=lambda phases, at=number: middle(phases[at]))[number][-len(mine) :]
+        found.append(f"{middle([a / b for a, b in zip(mine, best, strict=True)]):.2f}")
+    return ", ".join(found)
+
+
 def main() -> None:
+    """Starts itself on the ranks and writes what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="4 ranks, fewer steps")
     parser.add_argument("--only", choices=["bytes", "adapt"])
     parser.add_argument("--output", type=Path, default=RECORDED / "moe_flex.jsonl")
     options = parser.parse_args()
-    steps, phase_steps = (2, 14) if options.quick else (3, 24)
+    steps, phase_steps, every = (2, 14, 7) if options.quick else (5, 24, 4)
     if is_rank():
         join()
         if options.only != "adapt":
             exchanges(steps)
         if options.only != "bytes":
-            adaptive(steps, phase_steps)
+            adaptive(phase_steps, every)
         dist.destroy_process_group()
         return
     ranks = 4 if options.quick else 8

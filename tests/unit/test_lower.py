@@ -23,6 +23,7 @@ from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError
 from mycel.topology.builders import full_mesh, loopback, ring, two_boxes
 from mycel.topology.json_format import from_json
+from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "topologies"
@@ -225,3 +226,18 @@ def test_transfers_in_any_order_that_is_possible(seed: int, ranks: int) -> None:
     verify_schedule(made)
     for elements in (2, 5):
         verify_programs(lower(made, elements * ranks, piece_elements=2))
+
+
+def test_slow_paths_come_last_but_first_where_one_rank_sends_everything() -> None:
+    path = Path(__file__).resolve().parents[2] / "examples" / "clusters" / "slow_nic.yaml"
+    topology = load_topology(path)
+    slow = 3
+
+    def order(name: str, method: str) -> list[int]:
+        root = 0 if name == "broadcast" else None
+        collective = Collective(name=name, num_ranks=4, root=root)  # type: ignore[arg-type]
+        plan = Plan(synthesize(topology, collective, method), 0)
+        return [channel.dst for channel in plan.channels if channel.src == 0]
+
+    assert order("all_gather", "tree") == [1, 2, slow]
+    assert order("broadcast", "tree") == [slow, 1, 2]

@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, Case, cases_from_text
+from mycel.bench.start import Start
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.settings import read_launched
 
@@ -213,25 +214,26 @@ _PREPARED: dict[str, Callable[[Case, int, int], Operands]] = {
 }
 
 
-def run_case(case: Case, groups: dict[str, dist.ProcessGroup], control: dist.ProcessGroup) -> list[dict[str, object]]:
+def run_case(case: Case, groups: dict[str, dist.ProcessGroup], start: Start) -> list[dict[str, object]]:
     """Times one case over every backend, rounds alternating.
 
     Args:
         groups: backend name to its process group over all ranks.
-        control: group for barriers and for the maximum over ranks.
+        start: of every round; its control group also finds the maximum over ranks.
 
     Returns:
         A record a backend: ``case``, ``backend``, ``times_s`` (of the slowest rank), ``cpu_s`` (of all ranks
         together), ``wrong`` (elements of all ranks, in the worst round), and the ``method`` and ``piece_bytes`` that
         mycel chose (``None`` for other backends).
     """
+    control = start.control
     rank, world_size = dist.get_rank(control), dist.get_world_size(control)
-    _warm_up(case, groups, control, rank, world_size)
+    _warm_up(case, groups, start, rank, world_size)
     operands = prepare(case, rank, world_size)
     rounds: dict[str, list[Round]] = {name: [] for name in groups}
     for _ in range(case.repeats):
         for name, group in groups.items():
-            rounds[name].append(_round(case, operands, group, control))
+            rounds[name].append(_round(case, operands, group, start))
     return [
         {
             "case": asdict(case),
@@ -271,8 +273,9 @@ def measure(
     try:
         control = dist.new_group(backend="gloo", timeout=timeout)
         groups = {name: dist.new_group(backend=name, timeout=timeout) for name in backends}
+        start = Start(control)
         for case in cases:
-            for record in run_case(case, groups, control):
+            for record in run_case(case, groups, start):
                 if dist.get_rank() == 0:
                     emit(record)
         dist.barrier(group=control)
@@ -318,18 +321,16 @@ def _set(target: torch.Tensor, source: torch.Tensor | None) -> None:
         target.copy_(source)
 
 
-def _warm_up(
-    case: Case, groups: dict[str, dist.ProcessGroup], control: dist.ProcessGroup, rank: int, world_size: int
-) -> None:
+def _warm_up(case: Case, groups: dict[str, dist.ProcessGroup], start: Start, rank: int, world_size: int) -> None:
     """Connections, then plans: a small call, then one of full size unless that would take too long."""
     small = replace(case, num_bytes=min(case.num_bytes, WARM_UP_BYTES), calls=1, mode="blocking")
     operands = prepare(small, rank, world_size)
     skipped = set()
     for name, group in groups.items():
         for _ in range(2):
-            seconds = _round(small, operands, group, control).times_s
+            seconds = _round(small, operands, group, start).times_s
         slowest = torch.tensor(seconds, dtype=torch.float64)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
+        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=start.control)
         if slowest.item() * case.num_bytes / small.num_bytes > WARM_UP_SECONDS:
             skipped.add(name)
     if case.num_bytes == small.num_bytes:
@@ -337,17 +338,17 @@ def _warm_up(
     operands = prepare(replace(case, calls=1, mode="blocking"), rank, world_size)
     for name, group in groups.items():
         if name not in skipped:
-            _round(replace(case, calls=1, mode="blocking"), operands, group, control)
+            _round(replace(case, calls=1, mode="blocking"), operands, group, start)
 
 
-def _round(case: Case, operands: Operands, group: dist.ProcessGroup, control: dist.ProcessGroup) -> Round:
+def _round(case: Case, operands: Operands, group: dist.ProcessGroup, start: Start) -> Round:
     """Calls of one round.
 
-    Every call starts from fresh inputs. With one call a round, that is outside the barrier; with several, the
+    Every call starts from fresh inputs. With one call a round, that is before the common start; with several, the
     inputs are small and resetting them between calls takes a microsecond or two that is not timed.
     """
     operands.reset()
-    dist.barrier(group=control)
+    start()
     seconds, cpu, wrong = [], [], 0
     for call in range(case.calls):
         if call:

@@ -143,11 +143,18 @@ class Plan:
         self._is_switch = rank >= schedule.collective.num_ranks
         self._in_place = not self._is_switch and schedule.collective.name in ("all_reduce", "broadcast", "reduce")
         # By how far around the other end is: ranks that send to all others begin with different ones, so that no
-        # link to a rank waits while all of them fill another's. Slow paths come last, where queues are their own.
+        # link to a rank waits while all of them fill another's. Slow paths come last, where queues are their own; but
+        # first where one rank sends everything: theirs is the longest way, and all others have time.
         capacity = schedule.topology.capacity
+        slow_first = schedule.is_from_one
+
+        def place(channel: Channel) -> tuple[int, int, Channel]:
+            rate = min(capacity[hop] for hop in pairwise(channel.path))
+            return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_nodes, channel
+
         keys = sorted(
             {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers if rank in (t.src, t.dst)},
-            key=lambda c: (-min(capacity[hop] for hop in pairwise(c.path)), (c.dst - c.src) % schedule.num_nodes, c),
+            key=place,
         )
         self.channels: tuple[Channel, ...] = tuple(keys)
         self._roles: list[_Role] = []

@@ -195,6 +195,11 @@ class Schedule:
         return 1 + max(self.levels, default=-1)
 
     @cached_property
+    def is_from_one(self) -> bool:
+        """Whether one rank sends everything, and waits for nothing: no transfer can be late."""
+        return self.depth == 1 and len({t.src for t in self.transfers}) == 1
+
+    @cached_property
     def block_starts(self) -> tuple[int, ...]:
         """First unit of every block, and after them the end of the array."""
         unit = self.num_units // self.collective.total_weight

@@ -78,12 +78,6 @@ def shared_paces(schedule: Schedule, rank: int, part: float) -> dict[Channel, in
     return paces
 
 
-def _all_start_together(schedule: Schedule) -> bool:
-    """Whether no channel can be late: one rank sends everything, and waits for nothing."""
-    first = schedule.transfers[0].src if schedule.transfers else None
-    return schedule.depth == 1 and all(t.src == first for t in schedule.transfers)
-
-
 class Pacer:
     """Sets the paces of one rank's channels.
 
@@ -113,7 +107,7 @@ class Pacer:
         if self._last is not None and self._last[0] is schedule and self._last[1] is long:
             return
         self._last = (schedule, long)
-        share = long or _all_start_together(schedule)
+        share = long or schedule.is_from_one
         for channel, (alone, shared) in self._paces(name, schedule).items():
             descriptor = descriptors.get(channel)
             if descriptor is None:

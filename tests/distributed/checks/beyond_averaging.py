@@ -217,7 +217,7 @@ def loss_of(net: nn.Module, worker: int, step: int) -> Tensor:
 
 def tuned(net: nn.Module, **options: Any) -> HDPiSSA:
     make_optimizer = partial(torch.optim.AdamW, lr=LEARNING_RATE, betas=BETAS, eps=EPSILON)
-    return hd_pissa(net, make_optimizer, **{"rank": DIRECTIONS, "skip": "head", **options})
+    return hd_pissa(net, make_optimizer, **{"rank": DIRECTIONS, **options})
 
 
 def train(net: nn.Module, handle: HDPiSSA, rank: int, steps: range) -> list[float]:
@@ -231,22 +231,28 @@ def train(net: nn.Module, handle: HDPiSSA, rank: int, steps: range) -> list[floa
     return losses
 
 
+def owner(direction: int, count: int, workers: int) -> int:
+    """Whose a direction is: the first workers have one more where they do not divide."""
+    for worker in range(workers):
+        direction -= count // workers + (worker < count % workers)
+        if direction < 0:
+            return worker
+    raise AssertionError("more directions than there are")
+
+
+TRAINED = ("first.weight", "tied.weight", "seldom.weight", "head.weight")
+
+
 def simulate(workers: int, steps: int) -> dict[str, Tensor]:
     """All workers of a run, from the formulas: whole gradients, singular vectors, Adam, sums."""
     net = network()
-    weights = {name: dict(net.named_parameters())[name] for name in ("first.weight", "tied.weight", "seldom.weight")}
+    weights = {name: dict(net.named_parameters())[name] for name in TRAINED}
     slices: dict[tuple[str, int], dict[str, Tensor]] = {}
     for name, weight in weights.items():
         u, s, vh = torch.linalg.svd(weight.detach())
         count = min(DIRECTIONS * workers, len(s))
         for worker in range(workers):
-            mine = [d for d in range(count) if d * workers // count == worker]
-            assert count % workers == 0 or workers > 2
-            if count % workers:  # uneven: the first ranks have one more
-                bounds = [0]
-                for w in range(workers):
-                    bounds.append(bounds[-1] + count // workers + (w < count % workers))
-                mine = list(range(bounds[worker], bounds[worker + 1]))
+            mine = [d for d in range(count) if owner(d, count, workers) == worker]
             a, b = s[mine].sqrt()[:, None] * vh[mine], u[:, mine] * s[mine].sqrt()
             zeros = {f"{m}{x}": torch.zeros_like(t) for x, t in (("a", a), ("b", b)) for m in "mv"}
             slices[name, worker] = {"a": a, "b": b, **zeros}
@@ -288,7 +294,7 @@ def hd_pissa_equals_its_formula(rank: int, size: int) -> dict[str, Any]:
     handle = tuned(net)
     train(net, handle, rank, range(5))
     want = simulate(size, 5)
-    shapes = [(20, 6), (20, 20), (20, 20)]
+    shapes = [(20, 6), (20, 20), (20, 20), (3, 20)]
     rows = [-(-min(DIRECTIONS * size, *shape) // size) for shape in shapes]
     formula = 5 * (size - 1) * sum(8 * r * sum(shape) for r, shape in zip(rows, shapes, strict=True))
     found = {

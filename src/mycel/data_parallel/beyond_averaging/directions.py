@@ -36,7 +36,8 @@ def principal_directions(weight: Tensor, count: int) -> Tensor:
         >>> principal_directions(torch.tensor([[0.0, 4.0], [1.0, 0.0]]), 1).abs()
         tensor([[0., 2., 2., 0.]])
     """
-    u, s, vh = torch.linalg.svd(weight.detach().to(torch.promote_types(weight.dtype, torch.float32)))
+    exact = weight.detach().to(torch.promote_types(weight.dtype, torch.float32))
+    u, s, vh = torch.linalg.svd(exact, full_matrices=False)
     count = min(count, len(s))
     roots = s[:count].sqrt().unsqueeze(1)
     return torch.cat((roots * vh[:count], roots * u[:, :count].t()), dim=1)

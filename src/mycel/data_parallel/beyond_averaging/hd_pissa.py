@@ -218,7 +218,7 @@ class HDPiSSA:
                     directions=directions,
                     own=own,
                     change=nn.Parameter(torch.zeros_like(directions[own])),
-                    lost=None if weight.dtype == exact else torch.zeros_like(weight, dtype=torch.bfloat16),
+                    lost=None if weight.dtype == exact else torch.zeros_like(weight, dtype=exact),
                 )
             )
         return layers

@@ -27,7 +27,7 @@ class Layer:
         directions: of all ranks, shape ``[directions, inputs + outputs]``.
         own: which of them are this rank's.
         change: what the optimizer steps, zero between steps, shape ``[this rank's directions, inputs + outputs]``.
-        lost: what rounding has taken from a weight of half precision so far.
+        lost: what rounding has taken from a weight of half precision so far, in float32.
     """
 
     name: str

@@ -158,11 +158,11 @@ class MASHA(torch.optim.Optimizer):
         again, so that ranks may have other parts of the data there.
 
         Args:
-            own: this rank's own memories, with which a run of the same ranks goes on bit for bit; each rank saves
-                its own. Otherwise their mean, the same on all ranks, for any number of ranks.
+            own: for the same ranks, to go on bit for bit: each saves a state with its own memories. Without it,
+                memories are averaged; all ranks get one state, which any number of ranks can load.
 
         Returns:
-            Tensors, numbers and names; ``torch.load`` reads it with ``weights_only=True``.
+            Names, numbers and tensors, for ``torch.load(..., weights_only=True)``.
         """
         memory = self.feedback.memory if own else mean_memory(self.feedback, self._shapes, self._group)
         state = pack_state(self.steps, memory, self._policy.compressors(), (self._rank, self._size) if own else None)
@@ -257,7 +257,8 @@ class MASHA(torch.optim.Optimizer):
             compressor = self._compressor(name, parameter, self._policy.start_step)
             together.setdefault(compressor, []).append(parameter.shape)
         size = max(2, self._size)
-        sent = sum(c.sent_bytes(shapes, rank=0, world_size=size) for c, shapes in together.items())
+        ranks = range(size)  # shares may be uneven: the mean counts
+        sent = sum(c.sent_bytes(s, rank=r, world_size=size) / size for c, s in together.items() for r in ranks)
         exact = sum(2 * (size - 1) / size * p.numel() * p.element_size() for p in self._trained)
         return min(1.0, sent / exact)
 
