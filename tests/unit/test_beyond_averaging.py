@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +13,6 @@ from mycel.data_parallel import MASHA, RandomK, hd_pissa
 from mycel.data_parallel.beyond_averaging.directions import move, principal_directions
 from mycel.data_parallel.beyond_averaging.layers import Layer, choose
 from mycel.errors import UsageError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def watched(linear: nn.Linear, count: int = 3) -> Layer:
@@ -161,19 +156,3 @@ def test_what_makes_no_sense_is_refused() -> None:
     ):
         with pytest.raises(UsageError, match=text):
             attempt()
-
-
-@pytest.mark.parametrize("name", ["masha", "hd_pissa"])
-def test_tables_in_pages_are_those_of_the_recorded_lines(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
-    for folder in ("benchmarks", "benchmarks/claims"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    known = set(sys.modules)
-    claim = runpy.run_path(str(ROOT / "benchmarks" / "claims" / f"{name}.py"))
-    record = sys.modules["record"]
-    lines = record.read(claim["OUTPUT"])
-    page = claim["PAGE"].read_text(encoding="utf-8")
-    assert lines and record.with_section(page, name, claim["table"](lines)) == page
-    for module in set(sys.modules) - known:  # others have modules of these names, too
-        if str(getattr(sys.modules[module], "__file__", "")).startswith(str(ROOT / "benchmarks")):
-            del sys.modules[module]

@@ -63,7 +63,7 @@ def move(weight: Tensor, directions: Tensor, changes: Tensor) -> None:
         changes: ``[dA, dB^T]``, the same shape.
     """
     sizes = [weight.shape[1], weight.shape[0]]
-    (a, b), (da, db) = directions.split(sizes, dim=1), changes.split(sizes, dim=1)
+    (a, b), (da, db) = torch.split(directions, sizes, dim=1), torch.split(changes, sizes, dim=1)
     weight.addmm_(db.t(), a + da).addmm_(b.t(), da)
 
 
@@ -94,7 +94,7 @@ class _Witness(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor, None]:
         x, directions = ctx.saved_tensors
         g = gradient.reshape(-1, gradient.shape[-1])

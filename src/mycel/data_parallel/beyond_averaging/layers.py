@@ -38,7 +38,7 @@ class Layer:
     lost: Tensor | None
 
     @property
-    def weight(self) -> nn.Parameter:
+    def weight(self) -> Tensor:
         return self.modules[0].weight
 
     def watch(self, module: nn.Module, args: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> Tensor | None:

@@ -151,7 +151,7 @@ class MASHA(torch.optim.Optimizer):
             raise UsageError("MASHA: all parameters are given at the beginning; make another one")
         super().add_param_group(param_group)
 
-    def state_dict(self, *, own: bool = False) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *, own: bool = False) -> dict[str, Any]:
         """What a later run needs beside the parameters, by their names. Every rank calls it, between steps.
 
         The operator at the reference is not part of it: the first step of the later run evaluates and exchanges it
@@ -172,7 +172,7 @@ class MASHA(torch.optim.Optimizer):
         state["rates"] = [entry["lr"] for entry in self.param_groups]
         return state
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the state was made.
 
         Raises:
@@ -260,7 +260,7 @@ class MASHA(torch.optim.Optimizer):
         ranks = range(size)  # shares may be uneven: the mean counts
         sent = sum(c.sent_bytes(s, rank=r, world_size=size) / size for c, s in together.items() for r in ranks)
         exact = sum(2 * (size - 1) / size * p.numel() * p.element_size() for p in self._trained)
-        return min(1.0, sent / exact)
+        return float(min(1.0, sent / exact))
 
     def _all_reduced(self, tensor: Tensor) -> float:
         return 2 * (self._size - 1) / self._size * tensor.numel() * tensor.element_size()
