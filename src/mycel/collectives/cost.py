@@ -20,9 +20,19 @@ from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
 from mycel.errors import UsageError
+from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
-__all__ = ["MESSAGE_S", "PIECE_BYTES", "WHOLE_BYTES", "Choice", "Costs", "choose", "estimate_seconds"]
+__all__ = [
+    "MESSAGE_S",
+    "PIECE_BYTES",
+    "WHOLE_BYTES",
+    "Choice",
+    "Costs",
+    "choose",
+    "estimate_seconds",
+    "longest_piece",
+]
 
 #: Seconds of one rank's time for one message (system calls and bookkeeping), measured on loopback sockets.
 MESSAGE_S = 4e-6
@@ -47,9 +57,10 @@ _ASSUMED_RATE = 1e9
 #: cache when it is reduced (16 MB all_reduce on loopback, medians in ms, pieces of 32 KB, 64 KB, 256 KB and 1 MB:
 #: 2 ranks 6.6, 6.6, 14.6, 12.4; 4 ranks 34, 53, 54, 54).
 PIECE_BYTES = (1 << 14, 1 << 15)
-#: Where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut for: this is the
-#: longest message then (all_to_all of 256 KB over 8 ranks of 400 Mbit/s: 8.6 ms with one message a block, 11.1 ms
-#: with two).
+#: Inside a machine, where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut
+#: for: this is the longest message then. Over links, peers take turns by pieces, and a long one holds up all others
+#: (all_gather of 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in
+#: two boxes in pieces of 32 and 256 KB: 365 and 418 ms).
 WHOLE_BYTES = 1 << 18
 
 
@@ -183,7 +194,7 @@ def choose(
     Args:
         candidates: schedules of one collective on one topology, by method.
         num_bytes: of the whole array.
-        piece_bytes: a piece size that is given, instead of those in ``PIECE_BYTES`` and ``WHOLE_BYTES``.
+        piece_bytes: a piece size that is given, instead of those worth trying.
         costs, machines: as for ``estimate_seconds``.
     """
     found: list[Choice] = []
@@ -199,7 +210,14 @@ def choose(
     return replace(best, others=tuple(others))
 
 
+def longest_piece(topology: Topology) -> int:
+    """The longest message worth sending where nobody waits for a piece, in bytes."""
+    return WHOLE_BYTES if topology.bytes_per_second_per_unit is None else PIECE_BYTES[-1]
+
+
 def _piece_sizes(schedule: Schedule) -> tuple[int, ...]:
     """Sizes worth trying, the larger first."""
     nobody_waits = schedule.depth == 1 and not schedule.collective.reduces
-    return (WHOLE_BYTES, *PIECE_BYTES[::-1]) if nobody_waits else PIECE_BYTES[::-1]
+    longest = longest_piece(schedule.topology)
+    whole = (longest,) if nobody_waits and longest > PIECE_BYTES[-1] else ()
+    return (*whole, *PIECE_BYTES[::-1])

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import WHOLE_BYTES, Choice, Costs, choose
+from mycel.collectives.cost import Choice, Costs, choose, longest_piece
 from mycel.collectives.lower import Plan
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
@@ -363,7 +363,9 @@ class Communicator:
         if call.knows_all:
             choice = self.choice(call.name, call.root, num_bytes)
         else:
-            choice = Choice(method="direct", piece_bytes=self._piece_bytes or WHOLE_BYTES, seconds=0.0)
+            choice = Choice(
+                method="direct", piece_bytes=self._piece_bytes or longest_piece(self.topology), seconds=0.0
+            )
         plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)
