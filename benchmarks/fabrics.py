@@ -1,6 +1,6 @@
 """Gloo and mycel on every emulated fabric of ``examples/clusters``: five collectives, 64 KB to 16 MB.
 
-    python benchmarks/fabrics.py                          # all fabrics, 10 to 12 minutes on two quiet cores
+    python benchmarks/fabrics.py                          # all fabrics, 13 minutes on two quiet cores
     python benchmarks/fabrics.py --only ring4,two_boxes   # some of them
     python benchmarks/fabrics.py --fresh                  # forget what is recorded of them, and begin anew
 
