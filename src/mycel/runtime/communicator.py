@@ -47,8 +47,6 @@ __all__ = ["PACE", "Call", "Communicator", "Ticket"]
 
 _log = logging.getLogger(__name__)
 
-#: Sizes whose schedule and piece size are remembered.
-_MOST_CHOICES = 4096
 #: Channels are paced at this part of their path's bandwidth: what TCP/IP headers leave of it is 0.956 with 1,500-byte
 #: packets.
 PACE = 0.97
@@ -176,11 +174,13 @@ class Communicator:
         return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
 
     def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
-        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best."""
+        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best.
+
+        Lengths up to an eighth apart share a choice, so that calls of ever new lengths do not each pay for one.
+        """
+        num_bytes = _rounded_up(num_bytes)
         key = (name, root, num_bytes)
         if key not in self._choices:
-            if len(self._choices) >= _MOST_CHOICES:
-                self._choices.clear()
             self._choices[key] = choose(
                 self.schedules(name, root),
                 num_bytes,
@@ -563,6 +563,17 @@ class Communicator:
         self._open.clear()
         self._rendezvous.close()
         PREPARED.forget(self._owner)
+
+
+def _rounded_up(num_bytes: int) -> int:
+    """The least number from here that has four significant bits.
+
+    Examples:
+        >>> [_rounded_up(n) for n in (0, 15, 17, 1 << 20, (1 << 20) + 1)]
+        [0, 15, 18, 1048576, 1179648]
+    """
+    shift = max(0, num_bytes.bit_length() - 4)
+    return -(-num_bytes >> shift) << shift
 
 
 def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
