@@ -186,7 +186,8 @@ def main() -> None:
         return stack(blocks=options.blocks, dim=512, hidden=256, experts=options.experts, top_k=2, context=4096)
 
     policies: dict[str, FetchPolicy] = {
-        name: make_fetch_policy(name) for name in ("resident", "pre_gated", "on_demand", "prefetch_all")
+        name: make_fetch_policy(name)
+        for name in ("resident", "pre_gated", "pre_gated_keep_first", "on_demand", "prefetch_all")
     }
     policies["ring"] = Ring(slots=3)
     rows = measure(make, policies, ratio=options.ratio, steps=options.steps, tokens=options.tokens, width=512)

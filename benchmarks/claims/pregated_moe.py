@@ -52,7 +52,13 @@ def latency(*, quick: bool, steps: int, context: int) -> list[dict[str, Any]]:
     made = []
     for ratio in (0.5,) if quick else (0.5, 1.0, 2.0):
         # Bringing everything takes eight times as long as the active experts: at one speed it is seen well enough.
-        names = ("resident", "pre_gated", "on_demand", *(("prefetch_all",) if ratio == 0.5 else ()))
+        names = (
+            "resident",
+            "pre_gated",
+            "pre_gated_keep_first",
+            "on_demand",
+            *(("prefetch_all",) if ratio == 0.5 else ()),
+        )
         policies = {name: make_fetch_policy(name) for name in names}
         rows = measure(make, policies, ratio=ratio, steps=5 if quick else steps, width=512)
         made += [row | {"context": context} for row in rows]
@@ -120,6 +126,7 @@ def main() -> None:
     parser.add_argument("--further", type=int, default=70, help="after the gates have moved")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    sys.setswitchinterval(1e-3)  # the link is a thread beside the one that computes
     common = {**stamp(), "hardware": describe_hardware()}
     if options.only != "quality":
         rows = latency(quick=options.quick, steps=options.passes, context=options.context)

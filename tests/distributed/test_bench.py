@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -166,3 +167,14 @@ def test_a_failing_rank_of_a_cluster_is_heard() -> None:
     code = "import os, sys; sys.exit('out of memory' if os.environ['RANK'] == '0' else 0)"
     with pytest.raises(CommunicationError, match="rank 0: out of memory"):
         run_on_cluster(star(num_ranks=2), [sys.executable, "-c", code], sink=_ignore, timeout_s=60)
+
+
+@pytest.mark.parametrize("foreign", [False, True], ids=["one clock", "two clocks"])
+def test_nobody_begins_a_round_before_the_last_has_come(run_ranks: Callable[..., list[Any]], foreign: bool) -> None:
+    found = run_ranks(3, "bench_start", "starts", foreign, backend="gloo")
+    assert {shares for shares, _ in found} == {not foreign}
+    for turns in zip(*(times for _, times in found), strict=True):
+        last_came, first_gone = max(came for came, _ in turns), min(gone for _, gone in turns)
+        assert first_gone >= last_came
+        if not foreign:
+            assert first_gone - last_came > 0.001  # the moment lies ahead of all

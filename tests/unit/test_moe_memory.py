@@ -21,6 +21,7 @@ from mycel.moe.memory import (
     FetchPolicy,
     Link,
     Offload,
+    PreGatedFetch,
     Ring,
     Transfer,
     make_fetch_policy,
@@ -127,17 +128,22 @@ def test_results_are_the_same_and_buffers_as_few_as_promised(name: str, ahead: b
         assert store.fetched_bytes == store.fetched * store.expert_bytes
         passes = [active[i : i + LAYERS] for i in range(0, len(active), LAYERS)]
         pairs = max(a + b for one in passes for a, b in pairwise(one))
+        later = [one[1:] for one in passes]  # those of the first layer are kept near by one policy
         bound = {
             "resident": LAYERS * EXPERTS,
             "on_demand": max(active),
             "prefetch_all": 2 * EXPERTS,
             "ring": 3 * EXPERTS,
             "pre_gated": pairs if ahead else max(active),
+            "pre_gated_keep_first": EXPERTS
+            + (max(a + b for one in later for a, b in pairwise(one)) if ahead else max(map(max, later))),
         }[name]
         assert store.peak == bound
         assert len(store._free) + store.resident == store.peak  # no buffer more
         if name in ("on_demand", "pre_gated"):
             assert store.fetched == sum(active) and store.resident == 0
+        if name == "pre_gated_keep_first":
+            assert store.fetched == EXPERTS + sum(map(sum, later)) and store.resident == EXPERTS
 
 
 def test_two_blocks_of_one_token_are_four_experts_of_many() -> None:
@@ -263,8 +269,10 @@ def test_what_cannot_be_is_named() -> None:
         model[1](torch.randn(3, DIM))
     with pytest.raises(UsageError, match="needs at least 2"):
         pre_gate(make_model()[:1])
-    with pytest.raises(UsageError, match="known: on_demand, pre_gated, prefetch_all, resident, ring"):
+    with pytest.raises(UsageError, match="known: on_demand, pre_gated, pre_gated_keep_first, prefetch_all, res"):
         make_fetch_policy("fast")
+    with pytest.raises(UsageError, match="-1 layers kept near"):
+        PreGatedFetch(keep=-1)
     with pytest.raises(UsageError, match="ring of 1 slots"):
         Ring(slots=1)
     with pytest.raises(UsageError, match="experts of different sizes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mycel.moe.memory.link import CudaLink, EmulatedLink, Link, Transfer
 from mycel.moe.memory.offload import Offload, OffloadedExperts
-from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, Ring, make_fetch_policy
+from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
 from mycel.moe.memory.pre_gate import PreGate, pre_gate
 from mycel.moe.memory.store import ExpertStore
 
@@ -18,6 +18,7 @@ __all__ = [
     "Offload",
     "OffloadedExperts",
     "PreGate",
+    "PreGatedFetch",
     "Ring",
     "Transfer",
     "make_fetch_policy",

@@ -20,6 +20,7 @@ FETCH_POLICIES: dict[str, Callable[[], FetchPolicy]] = {
     "prefetch_all": lambda: Ring(slots=2),
     "ring": lambda: Ring(slots=3),
     "pre_gated": PreGatedFetch,
+    "pre_gated_keep_first": lambda: PreGatedFetch(keep=1),
 }
 
 
