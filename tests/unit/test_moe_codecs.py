@@ -63,6 +63,14 @@ def test_errors_are_as_stated(sizes: tuple[int, ...], name: str, dtype: torch.dt
     assert worst(got, rows) <= codec.row_error(gradient=gradient) + rounding
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_largest_numbers_of_float16_stay_finite(name: str) -> None:
+    rows = torch.full((2, 8), 65504.0, dtype=torch.float16)
+    rows[1] *= -1
+    got = there_and_back(make_codec(name), rows)
+    assert got.isfinite().all() and worst(got, rows) <= 0.1
+
+
 @pytest.mark.parametrize("width", [1, 6, 7, 64])
 def test_bytes_of_a_row(width: int) -> None:
     rows = torch.randn(5, width)

@@ -19,6 +19,8 @@ class BFloat16Codec(WireCodec):
 
     def decode(self, wire: Tensor, width: int, dtype: torch.dtype, *, gradient: bool = False) -> Tensor:
         """See ``WireCodec``."""
+        if dtype == torch.float16:  # a number next to the end of its range may have been rounded over it
+            wire = torch.where(wire.isinf(), wire, wire.float().clamp(-65504.0, 65504.0))
         return wire.to(dtype)
 
     def row_error(self, *, gradient: bool = False) -> float:
