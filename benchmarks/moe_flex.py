@@ -138,14 +138,13 @@ def tables(rows: list[dict[str, Any]]) -> str:
             (name, *(f"{1e3 * middle(times):.0f}" for times in phases), f"{_trace_s(phases, steps):.1f}")
             for name, phases in sorted(row["fixed"].items())
         ]
-        for number, walk in enumerate(row["chosen"]):
-            which = "first walk, with its trials" if number == 0 else "second walk"
-            whole = sum(sum(times) for times in walk)
-            lines.append(
-                (f"chosen, {which}", *(f"{1e3 * middle(times):.0f}" for times in walk), f"{whole:.1f} of it")
-            )
-        everything = sum(sum(times) for walk in row["chosen"] for times in walk)
-        lines.append(("chosen, both walks", *[""] * len(PHASES), f"{everything:.1f}"))
+        wholes = [sum(map(sum, walk)) for walk in row["chosen"]]
+        for which, walk, whole in zip(
+            ("first walk, with its trials", "second walk"), row["chosen"], wholes, strict=True
+        ):
+            middles = (f"{1e3 * middle(times):.0f}" for times in walk)
+            lines.append((f"chosen, {which}", *middles, f"{whole:.1f} of it"))
+        lines.append(("chosen, both walks", *[""] * len(PHASES), f"{sum(wholes):.1f}"))
         headings = [f"{tokens} tokens x {top_k}, ms" for tokens, top_k in PHASES]
         whole_trace = f"trace of {WALKS} walks, {steps} steps a phase, s"
         page += "\n" + markdown(("plan", *headings, whole_trace), lines)

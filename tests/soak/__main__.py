@@ -39,8 +39,8 @@ KINDS = (
 )  # fmt: skip
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8)
 OPS = ("SUM", "MAX", "MIN")
-#: Growth that is no leak: allocators keep what they have had. Short runs are still filling caches.
-MEMORY_SLACK, SHORT_SLACK, SHORT = 0.02, 0.05, 50_000
+#: Growth that is no leak: allocators keep what they have had.
+MEMORY_SLACK = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,10 +227,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given = (options.ranks, store, options.backend, options.count, options.seed, folder)
         torch.multiprocessing.start_processes(_be_rank, given, nprocs=options.ranks, start_method="fork")
         counted = [json.loads(Path(folder, f"{r}.json").read_text(encoding="utf-8")) for r in range(options.ranks)]
-    grown, slack = False, SHORT_SLACK if options.count < SHORT else MEMORY_SLACK
+    grown = False
     for row in counted:
         (memory, later), (descriptors, still) = row["memory"], row["descriptors"]
-        grown |= later > memory * (1 + slack) or still > descriptors
+        grown |= later > memory * (1 + MEMORY_SLACK) or still > descriptors
         print(
             f"rank {row['rank']}: {row['collectives']} collectives right in {row['seconds']:.0f} s; memory beside "
             f"prepared programs {memory / 1e6:.0f} -> {later / 1e6:.0f} MB, descriptors {descriptors} -> {still}"
