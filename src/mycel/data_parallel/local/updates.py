@@ -16,6 +16,7 @@ from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.local.outer import MakeOuter
 from mycel.data_parallel.local.state import as_saved, load_tensors, local_part, read_optimizer, write_optimizer
 from mycel.data_parallel.local.synchronizer import Synchronizer
+from mycel.data_parallel.start import group_or_all
 from mycel.errors import UsageError
 
 __all__ = ["LocalUpdates", "local_updates"]
@@ -270,11 +271,7 @@ class LocalUpdates:
             made = dist.new_group(ranks, use_local_synchronization=ranks is not None)
             assert isinstance(made, dist.ProcessGroup)
             return made
-        if group is None:
-            group = dist.group.WORLD
-        if group is None:
-            raise UsageError("local_updates: no process group; call torch.distributed.init_process_group first")
-        return group
+        return group_or_all(group, "local_updates")
 
     @torch.no_grad()
     def _agree(self) -> None:
