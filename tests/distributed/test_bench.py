@@ -16,7 +16,7 @@ from mycel.bench.case import ALWAYS_IN_PLACE, BENCH_COLLECTIVES, EITHER_WAY, Cas
 from mycel.bench.measurement import Measurement
 from mycel.bench.ranks import run_on_cluster, run_on_loopback
 from mycel.bench.run import bench_cases
-from mycel.collectives.cost import PIECE_BYTES, WHOLE_BYTES
+from mycel.collectives.cost import LOCAL_PIECE_BYTES, WHOLE_BYTES
 from mycel.collectives.synth import methods_for
 from mycel.emulate import check_support
 from mycel.errors import CommunicationError, EmulationError, UsageError
@@ -73,7 +73,7 @@ def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
         assert m.fingerprint == topology.fingerprint
         chosen = (m.method, m.piece_bytes)
         assert chosen == (None, None) if m.backend == "gloo" else m.method in methods_for(m.collective)
-        assert m.backend == "gloo" or m.piece_bytes in (*PIECE_BYTES, WHOLE_BYTES)
+        assert m.backend == "gloo" or m.piece_bytes in (*LOCAL_PIECE_BYTES, WHOLE_BYTES)
 
 
 def test_bench_on_loopback_over_gloo() -> None:

@@ -8,11 +8,18 @@ from itertools import pairwise
 
 import pytest
 
-from mycel.collectives.cost import PIECE_BYTES, choose, estimate_seconds
+from mycel.collectives.cost import (
+    LOCAL_PIECE_BYTES,
+    PIECE_BYTES,
+    WHOLE_BYTES,
+    choose,
+    estimate_seconds,
+    longest_piece,
+)
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
-from mycel.topology.builders import ring, two_boxes
+from mycel.topology.builders import loopback, ring, two_boxes
 from mycel.topology.model import Topology
 
 SIZES = [1, 100, 1 << 10, 1 << 14, 1 << 18, 1 << 22, 1 << 26, 1 << 30]
@@ -80,6 +87,16 @@ def test_equal_candidates_give_the_earlier_name_and_the_larger_piece() -> None:
     assert (choice.method, choice.piece_bytes) == ("first", max(PIECE_BYTES))
     assert choose({"second": one, "first": one}, 8).method == "second"
     assert choose({"first": one, "second": one}, 8) == choice
+
+
+@pytest.mark.parametrize(("name", "longest"), [("all_reduce", max(LOCAL_PIECE_BYTES)), ("all_gather", WHOLE_BYTES)])
+def test_long_pieces_are_for_ranks_that_share_memory(name: str, longest: int) -> None:
+    topology = loopback(num_ranks=3)
+    collective = Collective(name=name, num_ranks=3)
+    made = {method: synthesize(topology, collective, method=method) for method in methods_for(name)}
+    assert choose(made, 1 << 30).piece_bytes == longest_piece(is_local=False) == max(PIECE_BYTES)
+    assert choose(made, 1 << 30, is_local=True).piece_bytes == longest
+    assert longest_piece(is_local=True) == WHOLE_BYTES
 
 
 def test_a_given_piece_size_is_kept() -> None:

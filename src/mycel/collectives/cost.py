@@ -20,10 +20,10 @@ from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
 from mycel.errors import UsageError
-from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
 __all__ = [
+    "LOCAL_PIECE_BYTES",
     "MESSAGE_S",
     "PIECE_BYTES",
     "WHOLE_BYTES",
@@ -53,14 +53,17 @@ EMULATED_START_S = 3e-4
 NOT_HIDDEN = 0.1
 #: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
 _ASSUMED_RATE = 1e9
-#: Piece sizes worth trying. Larger ones lose on sockets even where links are fast: a piece should still be in the
-#: cache when it is reduced (16 MB all_reduce on loopback, medians in ms, pieces of 32 KB, 64 KB, 256 KB and 1 MB:
-#: 2 ranks 6.6, 6.6, 14.6, 12.4; 4 ranks 34, 53, 54, 54).
+#: Piece sizes worth trying. Over links peers take turns by pieces, and a long one holds up all others (all_gather of
+#: 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in two boxes in
+#: pieces of 32 and 256 KB: 365 and 418 ms).
 PIECE_BYTES = (1 << 14, 1 << 15)
-#: Inside a machine, where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut
-#: for: this is the longest message then. Over links, peers take turns by pieces, and a long one holds up all others
-#: (all_gather of 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in
-#: two boxes in pieces of 32 and 256 KB: 365 and 418 ms).
+#: The same between ranks that share one machine's memory, to which unix sockets come near: fewer messages are less
+#: work, as long as a piece is still in the cache when it is reduced (all_reduce in pieces of 32, 64, 128 and 256 KB,
+#: medians in ms: between 2 ranks 16 MB 9.3, 8.8, 7.7, 6.9, 64 MB 38.8, 33.8, 30.3, 27.7; between 4 ranks 4 MB 5.5,
+#: 5.0, 4.7, 5.7, 16 MB 19.6, 19.7, 17.4, 17.6). Over TCP they lose there as well (4 ranks, 16 MB: 22, 32, 31, 27).
+LOCAL_PIECE_BYTES = (*PIECE_BYTES, 1 << 16, 1 << 17)
+#: Between such ranks, where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut
+#: for: this is the longest message then.
 WHOLE_BYTES = 1 << 18
 
 
@@ -186,6 +189,7 @@ def choose(
     num_bytes: int,
     *,
     piece_bytes: int | None = None,
+    is_local: bool = False,
     costs: Costs = _USUAL,
     machines: Sequence[int] | None = None,
 ) -> Choice:
@@ -195,11 +199,12 @@ def choose(
         candidates: schedules of one collective on one topology, by method.
         num_bytes: of the whole array.
         piece_bytes: a piece size that is given, instead of those worth trying.
+        is_local: all ranks share one machine's memory, and no link is slower.
         costs, machines: as for ``estimate_seconds``.
     """
     found: list[Choice] = []
     for method, schedule in candidates.items():
-        sizes = (piece_bytes,) if piece_bytes else _piece_sizes(schedule)
+        sizes = (piece_bytes,) if piece_bytes else _piece_sizes(schedule, is_local)
         tried = [(estimate_seconds(schedule, num_bytes, size, costs, machines), size) for size in sizes]
         seconds, size = min(tried, key=lambda pair: pair[0])
         found.append(Choice(method=method, piece_bytes=size, seconds=seconds))
@@ -210,14 +215,14 @@ def choose(
     return replace(best, others=tuple(others))
 
 
-def longest_piece(topology: Topology) -> int:
+def longest_piece(*, is_local: bool) -> int:
     """The longest message worth sending where nobody waits for a piece, in bytes."""
-    return WHOLE_BYTES if topology.bytes_per_second_per_unit is None else PIECE_BYTES[-1]
+    return WHOLE_BYTES if is_local else PIECE_BYTES[-1]
 
 
-def _piece_sizes(schedule: Schedule) -> tuple[int, ...]:
-    """Sizes worth trying, the larger first."""
+def _piece_sizes(schedule: Schedule, is_local: bool) -> tuple[int, ...]:
+    """Sizes worth trying, the largest first."""
+    if not is_local:
+        return PIECE_BYTES[::-1]
     nobody_waits = schedule.depth == 1 and not schedule.collective.reduces
-    longest = longest_piece(schedule.topology)
-    whole = (longest,) if nobody_waits and longest > PIECE_BYTES[-1] else ()
-    return (*whole, *PIECE_BYTES[::-1])
+    return (*((WHOLE_BYTES,) if nobody_waits else ()), *LOCAL_PIECE_BYTES[::-1])

@@ -37,7 +37,7 @@ from mycel.runtime.control import Control
 from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
-from mycel.runtime.pacing import Pacer, path_pace
+from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.prepared import PREPARED, Job, Origin, Prepared, prepare
 from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -98,6 +98,7 @@ class Communicator:
         self._pacer = Pacer(rank, paced)
         self._costs = costs or Costs()
         self._machines = _machines([address.host for address in rendezvous.addresses])
+        self._is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         self._methods = methods
         if unknown := [method for method in methods or () if method not in _METHODS]:
             raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
@@ -185,6 +186,7 @@ class Communicator:
                 self.schedules(name, root),
                 num_bytes,
                 piece_bytes=self._piece_bytes,
+                is_local=self._is_local,
                 costs=self._costs,
                 machines=self._machines,
             )
@@ -363,9 +365,8 @@ class Communicator:
         if call.knows_all:
             choice = self.choice(call.name, call.root, num_bytes)
         else:
-            choice = Choice(
-                method="direct", piece_bytes=self._piece_bytes or longest_piece(self.topology), seconds=0.0
-            )
+            size = self._piece_bytes or longest_piece(is_local=self._is_local)
+            choice = Choice(method="direct", piece_bytes=size, seconds=0.0)
         plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)

@@ -20,7 +20,7 @@ from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.topology.model import Topology
 
-__all__ = ["LONG_S", "Pacer", "path_pace", "shared_paces"]
+__all__ = ["LONG_S", "Pacer", "is_unpaced", "path_pace", "shared_paces"]
 
 _log = logging.getLogger(__name__)
 
@@ -51,6 +51,16 @@ def path_pace(topology: Topology, channel: Channel, part: float) -> int | None:
     capacity = min(topology.capacity[hop] for hop in pairwise(channel.path))
     pace = int(capacity * unit * Fraction(part))
     return pace if pace < _FASTEST else None
+
+
+def is_unpaced(topology: Topology, part: float) -> bool:
+    """Whether no channel has a pace, whatever its path: all links are too fast for one, or none is to have any.
+
+    Args:
+        topology, part: as for ``path_pace``.
+    """
+    hops = (Channel(src=0, dst=0, path=hop) for hop in topology.capacity)
+    return all(path_pace(topology, hop, part) is None for hop in hops)
 
 
 def shared_paces(schedule: Schedule, rank: int, part: float) -> dict[Channel, int]:

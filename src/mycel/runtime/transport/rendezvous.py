@@ -209,6 +209,11 @@ class Rendezvous:
         return [out[number] for number in range(len(channels))]
 
     @property
+    def is_one_host(self) -> bool:
+        """Whether all ranks are on one host and take unix sockets; the same on every rank."""
+        return len({address.host for address in self.addresses}) == 1 and all(a.local for a in self.addresses)
+
+    @property
     def unanswered(self) -> Channel | None:
         """The channel whose opening has found no answer for so long that none is to be expected."""
         dialing, self._dialing = self._dialing, None
