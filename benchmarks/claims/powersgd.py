@@ -1,11 +1,12 @@
 """PowerSGD over slow links: uncompressed Gloo, torch's own hook, and ours with many buckets, in the same run.
 
-    python benchmarks/claims/powersgd.py            # two to five minutes; root, for network namespaces
+    python benchmarks/claims/powersgd.py            # four to six minutes; root, for network namespaces
     python benchmarks/claims/powersgd.py --quick    # one minute, nothing is recorded
 
 Four ranks behind a switch, links of 50 Mbit/s, a byte-level transformer on the standard library's source. Torch's
 hook has all gradients in one bucket, the only way it works over Gloo; ours has buckets of 1 MiB. Lines replace those
-of the last run in ``benchmarks/recorded/claims/powersgd.jsonl``, and a table in the docs is made from them.
+of the last run in ``benchmarks/recorded/claims/powersgd.jsonl``; a table in the docs and docs/images/powersgd.png,
+losses over seconds, are made from them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
-from training import Sizes, Way, say, train
+from training import Sizes, Way, draw, say, train
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.bench.measurement import describe_hardware, describe_versions
@@ -35,6 +36,7 @@ from record import RECORDED, ROOT, append, markdown, stamp, write_section
 
 OUTPUT = RECORDED / "claims" / "powersgd.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "compression.md"
+PLOT = ROOT / "docs" / "images" / "powersgd.png"
 #: Torch's hook compresses from the second step on at the earliest, when buckets are final.
 START = 2
 TIMEOUT = timedelta(seconds=120)
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--only", default=None, help="numbers of the ways to run, such as 0,2,5; recorded nowhere")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.steps = options.steps or (16 if options.quick else 40)
+    options.steps = options.steps or (16 if options.quick else 120)
     options.only = options.only and options.only.split(",")
     if options.worker:
         work(options)
@@ -138,6 +140,7 @@ def main() -> None:
         OUTPUT.unlink(missing_ok=True)
         append(OUTPUT, [{**record, **shared, **stamp()} for record in records])
         write_section(PAGE, "powersgd", text)
+        draw(records, PLOT)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """QSDP on FSDP2: step time and bytes over slow links, loss over seeds, beside full precision in the same run.
 
-    python benchmarks/claims/qsdp.py            # about five minutes; root, for network namespaces
+    python benchmarks/claims/qsdp.py            # about six minutes; root, for network namespaces
     python benchmarks/claims/qsdp.py --quick    # a minute, nothing is recorded
 
 First, four ranks behind a switch, links of 50 Mbit/s: a byte-level transformer on the standard library's source,
 sharded by ``fully_shard``, whose ways of communicating take turns. Then the losses of three seeds, over loopback,
-where nothing is timed. Lines replace those of the last run in ``benchmarks/recorded/claims/qsdp.jsonl``, and tables
-in the docs are made from them.
+where nothing is timed. Lines replace those of the last run in ``benchmarks/recorded/claims/qsdp.jsonl``; tables in
+the docs and docs/images/qsdp.png, losses over seconds, are made from them.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from record import RECORDED, ROOT, append, markdown, stamp, write_section
 
 OUTPUT = RECORDED / "claims" / "qsdp.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "compression_fsdp.md"
+PLOT = ROOT / "docs" / "images" / "qsdp.png"
 TIMEOUT = timedelta(seconds=180)
 RANKS = 4
 
@@ -163,7 +164,7 @@ def main() -> None:
     parser.add_argument("--link", default="50 Mbit/s")
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.steps = options.steps or (8 if options.quick else 20)
+    options.steps = options.steps or (8 if options.quick else 40)
     options.seeds = options.seeds or (1 if options.quick else 3)
     options.loss_steps = options.loss_steps or (12 if options.quick else 100)
     if options.worker:
@@ -193,6 +194,7 @@ def main() -> None:
         append(OUTPUT, [{**r, "phase": phase, **shared, **stamp()} for phase, rs in found.items() for r in rs])
         for name, text in texts.items():
             write_section(PAGE, name, text)
+        training.draw(found["timed"], PLOT)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,8 @@ SEED = 1234
 EVAL_WINDOWS = 128
 #: Steps until buckets are final and everything is compiled; not timed.
 WARM_UP = 4
+#: Steps whose mean is a point of a drawn line.
+SMOOTHED = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +54,7 @@ class Way:
     Attributes:
         make: wraps a model, and returns the wrapped one and a handle with ``stats``, if there is one.
         step_s: slowest rank's seconds of each timed step.
+        losses: in each of these steps, of all ranks' batches.
         wire_bytes: that left this rank's interface, headers included, in timed steps.
     """
 
@@ -62,6 +66,7 @@ class Way:
     generator: Any = None
     done: int = 0
     step_s: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
     wire_bytes: int = 0
 
 
@@ -86,7 +91,7 @@ def train(ways: Sequence[Way], sizes: Sizes) -> list[dict[str, Any]]:
 def _turn(way: Way, corpus: Corpus, sizes: Sizes) -> None:
     """A few steps of one way, after everybody is ready."""
     dist.barrier()
-    times = []
+    times, losses = [], []
     for _ in range(min(sizes.turn, sizes.steps - way.done)):
         for options in way.optimizer.param_groups:
             options["lr"] = learning_rate(way.done, peak=sizes.learning_rate, warm_up=8, steps=sizes.steps)
@@ -100,14 +105,19 @@ def _turn(way: Way, corpus: Corpus, sizes: Sizes) -> None:
         loss.backward()
         way.optimizer.step()
         times.append(time.perf_counter() - begin)
+        losses.append(float(loss.detach()))
         if way.done >= WARM_UP:
             way.wire_bytes += interface_bytes() - sent
         else:
             times[-1] = float("nan")
         way.done += 1
-    slowest = torch.tensor(times, dtype=torch.float64)
+    slowest, mean = torch.tensor([times, losses], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-    way.step_s += [t for t in slowest.tolist() if t == t]
+    dist.all_reduce(mean)
+    mean /= dist.get_world_size()
+    timed = [(t, loss) for t, loss in zip(slowest.tolist(), mean.tolist(), strict=True) if t == t]
+    way.step_s += [t for t, _ in timed]
+    way.losses += [loss for _, loss in timed]
 
 
 def _record(way: Way, corpus: Corpus, sizes: Sizes) -> dict[str, Any]:
@@ -127,7 +137,28 @@ def _record(way: Way, corpus: Corpus, sizes: Sizes) -> dict[str, Any]:
         "interface_bytes": wire,
         "metered_bytes": metered if way.handle is not None else None,
         "validation_loss": _validation_loss(way.ddp.module, corpus.held_out, sizes),
+        "course": [[round(t, 4), round(loss, 4)] for t, loss in zip(accumulate(way.step_s), way.losses, strict=True)],
     }
+
+
+def draw(records: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Losses over seconds of training, each the mean of a few steps."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, panel = plt.subplots(figsize=(8, 4), layout="constrained")
+    colours = ("#202020", "#b98d5f", "#7fc3a4", "#1d7f55", "#3b5fa8", "#c2682b")
+    for record, colour in zip(records, colours, strict=False):
+        seconds, losses = zip(*record["course"], strict=True)
+        smooth = [statistics.fmean(losses[max(0, i - SMOOTHED + 1) : i + 1]) for i in range(len(losses))]
+        panel.plot(seconds, smooth, color=colour, label=record["way"])
+        panel.plot(seconds[-1:], smooth[-1:], "o", color=colour, markersize=4)
+    panel.set(xlabel="seconds of training", ylabel="loss, nats a byte", xscale="log")
+    panel.legend(frameon=False, fontsize=8)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
 
 
 @torch.no_grad()
