@@ -12,7 +12,6 @@ the docs and docs/images/qsdp.png, losses over seconds, are made from them.
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -27,14 +26,12 @@ import training
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
-from training import Sizes, Way, say, train
+from training import Sizes, Way, draw, keep, launch, loss_table, say, train
 
 import mycel.runtime  # noqa: F401  (registers the backend)
-from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
 from mycel.data_parallel import QSDP, compress
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, append, markdown, stamp, write_section
+from record import RECORDED, ROOT, markdown, write_section
 
 OUTPUT = RECORDED / "claims" / "qsdp.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "compression_fsdp.md"
@@ -134,26 +131,6 @@ def timed_table(records: list[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
-def loss_table(records: list[dict[str, Any]]) -> str:
-    """Held-out losses over seeds, and how far from full precision of the same seed."""
-    exact = {r["seed"]: r["validation_loss"] for r in records if r["way"] == records[0]["way"]}
-    rows = []
-    for name in dict.fromkeys(r["way"] for r in records):
-        mine = [r for r in records if r["way"] == name]
-        losses = [r["validation_loss"] for r in mine]
-        differences = [r["validation_loss"] - exact[r["seed"]] for r in mine]
-        spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
-        rows.append(
-            (
-                name,
-                f"{statistics.mean(losses):.3f}{spread}",
-                ", ".join(f"{d:+.3f}" for d in differences),
-                f"{statistics.mean(differences):+.3f}",
-            )
-        )
-    return markdown(("", "loss, nats a byte", "beside full precision, by seed", "mean"), rows)
-
-
 def main() -> None:
     """Launches the ranks and shows what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -170,31 +147,15 @@ def main() -> None:
     if options.worker:
         work(options)
         return
-    found: dict[str, list[dict[str, Any]]] = {}
-    places = {"timed": load_topology(f"star:ranks={RANKS},bandwidth={options.link}"), "judged": RANKS}
-    for phase, place in places.items():
-        found[phase] = []
-        run_ranks(
-            place,
-            [sys.executable, __file__, *sys.argv[1:], "--worker", phase],
-            sink=lambda rank, record, kept=found[phase]: kept.append(record) if rank == 0 else None,
-            timeout_s=1500,
-            warm=warm_up,
-        )
+    slow = load_topology(f"star:ranks={RANKS},bandwidth={options.link}")
+    found = launch({"timed": slow, "judged": RANKS}, timeout_s=1500)
     texts = {"qsdp": timed_table(found["timed"]), "qsdp_loss": loss_table(found["judged"])}
     print("\n".join(texts.values()))
     if not options.quick:
-        shared = {
-            "link": options.link,
-            "ranks": RANKS,
-            "hardware": describe_hardware(),
-            "versions": describe_versions(),
-        }
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, [{**r, "phase": phase, **shared, **stamp()} for phase, rs in found.items() for r in rs])
+        keep(found, OUTPUT, link=options.link, ranks=RANKS)
         for name, text in texts.items():
             write_section(PAGE, name, text)
-        training.draw(found["timed"], PLOT)
+        draw(found["timed"], PLOT)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +22,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.bench.measurement import describe_hardware, describe_versions
+from mycel.bench.run import run_ranks, warm_up
 from mycel.demo.corpus import Corpus, load_corpus, sample_batch
 from mycel.demo.model import VOCABULARY, ByteGPT, ModelConfig
 from mycel.demo.train import learning_rate
+from mycel.topology.model import Topology
+from record import append, markdown, stamp
 
 SEED = 1234
 EVAL_WINDOWS = 128
@@ -141,6 +146,26 @@ def _record(way: Way, corpus: Corpus, sizes: Sizes) -> dict[str, Any]:
     }
 
 
+def loss_table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Held-out losses over seeds, and how far from those of the first way with the same seed."""
+    exact = {r["seed"]: r["validation_loss"] for r in records if r["way"] == records[0]["way"]}
+    rows = []
+    for name in dict.fromkeys(r["way"] for r in records):
+        mine = [r for r in records if r["way"] == name]
+        losses = [r["validation_loss"] for r in mine]
+        differences = [r["validation_loss"] - exact[r["seed"]] for r in mine]
+        spread = f" ± {statistics.stdev(losses):.3f}" if len(losses) > 1 else ""
+        rows.append(
+            (
+                name,
+                f"{statistics.mean(losses):.3f}{spread}",
+                ", ".join(f"{d:+.3f}" for d in differences),
+                f"{statistics.mean(differences):+.3f}",
+            )
+        )
+    return markdown(("", "loss, nats a byte", f"beside {records[0]['way']}, by seed", "mean"), rows)
+
+
 def draw(records: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Losses over seconds of training, each the mean of a few steps."""
     import matplotlib
@@ -177,6 +202,33 @@ def interface_bytes() -> int:
     lines = Path("/proc/self/net/dev").read_text(encoding="ascii").splitlines()[2:]
     fields = (line.partition(":") for line in lines)
     return sum(int(counts.split()[8]) for name, _, counts in fields if name.strip() != "lo")
+
+
+def launch(places: Mapping[str, Topology | int], *, timeout_s: float) -> dict[str, list[dict[str, Any]]]:
+    """What rank 0 says in each phase, in the phases' order.
+
+    Args:
+        places: where the ranks of a phase are. They run the same script, its arguments and ``--worker PHASE``.
+        timeout_s: for a phase.
+    """
+    found: dict[str, list[dict[str, Any]]] = {}
+    for phase, place in places.items():
+        found[phase] = []
+        run_ranks(
+            place,
+            [sys.executable, *sys.argv, "--worker", phase],
+            sink=lambda rank, record, kept=found[phase]: kept.append(record) if rank == 0 else None,
+            timeout_s=timeout_s,
+            warm=warm_up,
+        )
+    return found
+
+
+def keep(found: Mapping[str, Sequence[Mapping[str, Any]]], file: Path, **shared: Any) -> None:
+    """Replace a file's lines by those of all phases."""
+    common = {**shared, "hardware": describe_hardware(), "versions": describe_versions(), **stamp()}
+    file.unlink(missing_ok=True)
+    append(file, [{**r, "phase": phase, **common} for phase, records in found.items() for r in records])
 
 
 def say(records: Sequence[Mapping[str, Any]]) -> None:

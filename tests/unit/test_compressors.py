@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 
+from mycel.data_parallel import CompressionPolicy
 from mycel.data_parallel.compress import (
     COMPRESSORS,
     FP8,
@@ -200,6 +201,31 @@ def test_orthonormal_where_columns_span_less() -> None:
 def test_powersgd_is_exact_for_matrices_of_its_rank() -> None:
     x = tensor(60, 3) @ tensor(3, 40, seed=1)
     assert float((there_and_back(PowerSGD(3), x) - x).norm() / x.norm()) < 1e-5
+
+
+def test_powersgd_begins_with_what_the_last_exact_step_showed() -> None:
+    noisy = tensor(60, 4) @ tensor(4, 40, seed=1) + 0.5 * tensor(60, 40, seed=2)
+    gradients = {"w": noisy, "zero": torch.zeros(60, 40)}
+    best = PowerSGD(4).error(gradients["w"], 4.0)
+    policy = CompressionPolicy(PowerSGD(4), start_step=3)
+    compressor = policy.compressors()[0]
+    for step in range(3):
+        policy.observe(gradients, step)
+        assert bool(compressor.state_dict()) == (step == 2), "the last exact step alone"
+    for name, gradient in gradients.items():
+        context = Context(name=name)
+        found = compressor.decompress(compressor.compress(gradient, context), gradient.shape, context)
+        assert bool(found.isfinite().all())
+        assert float((found - gradient).norm()) <= 1.01 * best
+    cold = there_and_back(PowerSGD(4), gradients["w"])
+    assert float((cold - gradients["w"]).norm()) > 1.2 * best, "or there would be nothing to gain"
+
+
+def test_powersgd_is_not_primed_by_what_is_not_finite() -> None:
+    compressor, bad = PowerSGD(2), tensor(30, 20)
+    bad[3, 4] = torch.inf
+    compressor.prime("w", bad)
+    assert compressor.state_dict() == {}
 
 
 def test_powersgd_knows_the_errors_of_its_ranks() -> None:

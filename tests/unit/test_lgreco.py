@@ -123,6 +123,19 @@ def test_levels_outlive_a_restart() -> None:
         LGreCo(PowerSGD(rank=8), levels=(8, 4)).load_state_dict(policy.state_dict())
 
 
+def test_new_ranks_begin_with_what_was_seen() -> None:
+    policy = LGreCo(PowerSGD(rank=8), every=5, window=3)
+    chosen = settle(policy, 6)
+    changed = [row for row in policy.table if row.level != policy.uniform]
+    assert changed
+    for row in changed:
+        compressor, gradient = chosen[row.name], gradients()[row.name]
+        assert compressor is not None
+        context = Context(name=row.name)
+        found = compressor.decompress(compressor.compress(gradient, context), gradient.shape, context)
+        assert float((found - gradient).norm()) <= 1.05 * row.error
+
+
 def test_chosen_compressors_work() -> None:
     policy = LGreCo(Quantised(4, stochastic=False), every=1, window=1)
     settle(policy, 2)

@@ -145,6 +145,7 @@ class LGreCo(CompressionPolicy):
 
     def observe(self, means: Mapping[str, Tensor], step: int) -> None:
         """See ``CompressionPolicy``: gradients of the last ``window`` steps before a choice are added up."""
+        super().observe(means, step)
         if step < self._due - self.window or step < self.start_step:
             return
         for name, mean in means.items():
@@ -204,7 +205,7 @@ class LGreCo(CompressionPolicy):
             dist.all_reduce(squares, group=self._group)
             squares = squares.cpu()
         shapes = {name: tuple(self._sums[name].shape) for name in names}
-        self._sums, self._counts = {}, {}
+        means, self._sums, self._counts = self._sums, {}, {}
         if not bool(torch.isfinite(squares).all()):
             logger.warning("L-GreCo: gradients are not finite; the levels stay what they are")
             return
@@ -215,7 +216,10 @@ class LGreCo(CompressionPolicy):
         least = math.fsum(min(row) for row in costs)
         found = choose_levels(sizes, costs, max(budget, least))
         self.solution = found
-        self._chosen = {name: levels[k] for name, k in zip(names, found.levels, strict=True)}
+        before, self._chosen = self._chosen, {n: levels[k] for n, k in zip(names, found.levels, strict=True)}
+        for name, level in self._chosen.items():
+            if level != before.get(name, self.uniform):
+                self._members[level].prime(name, means[name])
         self.table = tuple(
             LayerLevel(
                 name=name,

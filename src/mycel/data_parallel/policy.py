@@ -71,5 +71,12 @@ class CompressionPolicy:
     def observe(self, means: Mapping[str, Tensor], step: int) -> None:
         """Told what every step came to: mean gradients by name, the same on all ranks. Adaptive policies learn here.
 
-        Called from the thread that communicates, once for each group of buckets; must not change the tensors.
+        Called from the thread that communicates, once for each group of buckets; must not change the tensors. The
+        means of the last exact step prime the compressors that will take over.
         """
+        if step + 1 != self.start_step:
+            return
+        for name, mean in means.items():
+            compressor = self.choose(name, mean.shape, self.start_step)
+            if compressor is not None:
+                compressor.prime(name, mean)

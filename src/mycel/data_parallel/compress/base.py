@@ -156,6 +156,12 @@ class Compressor(ABC):
         """``error`` at every level; families that find all at once override this."""
         return {level: self.error(tensor, level) for level in self.levels()}
 
+    def prime(self, name: str, mean: Tensor) -> None:  # noqa: B027 (most have nothing to do)
+        """Told the exact mean of a gradient that this compressor is about to take over, the same on all ranks.
+
+        Compressors that keep something from step to step begin with it. Must not change the tensor.
+        """
+
     def state_dict(self) -> dict[str, Tensor]:
         """State by parameter name; the same on all ranks. Tensors only, so ``weights_only=True`` loads it."""
         return {}

@@ -30,6 +30,8 @@ __all__ = ["PowerSGD", "orthonormal"]
 _WEAKEST = 1e-6
 #: Matrices of up to so many elements are multiplied several at once.
 _SMALL = 1 << 14
+#: Steps of power iteration with which a gradient's strongest directions are found before it is first compressed.
+_PRIMING = 3
 #: Ranks that adaptive policies choose from.
 _RANKS = (64, 32, 24, 16, 12, 8, 6, 4, 3, 2, 1)
 
@@ -138,6 +140,15 @@ class PowerSGD(Compressor):
         """``error`` at every level, from one singular value decomposition."""
         values = torch.linalg.svdvals(tensor.detach().float().reshape(_as_matrix(tensor.shape))).double()
         return {level: float(values[int(level) :].square().sum().sqrt()) for level in self.levels()}
+
+    def prime(self, name: str, mean: Tensor) -> None:
+        """See ``Compressor``: Q begins with the strongest directions of the mean instead of random ones."""
+        matrix = mean.detach().float().reshape(_as_matrix(mean.shape))
+        q = self._start(Context(name=name), matrix)
+        for _ in range(_PRIMING):
+            q = matrix.t() @ orthonormal(matrix @ q)
+        if bool(torch.isfinite(q.sum())):
+            self._q[name] = q
 
     def state_dict(self) -> dict[str, Tensor]:
         """Q by parameter name, the same on all ranks."""
