@@ -1,6 +1,6 @@
 """QSDP on FSDP2: step time and bytes over slow links, loss over seeds, beside full precision in the same run.
 
-    python benchmarks/claims/qsdp.py            # about six minutes; root, for network namespaces
+    python benchmarks/claims/qsdp.py            # about eight minutes; root, for network namespaces
     python benchmarks/claims/qsdp.py --quick    # a minute, nothing is recorded
 
 First, four ranks behind a switch, links of 50 Mbit/s: a byte-level transformer on the standard library's source,
@@ -86,6 +86,8 @@ def judged_ways() -> list[Way]:
     return [
         way("full precision", "gloo", None),
         way("W8G8", "gloo", QSDP()),
+        way("W8G4", "gloo", QSDP(weight_bits=8, gradient_bits=4)),
+        way("W4G8", "gloo", QSDP(weight_bits=4, gradient_bits=8)),
         way("W4G4", "gloo", QSDP(weight_bits=4, gradient_bits=4)),
     ]
 

@@ -181,6 +181,7 @@ def draw(records: Sequence[Mapping[str, Any]], file: Path) -> None:
         panel.plot(seconds, smooth, color=colour, label=record["way"])
         panel.plot(seconds[-1:], smooth[-1:], "o", color=colour, markersize=4)
     panel.set(xlabel="seconds of training", ylabel="loss, nats a byte", xscale="log")
+    panel.xaxis.set_major_formatter("{x:g}")
     panel.legend(frameon=False, fontsize=8)
     figure.savefig(file, dpi=110)
     plt.close(figure)
