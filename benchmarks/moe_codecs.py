@@ -1,6 +1,6 @@
 """What codecs of rows cost a model: a byte-level model trained with each, from the same weights on the same text.
 
-    python benchmarks/moe_codecs.py          # two seeds; replaces its lines, and the table in the page on codecs
+    python benchmarks/moe_codecs.py          # ten minutes; replaces its lines, and the table in the page on codecs
     python benchmarks/moe_codecs.py --quick  # a minute: few steps, one seed, nothing is written
 
 One process and one rank: a rank's own rows pass through the codec like all others, so what is learned is what it
@@ -166,8 +166,8 @@ def main() -> None:
     """Train with every codec, record, renew the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps, one seed, no record")
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(1)
     variants: dict[str, dict[str, Any]] = {name: {"codec": name.partition(",")[0]} for name in CODECS}
