@@ -15,7 +15,7 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.runtime import pacing
-from mycel.runtime.pacing import LONG_S, Pacer, path_pace, shared_paces
+from mycel.runtime.pacing import LONG_S, Pacer, is_unpaced, path_pace, shared_paces
 from mycel.topology.builders import loopback, ring, star, two_boxes
 from mycel.topology.model import Topology
 
@@ -92,3 +92,11 @@ def _paced(schedule: Schedule) -> Iterator[Callable[[float], list[int]]]:
     finally:
         for sock in sockets.values():
             sock.close()
+
+
+def test_where_nothing_has_a_pace() -> None:
+    assert is_unpaced(loopback(num_ranks=3), 0.97)
+    assert is_unpaced(star(num_ranks=3, bandwidth="400 Mbit/s"), 0), "nobody asked for one"
+    assert not is_unpaced(star(num_ranks=3, bandwidth="400 Mbit/s"), 0.97)
+    one_slow = two_boxes(num_ranks=4, inside="5 GB/s", between="50 Mbit/s")
+    assert not is_unpaced(one_slow, 0.97)

@@ -85,6 +85,7 @@ def test_channels_of_one_host_are_unix_sockets(given: dict[str, tuple[str, str]]
     try:
         sockets = connect(ranks)
         assert {sock.family for each in sockets for sock in each} == {family}
+        assert {rank.is_one_host for rank in ranks} == {family == socket.AF_UNIX}  # type: ignore[attr-defined]
         for number in range(2):  # what goes in at one end of a channel comes out at the other
             source, sink = sockets[CHANNELS[number].src][number], sockets[CHANNELS[number].dst][number]
             source.sendall(b"%d" % number)
