@@ -147,19 +147,27 @@ def run(
 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """A row a variant: means over seeds, and the difference from the first variant with its standard error."""
-    names = list(dict.fromkeys(line["codec"] for line in lines))
-    losses = {name: {line["seed"]: line["loss"] for line in lines if line["codec"] == name} for name in names}
-    base = losses[names[0]]
-    rows = []
-    for name in names:
-        differences = [losses[name][seed] - base[seed] for seed in base]
-        error = statistics.stdev(differences) / math.sqrt(len(differences)) if len(differences) > 1 else math.nan
-        width = mean([line["bytes_a_row"] for line in lines if line["codec"] == name])
-        apart = (
-            "" if name == names[0] else f"{mean(differences):+.4f}" + (f" ± {error:.4f}" if error == error else "")
-        )
-        rows.append((name, f"{width:.0f}", f"{mean(list(losses[name].values())):.4f}", apart))
+    rows = [
+        (name, f"{mean([line['bytes_a_row'] for line in mine]):.0f}", *losses_of(mine, lines))
+        for name, mine in by_variant(lines).items()
+    ]
     return markdown(("codec", "bytes a row", "held-out loss, nats", "more than identity"), rows)
+
+
+def by_variant(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """Every variant's lines, in the order of the first ones."""
+    return {
+        name: [line for line in lines if line["codec"] == name] for name in dict.fromkeys(x["codec"] for x in lines)
+    }
+
+
+def losses_of(mine: Sequence[Mapping[str, Any]], lines: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """A variant's mean loss, and how much it is above the first variant's, seed by seed, with the standard error."""
+    base = {line["seed"]: line["loss"] for line in lines if line["codec"] == lines[0]["codec"]}
+    apart = [line["loss"] - base[line["seed"]] for line in mine]
+    error = f" ± {statistics.stdev(apart) / math.sqrt(len(apart)):.4f}" if len(apart) > 1 else ""
+    is_base = mine[0]["codec"] == lines[0]["codec"]
+    return f"{mean([line['loss'] for line in mine]):.4f}", "" if is_base else f"{mean(apart):+.4f}{error}"
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ RunRanks = Callable[..., list[Any]]
 
 @pytest.mark.parametrize(
     ("claim", "ways", "count"),
-    [("qsdp", "timed_ways", 5), ("qsdp", "judged_ways", 3), ("lgreco", "ways", 5), ("tagc", "ways", 5)],
+    [("qsdp", "timed_ways", 5), ("qsdp", "judged_ways", 5), ("lgreco", "ways", 5), ("tagc", "ways", 5)],
 )
 def test_the_ways_of_a_claim(run_ranks: RunRanks, claim: str, ways: str, count: int) -> None:
     found = run_ranks(2, "claims_fsdp", "trains", claim, ways, backend="gloo")
