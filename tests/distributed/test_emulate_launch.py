@@ -207,6 +207,12 @@ def test_warming_comes_first(cluster: EmulatedCluster, tmp_path: Path) -> None:
 # -- the launcher as a process of its own -----------------------------------------------------------------
 
 
+def _heed_signals() -> None:
+    """As in a terminal: ``nohup`` makes the tests ignore some, and so do shells for what is in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 class Launcher:
     """``mycel emulate`` on a star of two ranks, in a process of its own."""
 
@@ -224,6 +230,7 @@ class Launcher:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "TMPDIR": str(self.temporary)},
+            preexec_fn=_heed_signals,
         )
 
     def __enter__(self) -> Launcher:
