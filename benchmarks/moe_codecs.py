@@ -1,6 +1,6 @@
 """What codecs of rows cost a model: a byte-level model trained with each, from the same weights on the same text.
 
-    python benchmarks/moe_codecs.py          # ten minutes; replaces its lines, and the table in the page on codecs
+    python benchmarks/moe_codecs.py          # seven minutes; replaces its lines, and the table in the page on codecs
     python benchmarks/moe_codecs.py --quick  # a minute: few steps, one seed, nothing is written
 
 One process and one rank: a rank's own rows pass through the codec like all others, so what is learned is what it

@@ -1,6 +1,6 @@
 """LSH-MoE's claim, a tenth to a fifth of the rows without loss, on a small model, beside codecs of as few bytes.
 
-    python benchmarks/claims/lsh_moe.py          # six minutes; its lines, and the table in the page on codecs
+    python benchmarks/claims/lsh_moe.py          # four minutes; replaces its lines, and a table in the docs
     python benchmarks/claims/lsh_moe.py --quick  # a minute: few steps, nothing is written
 
 Every line is a model trained with that exchange from its first step, all from the same weights on the same text, and
