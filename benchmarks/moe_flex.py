@@ -32,7 +32,9 @@ PAGE = ROOT / "docs" / "concepts" / "flex.md"
 DIM, HIDDEN = 256, 256
 #: Of the experts that the trace goes through, and how often it is walked.
 ADAPT_HIDDEN, WALKS = 128, 2
-#: Tokens a rank and experts a token of each phase.
+#: Tokens a rank and experts a token whose bytes are counted.
+LOADS = ((256, 2), (1024, 2), (256, 8))
+#: The same of each phase.
 PHASES = ((16, 2), (512, 8), (128, 2))
 
 
@@ -40,8 +42,7 @@ def exchanges(steps: int) -> None:
     """Bytes and time of flat and hierarchical exchanges."""
     topology = dist.group.WORLD.communicator.topology
     boxes, mesh = boxes_of(topology), node_mesh(topology)
-    tokens = 256
-    for top_k in (2, 8):
+    for tokens, top_k in LOADS:
         torch.manual_seed(0)
         layer = MoE(DIM, HIDDEN, 16, top_k, mesh=mesh)
         torch.manual_seed(dist.get_rank())
@@ -49,10 +50,10 @@ def exchanges(steps: int) -> None:
         for algorithm in ("all_to_all", "hierarchical"):
             forward_backward(layer, x, algorithm=algorithm)
             layer.dispatcher.meter.reset()
-            mark(f"{top_k} {algorithm} begin")
+            mark(f"{tokens} {top_k} {algorithm} begin")
             for _ in range(steps):
                 forward_backward(layer, x, algorithm=algorithm)
-            mark(f"{top_k} {algorithm} end")
+            mark(f"{tokens} {top_k} {algorithm} end")
             metered = total(layer.dispatcher.meter, boxes) // steps
             say(question="bytes", top_k=top_k, algorithm=algorithm, tokens=tokens, metered=metered)
         times: dict[str, list[float]] = {"all_to_all": [], "hierarchical": []}
@@ -60,7 +61,7 @@ def exchanges(steps: int) -> None:
             for algorithm, found in times.items():
                 found.append(step_s(partial(forward_backward, layer, x, algorithm=algorithm)))
         for algorithm, found in times.items():
-            say(question="time", top_k=top_k, algorithm=algorithm, median_s=middle(found))
+            say(question="time", tokens=tokens, top_k=top_k, algorithm=algorithm, median_s=middle(found))
 
 
 def adaptive(phase_steps: int, every: int) -> None:
@@ -100,13 +101,15 @@ def adaptive(phase_steps: int, every: int) -> None:
 def rows_of(said: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
     """What was said, a row a question, with what the cables carried."""
     crossed = {heard["mark"]: heard["crossed"] for heard in said if "mark" in heard}
-    times = {(s["top_k"], s["algorithm"]): s["median_s"] for s in said if s.get("question") == "time"}
+    times = {(s["tokens"], s["top_k"], s["algorithm"]): s["median_s"] for s in said if s.get("question") == "time"}
     rows = []
     for heard in said:
         if heard.get("question") == "bytes":
-            key = f"{heard['top_k']} {heard['algorithm']}"
+            key = f"{heard['tokens']} {heard['top_k']} {heard['algorithm']}"
             carried = (crossed[f"{key} end"] - crossed[f"{key} begin"]) // steps
-            rows.append({**heard, "carried": carried, "median_s": times[heard["top_k"], heard["algorithm"]]})
+            rows.append(
+                {**heard, "carried": carried, "median_s": times[heard["tokens"], heard["top_k"], heard["algorithm"]]}
+            )
         elif heard.get("question") == "adapt":
             rows.append(heard)
     return rows
@@ -114,13 +117,16 @@ def rows_of(said: list[dict[str, Any]], steps: int) -> list[dict[str, Any]]:
 
 def latest(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The last row of each question."""
-    return list({(row["question"], row.get("top_k"), row.get("algorithm")): row for row in rows}.values())
+    return list(
+        {(row["question"], row.get("tokens"), row.get("top_k"), row.get("algorithm")): row for row in rows}.values()
+    )
 
 
 def tables(rows: list[dict[str, Any]]) -> str:
     """For the page."""
     counted = [
         (
+            row["tokens"],
             row["top_k"],
             row["algorithm"],
             *(f"{row[which] / 1e3:.0f}" for which in ("metered", "carried")),
@@ -129,7 +135,9 @@ def tables(rows: list[dict[str, Any]]) -> str:
         for row in rows
         if row["question"] == "bytes"
     ]
-    page = markdown(("K", "exchange", "KB between boxes, meter", "KB, interfaces", "ms a step"), counted)
+    page = markdown(
+        ("tokens a rank", "K", "exchange", "KB between boxes, meter", "KB, interfaces", "ms a step"), counted
+    )
     for row in rows:
         if row["question"] != "adapt":
             continue
