@@ -171,3 +171,17 @@ def test_routing_is_the_best_of_all_routings(fabric: Topology) -> None:
     assert routing.found_s <= plan_sketch(
         fabric, on(fabric, "all_gather"), plain(), num_bytes=int(chunk) * fabric.num_ranks, time_limit_s=1.0
     ).seconds * (1 + 1e-9)
+
+
+def test_a_model_that_the_solver_fails_on() -> None:
+    hops = "01 02 04 05 12 15 23 24 30 34 35 40 42 43 50 51 53".split()
+    fabric = Topology(
+        name="any",
+        unit="GB/s",
+        vertices=tuple(Vertex(kind="rank" if i < 4 else "switch", label=f"v{i}") for i in range(6)),
+        links=tuple(
+            Link(src=int(hop[0]), dst=int(hop[1]), capacity=1, latency_s=1e-6 * (hop == "35")) for hop in hops
+        ),
+    )
+    plan = plan_sketch(fabric, on(fabric, "all_gather"), plain(2), num_bytes=120_000, time_limit_s=1.0)
+    verify_schedule(plan.schedule)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.cp_sat import solve
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -344,7 +345,7 @@ def find_sends(
     solver.parameters.interleave_batch_size = 1
     solver.parameters.random_seed = 1
     solver.parameters.max_time_in_seconds = left
-    status = solver.solve(model)
+    status = solve(solver, model)
     if status == cp_model.INFEASIBLE:
         return "none"
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
+from mycel.collectives.synth.cp_sat import solve
 
 __all__ = ["UnitProgramme", "Units", "Verdict", "least_scale"]
 
@@ -189,7 +190,7 @@ class UnitProgramme:
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.max_deterministic_time = max(0.01, min(_EFFORT, _TOTAL_EFFORT - self.effort))
-        status = solver.solve(model)
+        status = solve(solver, model)
         self.effort += solver.response_proto.deterministic_time
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return "yes", [solver.value(v) for v in variables]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mycel.collectives.synth.cp_sat import solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.collectives.synth.sketch.routing import Orbits, kept_routes, usable_links
@@ -130,7 +131,7 @@ def search(
     solver.parameters.random_seed = seed
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.relative_gap_limit = close
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if solve(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     chosen = {name: bool(solver.boolean_value(use[name])) for name in names}
     return Found(

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+from mycel.collectives.synth.cp_sat import solve
+
 __all__ = [
     "Lane",
     "Message",
@@ -358,7 +360,7 @@ def _search(
     solver.parameters.random_seed = seed
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.relative_gap_limit = close
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if solve(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return list(messages)
     found: dict[int, list[int]] = {}
     head: dict[int, int] = {}

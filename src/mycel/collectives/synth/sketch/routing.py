@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mycel.collectives.synth.cp_sat import solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.errors import SynthesisError
@@ -367,7 +368,7 @@ class _Programme:
         """The least time."""
         solver = self._solver(time_limit_s, seed)
         self.model.minimize(self.time)
-        status = solver.solve(self.model)
+        status = solve(solver, self.model)
         if status not in (self._cp.OPTIMAL, self._cp.FEASIBLE):
             name = self._network.sketch.source
             if status == self._cp.INFEASIBLE:
@@ -397,7 +398,7 @@ class _Programme:
         for name, use in self.used.items():
             model.add_hint(use, values[name])
         solver = self._solver(time_limit_s, seed)
-        if solver.solve(model) in (self._cp.OPTIMAL, self._cp.FEASIBLE):
+        if solve(solver, model) in (self._cp.OPTIMAL, self._cp.FEASIBLE):
             values = {name: bool(solver.boolean_value(use)) for name, use in self.used.items()}
         return values, least, found, proven
 
