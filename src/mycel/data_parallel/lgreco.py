@@ -205,7 +205,7 @@ class LGreCo(CompressionPolicy):
             dist.all_reduce(squares, group=self._group)
             squares = squares.cpu()
         shapes = {name: tuple(self._sums[name].shape) for name in names}
-        means, self._sums, self._counts = self._sums, {}, {}
+        sums, self._sums, self._counts = self._sums, {}, {}
         if not bool(torch.isfinite(squares).all()):
             logger.warning("L-GreCo: gradients are not finite; the levels stay what they are")
             return
@@ -219,7 +219,7 @@ class LGreCo(CompressionPolicy):
         before, self._chosen = self._chosen, {n: levels[k] for n, k in zip(names, found.levels, strict=True)}
         for name, level in self._chosen.items():
             if level != before.get(name, self.uniform):
-                self._members[level].prime(name, means[name])
+                self._members[level].prime(name, sums[name])
         self.table = tuple(
             LayerLevel(
                 name=name,

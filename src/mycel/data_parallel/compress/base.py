@@ -157,9 +157,10 @@ class Compressor(ABC):
         return {level: self.error(tensor, level) for level in self.levels()}
 
     def prime(self, name: str, mean: Tensor) -> None:  # noqa: B027 (most have nothing to do)
-        """Told the exact mean of a gradient that this compressor is about to take over, the same on all ranks.
+        """Told a mean gradient, or a sum of some, of a parameter that this compressor is about to take over.
 
-        Compressors that keep something from step to step begin with it. Must not change the tensor.
+        The same on all ranks. Compressors that keep something from step to step begin with it, whatever its length.
+        Must not change the tensor.
         """
 
     def state_dict(self) -> dict[str, Tensor]:

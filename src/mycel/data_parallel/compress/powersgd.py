@@ -142,7 +142,7 @@ class PowerSGD(Compressor):
         return {level: float(values[int(level) :].square().sum().sqrt()) for level in self.levels()}
 
     def prime(self, name: str, mean: Tensor) -> None:
-        """See ``Compressor``: Q begins with the strongest directions of the mean instead of random ones."""
+        """See ``Compressor``: Q begins with the strongest directions of ``mean`` instead of random ones."""
         matrix = mean.detach().float().reshape(_as_matrix(mean.shape))
         q = self._start(Context(name=name), matrix)
         for _ in range(_PRIMING):
