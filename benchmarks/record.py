@@ -18,12 +18,22 @@ CLUSTERS = ROOT / "examples" / "clusters"
 SUITE = ROOT / "tests" / "data" / "topologies"
 
 
+# What a run itself rewrites: figures, pages made from them, and plots. They do not change what is measured.
+WRITTEN_BY_RUNS = ("benchmarks/recorded", "docs", "README.md")
+
+
 def commit() -> str:
-    """Short name of the commit, with ``+`` when files differ from it; ``unknown`` outside a checkout."""
-    described = subprocess.run(
-        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    return described.stdout.strip() or "unknown"
+    """Short name of the commit; with ``+`` when files that could change a figure differ from it.
+
+    ``unknown`` outside a checkout.
+    """
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
+
+    name = git("describe", "--always")
+    changed = git("diff", "--name-only", "HEAD", "--", ".", *(f":(exclude){path}" for path in WRITTEN_BY_RUNS))
+    return f"{name}+" if name and changed else name or "unknown"
 
 
 def stamp() -> dict[str, str]:
