@@ -1,18 +1,24 @@
 # make demo: train a model over an emulated cluster, Gloo against mycel.   make test: every check there is.
 # Both create the environment they need in .venv; nothing outside this folder is touched.
 PYTHON ?= python3.11
-VENV   := .venv
+VENV   ?= .venv
+PINS   ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean setup
+.PHONY: demo test pytest test-oldest lint bench clean setup
 .DELETE_ON_ERROR:
 
 demo: $(READY)
 	$(BIN)/mycel demo --output mycel-report
 
-test: lint
+test: lint pytest
+
+pytest: $(READY)
 	$(BIN)/python -m pytest
+
+test-oldest: # with the oldest torch that is supported; installs several GB, since its only build is the one for CUDA
+	$(MAKE) pytest VENV=.venv-oldest PINS=constraints-oldest.txt
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -25,14 +31,14 @@ bench: $(READY)
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+$(READY): pyproject.toml $(PINS)
 	@command -v $(PYTHON) >/dev/null || { echo "mycel needs Python 3.11 or newer: set PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[run,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[run,dev]'
 	$(BIN)/python -c 'import mycel.runtime; mycel.runtime.warm()'
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist mycel-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest build dist mycel-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -64,7 +64,16 @@ def _missing() -> str:
 def test_on_an_emulated_cluster(tmp_path: Path) -> None:
     """Two boxes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []
-    checks = ["shapes", "reduce_scatter", "broadcast", "all_to_all", "uneven", "several_at_once", "not_scheduled"]
+    checks = [
+        "shapes",
+        "reduce_scatter",
+        "broadcast",
+        "all_to_all",
+        "all_to_all_of_lists",
+        "uneven",
+        "several_at_once",
+        "not_scheduled",
+    ]
     code = launch(
         two_boxes(num_ranks=4, inside="400 Mbit/s", between="100 Mbit/s"),
         [sys.executable, str(CHECKS / "launched.py"), str(tmp_path), *checks],

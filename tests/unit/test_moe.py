@@ -108,9 +108,9 @@ def test_autocast_computes_experts_in_bfloat16_and_routes_in_float32() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own, tracing
-@pytest.mark.parametrize("router", ["top_k", "relu"])
-def test_compiles_whole(router: str) -> None:
-    case = checks.make_case(router, 0.0, "first")
+@pytest.mark.parametrize(("router", "capacity"), [("top_k", 0.0), ("top_k", 0.6), ("relu", 0.0)])
+def test_compiles_whole(router: str, capacity: float) -> None:
+    case = checks.make_case(router, capacity, "first")
     eager, compiled = checks.make_layer(case), checks.make_layer(case)
     run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     (x,), _ = checks.batch(TOKENS)

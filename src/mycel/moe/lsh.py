@@ -11,7 +11,7 @@ from torch import Tensor
 from mycel.errors import UsageError
 from mycel.moe.dispatch.base import Dispatched, Steps, TokenDispatcher, finish
 from mycel.moe.routing import RoutingResult, narrow, routing_from_slots
-from mycel.moe.rows import SlotOrder, combine_rows, gather_rows
+from mycel.moe.rows import SlotOrder, combine_rows, gather_rows, traceable
 
 __all__ = ["LSHDispatcher"]
 
@@ -220,7 +220,7 @@ class _Mean(torch.autograd.Function):
 
     @staticmethod
     def forward(rows_RD: Tensor, lengths_B: Tensor, bucket_R: Tensor) -> Tensor:
-        return (_segment_sums(rows_RD, lengths_B) / lengths_B.unsqueeze(1)).to(rows_RD.dtype)
+        return traceable((_segment_sums(rows_RD, lengths_B) / lengths_B.unsqueeze(1)).to(rows_RD.dtype))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

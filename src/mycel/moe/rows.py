@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mycel.moe.kernels import sums
 
-__all__ = ["SlotOrder", "combine_rows", "gather_rows", "order_slots", "permute_rows"]
+__all__ = ["SlotOrder", "combine_rows", "gather_rows", "order_slots", "permute_rows", "traceable"]
 
 
 class SlotOrder(NamedTuple):
@@ -69,6 +69,15 @@ def permute_rows(rows_RD: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
     return permuted
 
 
+def traceable(result: Tensor) -> Tensor:
+    """What the ``forward`` of an autograd function returns, in a form that ``torch.compile`` traces right.
+
+    Torch 2.11 silently loses the gradient (it becomes zero) where ``forward`` returns what an operation in place gave
+    back, or a ``to`` that had nothing to do. A view of it is traced right by every release.
+    """
+    return result.view_as(result) if torch.compiler.is_compiling() else result
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(x_TD: Tensor, slot_of_row: Tensor, row_of_slot: Tensor, full: bool) -> Tensor:
@@ -90,7 +99,7 @@ class _Combine(torch.autograd.Function):
     def forward(
         rows_RD: Tensor, weights_TK: Tensor | None, slot_of_row: Tensor, row_of_slot: Tensor, full: bool
     ) -> Tensor:
-        return sums.combine(rows_RD, row_of_slot, weights_TK, full=full)
+        return traceable(sums.combine(rows_RD, row_of_slot, weights_TK, full=full))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

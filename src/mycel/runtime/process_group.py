@@ -403,7 +403,7 @@ class MycelProcessGroup(ProcessGroup):
     def alltoall(  # type: ignore[override]
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions | None = None
     ) -> dist.Work:
-        """Exchange tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo does not offer."""
+        """Exchange tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo offers from 2.12 on."""
         opts = opts or AllToAllOptions()
         types = {t.dtype for t in (*outputs, *inputs)}
         if len(outputs) != self.size() or len(inputs) != self.size() or len(types) != 1:

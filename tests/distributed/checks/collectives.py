@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -222,23 +222,14 @@ def broadcast(rank: int, size: int) -> list[str]:
 
 
 def all_to_all(rank: int, size: int) -> None:
-    """Single-tensor and list forms, every kind of element, in place, over itself, several dimensions."""
-    for n in SIZES:
-        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64):
-            if n == SIZES[-1] and (dtype != torch.float32 or size > 4):
-                continue
-            wholes = [given(r, n * size, torch.int64, salt=n).to(dtype) for r in range(size)]
-            expected = torch.cat([whole[rank * n : (rank + 1) * n] for whole in wholes])
-            mine, came = wholes[rank].clone(), torch.zeros(n * size, dtype=dtype)
-            dist.all_to_all_single(came, mine)
-            assert torch.equal(came, expected)
-            assert torch.equal(mine, wholes[rank]), "the input belongs to the caller"
-            dist.all_to_all_single(mine, mine)
-            assert torch.equal(mine, expected), "over itself"
-            if n:
-                came = torch.zeros(size, n, dtype=dtype)
-                dist.all_to_all(list(came), list(wholes[rank].view(size, n)))
-                assert torch.equal(came.view(-1), expected)
+    """Every kind of element, in place, over itself, several dimensions."""
+    for sent, expected in _to_exchange(rank, size):
+        mine, came = sent.clone(), torch.zeros_like(sent)
+        dist.all_to_all_single(came, mine)
+        assert torch.equal(came, expected)
+        assert torch.equal(mine, sent), "the input belongs to the caller"
+        dist.all_to_all_single(mine, mine)
+        assert torch.equal(mine, expected), "over itself"
     turned = torch.zeros(3, 2 * size).t()
     dist.all_to_all_single(turned, torch.full((2 * size, 3), float(rank)))
     assert torch.equal(turned, torch.arange(float(size)).repeat_interleave(2).view(-1, 1).expand(2 * size, 3))
@@ -248,8 +239,27 @@ def all_to_all(rank: int, size: int) -> None:
     assert came.tolist() == list(range(size))
     with pytest.raises(ValueError, match="divide by"):
         dist.all_to_all_single(torch.zeros(size + 1), torch.zeros(size + 1))
+
+
+def all_to_all_of_lists(rank: int, size: int) -> None:
+    """One tensor for each rank, of every kind of element."""
+    for sent, expected in _to_exchange(rank, size):
+        if sent.numel():
+            came = torch.zeros(size, sent.numel() // size, dtype=sent.dtype)
+            dist.all_to_all(list(came), list(sent.view(size, -1)))
+            assert torch.equal(came.view(-1), expected)
     with pytest.raises(ValueError, match=r"expected \d+ each"):
         dist.all_to_all([torch.zeros(1)] * size, [torch.zeros(1)] * (size - 1))
+
+
+def _to_exchange(rank: int, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """What this rank sends, and what it gets."""
+    for n in SIZES:
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64):
+            if n == SIZES[-1] and (dtype != torch.float32 or size > 4):
+                continue
+            wholes = [given(r, n * size, torch.int64, salt=n).to(dtype) for r in range(size)]
+            yield wholes[rank], torch.cat([whole[rank * n : (rank + 1) * n] for whole in wholes])
 
 
 def gather_and_scatter(rank: int, size: int) -> None:
@@ -454,6 +464,7 @@ CHECKS: tuple[Callable[[int, int], Any], ...] = (
     reduce_scatter,
     broadcast,
     all_to_all,
+    all_to_all_of_lists,
     gather_and_scatter,
     reduce_to_root,
     bits_and_parts,

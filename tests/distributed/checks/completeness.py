@@ -312,7 +312,8 @@ def compiled(rank: int, size: int) -> None:
 
     def backwards(x: Tensor) -> Tensor:
         y = funcol.all_gather_tensor_autograd(x, 0, group)
-        return funcol.reduce_scatter_tensor_autograd(y * y, "sum", 0, group).sum()
+        # Squared, because torch 2.11 refuses gradients that are not contiguous, as those of a sum.
+        return funcol.reduce_scatter_tensor_autograd(y * y, "sum", 0, group).square().sum()
 
     given = torch.arange(12.0).view(4, 3) + rank
     for function in (functional, plain, backwards):

@@ -80,7 +80,7 @@ def units_of(model: nn.Module) -> list[Unit]:
                     f"torch {torch.__version__} has no FSDPModule.{needed}; compression needs torch 2.11"
                 )
         try:
-            groups = list(module._get_fsdp_state()._fsdp_param_groups)
+            groups = _param_groups(module._get_fsdp_state())
         except AttributeError as error:
             raise UsageError(f"torch {torch.__version__} keeps FSDP2's parameter groups elsewhere: {error}") from None
         if len(groups) > 1:
@@ -89,6 +89,13 @@ def units_of(model: nn.Module) -> list[Unit]:
     if not units:
         raise UsageError("no module of the model is fully sharded; call torch.distributed.fsdp.fully_shard first")
     return units
+
+
+def _param_groups(state: Any) -> list[Any]:
+    """Torch's records of a module's parameters: a list from 2.12 on; one or none in 2.11, under another name."""
+    if not hasattr(state, "_fsdp_param_groups") and hasattr(state, "_fsdp_param_group"):
+        return [group for group in [state._fsdp_param_group] if group is not None]
+    return list(state._fsdp_param_groups)
 
 
 def _unit(name: str, module: Any, param_group: Any, names: dict[int, str]) -> Unit:
