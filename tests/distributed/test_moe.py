@@ -73,4 +73,4 @@ def test_dispatchers_that_do_not_fit_are_named(run_ranks: RunRanks) -> None:
 
 
 def test_compiled_layers_stay_right(run_ranks: RunRanks) -> None:
-    assert_close(run_ranks(2, "moe", "compiled"))
+    assert_close(run_ranks(2, "moe", "compiled", DISPATCHERS))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.routing import RoutingResult, count_tokens, routing_from_slots
 
 __all__ = ["CapacityPolicy"]
 
@@ -80,12 +80,9 @@ class CapacityPolicy:
         if turn is not None:
             refused_TK = torch.empty_like(refused_TK).index_copy_(0, turn, refused_TK)
         index_TK = routing.top_k_index.masked_fill(refused_TK, E)
-        return routing._replace(
-            top_k_index=index_TK,
-            top_k_weights=routing.top_k_weights.masked_fill(refused_TK, 0.0),
-            tokens_per_expert=count_tokens(index_TK, E),
-            full=False,
-        )
+        weights_TK = routing.top_k_weights.masked_fill(refused_TK, 0.0)
+        # Made anew: what ``_replace`` gives does not survive a break of the graph in torch 2.11's compiler.
+        return routing_from_slots(index_TK, weights_TK, routing.router_logits, routing.scores, E, full=False)
 
 
 def _place_in_queue(index_TK: Tensor, num_experts: int) -> Tensor:

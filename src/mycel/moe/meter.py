@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-import torch
 import torch.distributed as dist
 
 __all__ = ["ByteMeter"]
@@ -24,7 +23,6 @@ class ByteMeter:
     def __init__(self) -> None:
         self.sent: Counter[tuple[str, int]] = Counter()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # books on the host, and 2.11 cannot trace ranks
     def add(self, name: str, bytes_to: Sequence[int], group: dist.ProcessGroup) -> None:
         """Count one exchange.
 

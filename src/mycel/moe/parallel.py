@@ -22,6 +22,7 @@ from mycel.moe.flex.weights import WeightGather
 from mycel.moe.groups import flat_group, is_in_order, subgroup
 from mycel.moe.pipeline import parts_of_experts, pipelined, pipelined_by_experts
 from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.untraced import untraced
 
 __all__ = ["ExpertParallel"]
 
@@ -163,6 +164,12 @@ class ExpertParallel:
             plan: alike on all ranks.
             gradient_scale: factor of the experts' gradients.
         """
+        run = self._run if self.layout.num_ranks == 1 and self.duplicates is None else self._run_apart
+        return run(experts, x_TD, routing, plan, gradient_scale)
+
+    def _run(
+        self, experts: nn.Module, x_TD: Tensor, routing: RoutingResult, plan: Plan, gradient_scale: float
+    ) -> Tensor:
         num_tokens = x_TD.shape[0]
         if self.duplicates is not None:
             x_TD, weights_TK = self.duplicates.drop([x_TD, routing.top_k_weights])
@@ -172,6 +179,10 @@ class ExpertParallel:
         work, options = self._work(routing, plan, gradient_scale)
         y_TD: Tensor = experts(x_TD, work, **options)
         return y_TD if self.duplicates is None else self.duplicates.gather(y_TD, num_tokens)
+
+    @untraced  # torch.compile would break the graph at every exchange, and torch 2.11 fails there
+    def _run_apart(self, *arguments: Any) -> Tensor:
+        return self._run(*arguments)
 
     def _work(self, routing: RoutingResult, plan: Plan, gradient_scale: float) -> tuple[Work, dict[str, Any]]:
         options: dict[str, Any] = {"gradient_scale": gradient_scale}

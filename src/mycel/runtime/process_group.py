@@ -62,9 +62,9 @@ from mycel.runtime.tensors import (
     uneven_lengths,
 )
 from mycel.runtime.transport.rendezvous import Rendezvous
-from mycel.runtime.untraced import untraced
 from mycel.runtime.work import MycelWork
 from mycel.settings import read_settings
+from mycel.untraced import untraced
 
 __all__ = ["MycelProcessGroup", "create_process_group"]
 

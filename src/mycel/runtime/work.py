@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from mycel.runtime.communicator import Communicator, Ticket
-from mycel.runtime.untraced import untraced
+from mycel.untraced import untraced
 
 __all__ = ["MycelWork"]
 

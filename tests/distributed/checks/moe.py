@@ -385,8 +385,14 @@ def wrong_meshes(rank: int, size: int) -> list[str]:
     return said
 
 
-def compiled(rank: int, size: int) -> dict[str, dict[str, float]]:
+def compiled(rank: int, size: int, dispatchers: list[str]) -> dict[str, dict[str, float]]:
     """The layer under ``torch.compile``; exchanges with sizes from data may break its graph, and must stay right."""
-    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))))
-    layer.compile(backend="aot_eager")
-    return {"all_to_all": errors_of(layer, PLAIN, make_layer(PLAIN), rank, size, LENGTHS[:size])}
+    out = {}
+    for dispatcher, case in itertools.product(dispatchers, [PLAIN, make_case("top_k", 0.6, "first")]):
+        for mesh in meshes(size, dispatcher):
+            torch.compiler.reset()
+            layer = make_layer(case, mesh=mesh, dispatcher=dispatcher)
+            layer.compile(backend="aot_eager")
+            name = f"{dispatcher} {tuple(mesh.shape)} {case['factor']}"
+            out[name] = errors_of(layer, case, make_layer(case), rank, size, LENGTHS[:size])
+    return out

@@ -23,6 +23,7 @@ from mycel.moe.flex.plan import Partition, Plan
 from mycel.moe.groups import flat_group
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routing import RoutingResult
+from mycel.untraced import untraced
 
 __all__ = ["Chooser", "Flex"]
 
@@ -139,6 +140,7 @@ class Chooser:
                             plans.add(plan)
         return sorted(plans)
 
+    @untraced  # it measures
     def run(self, x_TD: Tensor, routing: RoutingResult, *, gradient_scale: float) -> Tensor:
         """Tokens through their experts by the plan chosen for such a call, as ``ExpertParallel.run``."""
         weights_TK = routing.top_k_weights
