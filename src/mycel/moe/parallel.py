@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -25,6 +26,9 @@ from mycel.moe.routing import RoutingResult, count_tokens
 from mycel.untraced import untraced
 
 __all__ = ["ExpertParallel"]
+
+#: ``torch.compile`` traces what lies between exchanges. In torch 2.11 it fails there; 2.12 was not tried.
+TRACED_OVER_RANKS = torch.__version__ >= "2.13"  # compares releases, not letters
 
 
 class ExpertParallel:
@@ -164,7 +168,8 @@ class ExpertParallel:
             plan: alike on all ranks.
             gradient_scale: factor of the experts' gradients.
         """
-        run = self._run if self.layout.num_ranks == 1 and self.duplicates is None else self._run_apart
+        alone = self.layout.num_ranks == 1 and self.duplicates is None
+        run = self._run if alone or TRACED_OVER_RANKS else self._run_apart
         return run(experts, x_TD, routing, plan, gradient_scale)
 
     def _run(
@@ -180,7 +185,7 @@ class ExpertParallel:
         y_TD: Tensor = experts(x_TD, work, **options)
         return y_TD if self.duplicates is None else self.duplicates.gather(y_TD, num_tokens)
 
-    @untraced  # torch.compile would break the graph at every exchange, and torch 2.11 fails there
+    @untraced
     def _run_apart(self, *arguments: Any) -> Tensor:
         return self._run(*arguments)
 
