@@ -16,9 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "benchmarks" / "recorded"
 CLUSTERS = ROOT / "examples" / "clusters"
 SUITE = ROOT / "tests" / "data" / "topologies"
-
-
-# What a run itself rewrites: figures, pages made from them, and plots. They do not change what is measured.
+#: What a run itself rewrites: figures, pages made from them, and plots. They do not change what is measured.
 WRITTEN_BY_RUNS = ("benchmarks/recorded", "docs", "README.md")
 
 

@@ -93,9 +93,9 @@ def units_of(model: nn.Module) -> list[Unit]:
 
 def _param_groups(state: Any) -> list[Any]:
     """Torch's records of a module's parameters: a list from 2.12 on; one or none in 2.11, under another name."""
-    if not hasattr(state, "_fsdp_param_groups") and hasattr(state, "_fsdp_param_group"):
-        return [group for group in [state._fsdp_param_group] if group is not None]
-    return list(state._fsdp_param_groups)
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _unit(name: str, module: Any, param_group: Any, names: dict[int, str]) -> Unit:
