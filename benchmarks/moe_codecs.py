@@ -34,8 +34,8 @@ from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.demo.corpus import Corpus, load_corpus, sample_batch
 from mycel.demo.train import learning_rate
 from mycel.moe import make_dispatcher, moe_loss
-from mycel.moe.codecs import make_codec
 from mycel.moe.lsh import LSHDispatcher
+from mycel.wire import make_codec
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 OUTPUT = RECORDED / "moe_codecs.jsonl"

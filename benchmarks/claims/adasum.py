@@ -28,8 +28,8 @@ import torch
 import torch.distributed as dist
 from digits import Digits, network, run_ranks
 
+from mycel.comm.bundle import Packed
 from mycel.data_parallel.combine import Adasum, Combiner, Mean, ModelCombiner, Sum
-from mycel.data_parallel.combine.bundle import Packed
 from record import RECORDED, ROOT, append, markdown, stamp, write_section
 
 OUTPUT = RECORDED / "claims" / "adasum.jsonl"

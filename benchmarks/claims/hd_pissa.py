@@ -33,8 +33,8 @@ from digits import run_ranks, spread
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mycel.comm.bundle import Packed
 from mycel.data_parallel import Mean, hd_pissa
-from mycel.data_parallel.combine.bundle import Packed
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.demo.model import VOCABULARY, ByteGPT, ModelConfig
 from mycel.demo.train import learning_rate

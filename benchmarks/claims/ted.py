@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
 from moe_ranks import is_rank, join, middle, on_cluster, say, step_s, total
+from mycel.comm.exchange import copy_to_ranks, sum_over_ranks
 from mycel.moe import Experts, MoE, keep_exchanges
 from mycel.moe.dispatch import AllToAllDispatcher
-from mycel.moe.dispatch.exchange import copy_to_ranks, sum_over_ranks
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 

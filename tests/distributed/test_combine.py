@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
+from mycel.comm.bundle import Packed
 from mycel.data_parallel.combine import Adasum, combine_gradients, combine_rows
-from mycel.data_parallel.combine.bundle import Packed
 from mycel.errors import UsageError
 
 RunRanks = Callable[..., list[Any]]

@@ -35,10 +35,10 @@ from mycel.moe import (
     moe_loss,
     update_balancing,
 )
-from mycel.moe.codecs import make_codec
 from mycel.moe.grouped import grouped_linear
 from mycel.moe.routers import make_router
 from mycel.moe.routing import RoutingResult, narrow, routing_from_slots
+from mycel.wire import make_codec
 
 CHECKS = Path(__file__).resolve().parents[1] / "distributed" / "checks" / "moe.py"
 spec = importlib.util.spec_from_file_location("moe_checks", CHECKS)

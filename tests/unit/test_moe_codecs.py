@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.codecs import CODECS, Float8Codec, Int4Codec, Int8Codec, WireCodec, make_codec
-from mycel.moe.codecs.fp8 import _from_e4m3, _from_e5m2
+from mycel.wire import CODECS, Float8Codec, Int4Codec, Int8Codec, WireCodec, make_codec
+from mycel.wire.fp8 import _from_e4m3, _from_e5m2
 
 NAMES = sorted(CODECS)
 SCALED = ["fp8", "int4", "int8"]

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.data_parallel.combine.background import InBackground
-from mycel.data_parallel.combine.bundle import Bundle
+from mycel.comm.background import InBackground
+from mycel.comm.bundle import Bundle
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context

@@ -8,6 +8,9 @@
 
 from __future__ import annotations
 
+from mycel.comm.meter import ByteMeter
+from mycel.comm.nodes import boxes_of, node_mesh
+from mycel.comm.pending import keep_exchanges
 from mycel.moe.balance import (
     AdaptiveL1,
     BiLevelLoss,
@@ -18,21 +21,17 @@ from mycel.moe.balance import (
     SwitchLoss,
     ZLoss,
 )
-from mycel.moe.boxes import boxes_of, node_mesh
 from mycel.moe.capacity import CapacityPolicy
 from mycel.moe.checkpoint import experts_apart
-from mycel.moe.codecs import WireCodec
 from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.experts import Experts, SharedExpert
 from mycel.moe.flex.choice import Flex
 from mycel.moe.flex.layout import ExpertLayout
 from mycel.moe.flex.plan import Plan
 from mycel.moe.hugging_face import apply, restore
-from mycel.moe.kept import keep_exchanges
 from mycel.moe.kernels import use_kernels
 from mycel.moe.layer import MoE, expert_parameter_names, moe_loss, update_balancing
 from mycel.moe.lsh import LSHDispatcher
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routers import (
     BiLevelRouter,
     CosineProjection,
@@ -43,6 +42,7 @@ from mycel.moe.routers import (
     TopKRouter,
 )
 from mycel.moe.routing import RoutingResult
+from mycel.wire import WireCodec
 
 __all__ = [
     "AdaptiveL1",

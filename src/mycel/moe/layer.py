@@ -15,13 +15,13 @@ from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
 from mycel.moe.balanced import Balanced
 from mycel.moe.capacity import CapacityPolicy
-from mycel.moe.codecs import WireCodec, make_codec
 from mycel.moe.dispatch import TokenDispatcher
 from mycel.moe.experts import Experts, SharedExpert, parameters_of_experts
 from mycel.moe.flex.choice import Chooser, Flex
 from mycel.moe.flex.plan import Partition
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routers import make_router
+from mycel.wire import WireCodec, make_codec
 
 __all__ = ["MoE", "expert_parameter_names", "moe_loss", "update_balancing"]
 
@@ -49,7 +49,7 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         capacity: how many tokens an expert takes; by default all.
         mesh: ranks to divide experts over, of one dimension or of two (nodes, ranks of a node).
         dispatcher: a key of ``mycel.moe.dispatch.DISPATCHERS``, or one made before; ``None``: what the mesh suggests.
-        codec: of rows on the wire: a key of ``mycel.moe.codecs.CODECS``, or a codec.
+        codec: of rows on the wire: a key of ``mycel.wire.CODECS``, or a codec.
         shards: ranks that share an expert, each with a slice of its hidden width; ``None``: 1, or where there are
             fewer experts than ranks, and it is whole, W/E. With more than 1, a call's ``r`` has a choice.
         duplicates: dimension of the mesh whose ranks have the same tokens, routers and loss (as those of a

@@ -12,18 +12,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.comm.groups import flat_group, is_in_order, subgroup
 from mycel.errors import UsageError
-from mycel.moe.codecs import IdentityCodec, WireCodec
 from mycel.moe.dispatch import DISPATCHERS, LocalDispatcher, TokenDispatcher, make_dispatcher
 from mycel.moe.dispatch.duplicates import Duplicates
 from mycel.moe.experts import Compute, Work
 from mycel.moe.flex.layout import ExpertLayout
 from mycel.moe.flex.plan import Partition, Plan
 from mycel.moe.flex.weights import WeightGather
-from mycel.moe.groups import flat_group, is_in_order, subgroup
 from mycel.moe.pipeline import parts_of_experts, pipelined, pipelined_by_experts
 from mycel.moe.routing import RoutingResult, count_tokens
 from mycel.untraced import untraced
+from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = ["ExpertParallel"]
 

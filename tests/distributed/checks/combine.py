@@ -9,8 +9,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.comm.bundle import Packed
 from mycel.data_parallel.combine import Adasum, Combiner, Mean, ModelCombiner, Sum, combine_gradients, combine_rows
-from mycel.data_parallel.combine.bundle import Packed
 
 #: A matrix, a vector, nothing, a scalar, a vector that a cut goes through.
 SHAPES = [(5, 3), (7,), (0,), (), (11,), (2, 2, 2)]

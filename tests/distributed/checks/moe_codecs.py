@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.moe import MoE, boxes_of
-from mycel.moe.codecs import CODECS, Float8Codec, Int4Codec, Int8Codec, make_codec
 from mycel.moe.dispatch import make_dispatcher
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.routing import routing_from_slots
 from mycel.topology.builders import two_boxes
+from mycel.wire import CODECS, Float8Codec, Int4Codec, Int8Codec, make_codec
 
 _spec = importlib.util.spec_from_file_location("moe", Path(__file__).with_name("moe.py"))
 assert _spec is not None and _spec.loader is not None

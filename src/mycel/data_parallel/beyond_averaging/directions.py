@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from mycel.data_parallel.combine.bundle import Packed
+from mycel.comm.bundle import Packed
 from mycel.data_parallel.stats import CommStats
 
 __all__ = ["gather_rows", "move", "principal_directions", "rows_of_ranks", "witness"]

@@ -27,7 +27,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from mycel.data_parallel.combine.bundle import Packed
+from mycel.comm.bundle import Packed
+from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
@@ -37,7 +38,6 @@ from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.local.state import load_tensors
 from mycel.data_parallel.policy import CompressionPolicy
-from mycel.data_parallel.start import agree, group_or_all
 from mycel.data_parallel.state import mean_memory, pack_state, unpack_state
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError

@@ -25,10 +25,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.data_parallel.combine.background import InBackground
-from mycel.data_parallel.combine.base import Finish
-from mycel.data_parallel.combine.bundle import Bundle
-from mycel.data_parallel.combine.exchange import receive, send, swap
+from mycel.comm.background import InBackground
+from mycel.comm.bundle import Bundle
+from mycel.comm.messages import receive, send, swap
+from mycel.comm.pending import Finish
 
 __all__ = ["Adasum"]
 

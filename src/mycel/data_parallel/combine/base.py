@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import torch.distributed as dist
 
-from mycel.data_parallel.combine.bundle import Bundle
+from mycel.comm.bundle import Bundle
+from mycel.comm.pending import Finish
 
-__all__ = ["Combiner", "Finish"]
-
-#: Waits until the bundle holds the result; raises what went wrong.
-Finish = Callable[[], None]
+__all__ = ["Combiner"]
 
 
 class Combiner(Protocol):

@@ -7,9 +7,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.data_parallel.combine.background import InBackground
+from mycel.comm.background import InBackground
+from mycel.comm.bundle import Bundle
 from mycel.data_parallel.combine.base import Combiner
-from mycel.data_parallel.combine.bundle import Bundle
 from mycel.errors import UsageError
 
 __all__ = ["combine_gradients"]

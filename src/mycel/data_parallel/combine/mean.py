@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
-from mycel.data_parallel.combine.base import Finish
-from mycel.data_parallel.combine.bundle import Bundle
+from mycel.comm.bundle import Bundle
+from mycel.comm.pending import Finish
 
 __all__ = ["Mean", "Sum"]
 

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.data_parallel.combine.base import Combiner, Finish
-from mycel.data_parallel.combine.bundle import Packed
+from mycel.comm.bundle import Packed
+from mycel.comm.pending import Finish
+from mycel.comm.start import group_or_all
+from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.local.outer import MakeOuter
 from mycel.data_parallel.local.state import as_saved, load_tensors, local_part, read_optimizer, write_optimizer
 from mycel.data_parallel.local.synchronizer import Synchronizer
-from mycel.data_parallel.start import group_or_all
 from mycel.errors import UsageError
 
 __all__ = ["LocalUpdates", "local_updates"]

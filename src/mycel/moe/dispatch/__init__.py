@@ -6,16 +6,16 @@ from typing import Any
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.comm.groups import flat_group
+from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
-from mycel.moe.codecs import IdentityCodec, WireCodec
 from mycel.moe.dispatch.all_gather import AllGatherDispatcher
 from mycel.moe.dispatch.all_reduce import AllReduceDispatcher
 from mycel.moe.dispatch.all_to_all import AllToAllDispatcher
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher
 from mycel.moe.dispatch.hierarchical import HierarchicalDispatcher
 from mycel.moe.dispatch.local import LocalDispatcher
-from mycel.moe.groups import flat_group
-from mycel.moe.meter import ByteMeter
+from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = [
     "DISPATCHERS",

@@ -14,11 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from mycel.comm.exchange import all_gather_rows, reduce_scatter_rows
+from mycel.comm.meter import ByteMeter
+from mycel.comm.pending import Pending, communicate
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher, local_routing
-from mycel.moe.dispatch.exchange import all_gather_rows, reduce_scatter_rows
 from mycel.moe.dispatch.local import LocalDispatcher
-from mycel.moe.kept import Pending, communicate
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routing import RoutingResult, count_tokens
 
 __all__ = ["AllGatherDispatcher"]

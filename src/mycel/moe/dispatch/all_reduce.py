@@ -6,10 +6,10 @@ from __future__ import annotations
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.exchange import copy_to_ranks, sum_over_ranks
+from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher, local_routing
-from mycel.moe.dispatch.exchange import copy_to_ranks, sum_over_ranks
 from mycel.moe.dispatch.local import LocalDispatcher
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routing import RoutingResult
 
 __all__ = ["AllReduceDispatcher"]

@@ -8,12 +8,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mycel.moe.codecs import IdentityCodec, WireCodec
+from mycel.comm.exchange import Exchange, start_counts, start_exchange
+from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, Steps, TokenDispatcher, finish
-from mycel.moe.dispatch.exchange import Exchange, start_counts, start_exchange
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routing import RoutingResult
 from mycel.moe.rows import combine_rows, gather_rows, order_slots, permute_rows
+from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = ["AllToAllDispatcher"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
-from mycel.moe.meter import ByteMeter
+from mycel.comm.meter import ByteMeter
 from mycel.moe.routing import RoutingResult
 
 __all__ = ["Dispatched", "ExpertRanges", "Steps", "TokenDispatcher", "finish", "local_routing"]

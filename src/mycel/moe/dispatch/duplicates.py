@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mycel.moe.kept import Pending, communicate
-from mycel.moe.meter import ByteMeter
+from mycel.comm.meter import ByteMeter
+from mycel.comm.pending import Pending, communicate
 
 __all__ = ["Duplicates"]
 

@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.moe.codecs import IdentityCodec, WireCodec
+from mycel.comm.exchange import start_counts, start_exchange, start_swap
+from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.all_to_all import AllToAllDispatcher
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, Steps, TokenDispatcher, finish
-from mycel.moe.dispatch.exchange import start_counts, start_exchange, start_swap
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routing import RoutingResult, count_tokens
 from mycel.moe.rows import combine_rows, gather_rows, order_slots
+from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = ["HierarchicalDispatcher"]
 

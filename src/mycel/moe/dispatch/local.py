@@ -6,8 +6,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.base import Dispatched, TokenDispatcher
-from mycel.moe.meter import ByteMeter
 from mycel.moe.routing import RoutingResult, narrow
 from mycel.moe.rows import combine_rows, gather_rows, order_slots
 

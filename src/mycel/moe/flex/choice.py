@@ -16,11 +16,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.groups import flat_group
 from mycel.errors import UsageError
 from mycel.moe.flex.cost import CostModel, Load
 from mycel.moe.flex.measure import measure_costs, now
 from mycel.moe.flex.plan import Partition, Plan
-from mycel.moe.groups import flat_group
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routing import RoutingResult
 from mycel.untraced import untraced

@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.groups import flat_group, subgroup
 from mycel.moe.flex.cost import CostModel, Line
-from mycel.moe.groups import flat_group, subgroup
 from mycel.moe.parallel import ExpertParallel
 
 __all__ = ["measure_costs"]

@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.meter import ByteMeter
+from mycel.comm.pending import Pending, communicate
 from mycel.moe.flex.layout import ExpertLayout
-from mycel.moe.kept import Pending, communicate
-from mycel.moe.meter import ByteMeter
 
 __all__ = ["Cut", "WeightGather"]
 

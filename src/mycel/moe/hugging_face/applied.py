@@ -14,9 +14,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
-from mycel.moe.codecs import WireCodec, make_codec
 from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.experts import parameters_of_experts, take_own
 from mycel.moe.hugging_face.backend import Exchange, exchange_for
@@ -25,7 +25,7 @@ from mycel.moe.hugging_face.losses import add_losses
 from mycel.moe.hugging_face.routers import WatchedRouter, check_policies, unwatch, watch
 from mycel.moe.hugging_face.stacks import gather_stack, keep_own
 from mycel.moe.hugging_face.transformers_api import BACKEND, experts_interface
-from mycel.moe.meter import ByteMeter
+from mycel.wire import WireCodec, make_codec
 
 __all__ = ["Applied", "DispatcherFactory", "applied_to", "apply", "restore"]
 
@@ -99,7 +99,7 @@ def apply(
         mesh: ranks to divide experts over, as for ``mycel.moe.MoE``; all hold the same model now.
         dispatcher: a key of ``mycel.moe.dispatch.DISPATCHERS``, or what makes one from a layer's number of experts;
             ``None``: what the mesh suggests.
-        codec: of rows on the wire: a key of ``mycel.moe.codecs.CODECS``, or a codec.
+        codec: of rows on the wire: a key of ``mycel.wire.CODECS``, or a codec.
         balancing: policies; every router gets copies. ``ExpertBias`` moves the router's own
             ``e_score_correction_bias``.
         gradients: ``"mean"`` or ``"sum"`` of the ranks' losses, as for ``mycel.moe.MoE``.

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
-from mycel.moe.codecs import WireCodec, make_codec
 from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.hugging_face.backend import exchange_and_compute, exchange_for
 from mycel.moe.hugging_face.transformers_api import expert_parallel_module
+from mycel.wire import WireCodec, make_codec
 
 __all__ = ["register_expert_parallel"]
 

@@ -9,15 +9,15 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.comm.groups import flat_group, is_in_order
 from mycel.errors import UsageError
-from mycel.moe.codecs import WireCodec
 from mycel.moe.dispatch import Dispatched, TokenDispatcher, make_dispatcher
 from mycel.moe.dispatch.base import Steps
-from mycel.moe.groups import flat_group, is_in_order
 from mycel.moe.placement.model import ExpertPlacement
 from mycel.moe.placement.replicas import ReplicaSum
 from mycel.moe.placement.spread import SlotTable
 from mycel.moe.routing import RoutingResult
+from mycel.wire import WireCodec
 
 __all__ = ["PlacedDispatcher"]
 

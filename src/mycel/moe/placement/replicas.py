@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.moe.meter import ByteMeter
+from mycel.comm.meter import ByteMeter
 from mycel.moe.placement.model import EMPTY, ExpertPlacement
 
 __all__ = ["ReplicaSum"]

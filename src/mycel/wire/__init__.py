@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from mycel.errors import UsageError
-from mycel.moe.codecs.base import WireCodec
-from mycel.moe.codecs.bfloat16 import BFloat16Codec
-from mycel.moe.codecs.fp8 import Float8Codec
-from mycel.moe.codecs.identity import IdentityCodec
-from mycel.moe.codecs.int4 import Int4Codec
-from mycel.moe.codecs.int8 import Int8Codec
+from mycel.wire.base import WireCodec
+from mycel.wire.bfloat16 import BFloat16Codec
+from mycel.wire.fp8 import Float8Codec
+from mycel.wire.identity import IdentityCodec
+from mycel.wire.int4 import Int4Codec
+from mycel.wire.int8 import Int8Codec
 
 __all__ = [
     "CODECS",

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.codecs.base import WireCodec
-from mycel.moe.codecs.scaled import Noise, decode_scaled, encode_scaled
+from mycel.wire.base import WireCodec
+from mycel.wire.scaled import Noise, decode_scaled, encode_scaled
 
 __all__ = ["Float8Codec"]
 
@@ -24,7 +24,7 @@ class Float8Codec(WireCodec):
 
     Errors are a part of each number, down to a hundred-thousandth of the largest one in its row, where those of
     ``Int8Codec`` are a part of the largest. Gradients have five bits of exponent and two of mantissa, and are rounded
-    up or down at random, so that they are right on average. See ``mycel.moe.codecs.scaled`` for rows of zeros and
+    up or down at random, so that they are right on average. See ``mycel.wire.scaled`` for rows of zeros and
     rows that are not finite.
 
     Bytes travel as ``uint8``, which every backend takes; both formats are made and read by shifting bits of float16,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mycel.moe.codecs.base import WireCodec
+from mycel.wire.base import WireCodec
 
 __all__ = ["IdentityCodec"]
 

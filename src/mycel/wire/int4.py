@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mycel.errors import UsageError
-from mycel.moe.codecs.base import WireCodec
-from mycel.moe.codecs.scaled import Noise, decode_scaled, encode_scaled, round_at_random
+from mycel.wire.base import WireCodec
+from mycel.wire.scaled import Noise, decode_scaled, encode_scaled, round_at_random
 
 __all__ = ["Int4Codec"]
 

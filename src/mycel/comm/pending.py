@@ -9,7 +9,10 @@ from contextlib import AbstractContextManager, contextmanager
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["Pending", "communicate", "keep_exchanges"]
+__all__ = ["Finish", "Pending", "communicate", "keep_exchanges"]
+
+#: Waits until what was begun is there; raises what went wrong.
+Finish = Callable[[], None]
 
 
 class Pending:

@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.moe.codecs import WireCodec
-from mycel.moe.kept import Pending, communicate
-from mycel.moe.meter import ByteMeter
+from mycel.comm.meter import ByteMeter
+from mycel.comm.pending import Pending, communicate
+from mycel.wire import WireCodec
 
 __all__ = [
     "Exchange",

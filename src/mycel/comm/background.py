@@ -10,8 +10,8 @@ from concurrent.futures import Future
 
 import torch
 
-from mycel.data_parallel.combine.base import Finish
-from mycel.data_parallel.combine.bundle import Bundle
+from mycel.comm.bundle import Bundle
+from mycel.comm.pending import Finish
 
 __all__ = ["InBackground"]
 

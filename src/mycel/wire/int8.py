@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.codecs.base import WireCodec
-from mycel.moe.codecs.scaled import Noise, decode_scaled, encode_scaled, round_at_random
+from mycel.wire.base import WireCodec
+from mycel.wire.scaled import Noise, decode_scaled, encode_scaled, round_at_random
 
 __all__ = ["Int8Codec"]
 
@@ -20,7 +20,7 @@ class Int8Codec(WireCodec):
     """One byte a number and two a row: multiples of a step, 127 of which are the largest magnitude of the row.
 
     Tokens and results are rounded to the nearest multiple, gradients up or down at random, so that they are right on
-    average. See ``mycel.moe.codecs.scaled`` for rows of zeros and rows that are not finite.
+    average. See ``mycel.wire.scaled`` for rows of zeros and rows that are not finite.
 
     Args:
         gradients: ``"coded"``, or ``"exact"``: as they are (rounding then is straight-through).
