@@ -6,7 +6,7 @@ PINS   ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test pytest test-oldest lint bench clean setup
+.PHONY: demo test pytest test-oldest lint docs bench clean setup
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -26,6 +26,10 @@ lint: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+docs: $(VENV)/.docs # the documentation as a site in build/site; any warning is an error, and nothing is fetched
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "open build/site/index.html"
+
 bench: $(READY)
 	$(BIN)/python benchmarks/two_boxes.py
 
@@ -37,6 +41,10 @@ $(READY): pyproject.toml $(PINS)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[run,dev]'
 	$(BIN)/python -c 'import mycel.runtime; mycel.runtime.warm()'
+	touch $@
+
+$(VENV)/.docs: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[run,docs]'
 	touch $@
 
 clean:
