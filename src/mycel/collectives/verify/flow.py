@@ -50,19 +50,21 @@ def describe(program: Program, index: int) -> str:
     return f"rank {program.rank} instruction {index} ({i.op.name.lower()} {where} {peer})"
 
 
-def trace_flow(programs: Sequence[Program], title: str) -> Flow:
+def trace_flow(programs: Sequence[Program], title: str, *, every_size: bool = False) -> Flow:
     """Match sends with receives and find an order for everything.
 
     Args:
         programs: one a rank, in rank order.
         title: what is verified, for messages.
+        every_size: nothing may rest on how messages of different chunks follow each other on a channel, since that
+            changes with the size: ``Flow.waits`` are needs alone, and they must point backwards.
 
     Raises:
         VerificationError: a channel known at one end only or twice at one, a send or receive left over, counts
-            that differ, a deadlock.
+            that differ, a deadlock, or with ``every_size`` what may be one at another size.
     """
     partner = _match(programs, title)
-    return _order(programs, partner, title)
+    return _order(programs, partner, title, every_size=every_size)
 
 
 def _first_nodes(programs: Sequence[Program]) -> list[int]:
@@ -149,7 +151,25 @@ def _local_waits(programs: Sequence[Program]) -> list[list[int]]:
     return waits
 
 
-def _order(programs: Sequence[Program], partner: list[int], title: str) -> Flow:
+def _needs(programs: Sequence[Program], title: str) -> list[list[int]]:
+    """Of each instruction, numbered rank by rank, those that it names itself; all must stand before it."""
+    waits: list[list[int]] = []
+    base = 0
+    for program in programs:
+        starts, needs = program.need_start.tolist(), program.need_index.tolist()
+        for index in range(len(program.columns)):
+            mine = needs[starts[index] : starts[index + 1]]
+            if mine and max(mine) >= index:
+                raise VerificationError(
+                    f"{title}: {describe(program, index)} needs instruction {max(mine)}, which stands behind it; at "
+                    "another size that may be a deadlock"
+                )
+            waits.append([base + other for other in mine])
+        base += len(program.columns)
+    return waits
+
+
+def _order(programs: Sequence[Program], partner: list[int], title: str, *, every_size: bool) -> Flow:
     """Run everything without buffers; what cannot run is a deadlock."""
     waits = _local_waits(programs)
     receives = [False] * len(waits)
@@ -184,6 +204,8 @@ def _order(programs: Sequence[Program], partner: list[int], title: str) -> Flow:
     for position, node in enumerate(nodes):
         place[node] = position
     assert first[-1] == len(nodes)
+    if every_size:
+        waits = _needs(programs, title)
     return Flow(
         nodes=tuple(names[node] for node in nodes),
         waits=tuple(tuple(place[other] for other in waits[node]) for node in nodes),

@@ -32,7 +32,7 @@ __all__ = ["verify_programs"]
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
-def verify_programs(programs: Sequence[Program]) -> None:
+def verify_programs(programs: Sequence[Program], *, every_size: bool = False) -> None:
     """Return if the programs together carry out their collective, however they are timed; raise otherwise.
 
     All_gather is verified twice: with INPUT apart, and with INPUT being the rank's own block of OUTPUT, where a
@@ -41,6 +41,9 @@ def verify_programs(programs: Sequence[Program]) -> None:
     Args:
         programs: one of each rank, in any order, for the same collective and size; and of switches that copy and
             add, which hold nothing before and may hold anything after.
+        every_size: ask for more, so that what follows is true of the programs that the same schedule is lowered to
+            at any other size, too: accesses must be ordered by needs and messages alone, and needs point backwards
+            (``mycel.collectives.proof`` says why that is enough).
 
     Raises:
         VerificationError: the message names rank, instruction, channel and elements.
@@ -50,7 +53,7 @@ def verify_programs(programs: Sequence[Program]) -> None:
     collective = programs[0].collective
     title = f"{collective.name} over {collective.num_ranks} ranks"
     ordered = _one_of_each_rank(programs, title)
-    flow = trace_flow(ordered, title)
+    flow = trace_flow(ordered, title, every_size=every_size)
     for aliased in (False, True) if collective.name == "all_gather" else (False,):
         _Replay(ordered, flow, title, aliased=aliased).run()
 
