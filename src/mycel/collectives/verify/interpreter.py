@@ -18,7 +18,7 @@ from mycel.collectives.verify.memory import EMPTY, Contents, Memory, Piece
 from mycel.collectives.verify.order import find_unordered
 from mycel.errors import VerificationError
 
-__all__ = ["Interpreter", "Span", "Unordered", "Value", "draw_table", "paired", "unordered"]
+__all__ = ["Interpreter", "Span", "Unordered", "Value", "paired", "unordered"]
 
 Value = list[Piece]
 
@@ -130,10 +130,3 @@ def unordered(
     position, first, second = found
     turn, memory = turns[position]
     return Unordered(memory, *memory.turns[turn], first, second)
-
-
-def draw_table(table: Sequence[Sequence[str]], legend: str) -> str:
-    """Rows of cells under each other, and what their signs mean."""
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    drawn = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in table]
-    return "\n".join([*(line.rstrip() for line in drawn), legend])
