@@ -15,7 +15,6 @@ connections than it does.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -31,6 +30,7 @@ from mycel.collectives.blocks import (
 from mycel.collectives.verify.block_grid import draw_blocks
 from mycel.collectives.verify.interpreter import Interpreter, Span, Value, unordered
 from mycel.collectives.verify.memory import Content, Memory, Piece
+from mycel.collectives.verify.order import find_circle, sort_events
 from mycel.errors import VerificationError
 
 __all__ = ["verify_blocks"]
@@ -150,40 +150,13 @@ class _Graph:
                     before[b].append(a)
                     if position >= slots:
                         before[a].append(receives[position - slots])
-            order = self._sorted(before)
+            order = sort_events(before)
             if len(order) == len(self.events):
                 return order, slots
-        raise self._deadlock(before, set(order))
-
-    def _sorted(self, before: list[list[int]]) -> list[int]:
-        left = [len(those) for those in before]
-        after: list[list[int]] = [[] for _ in before]
-        for index, those in enumerate(before):
-            for other in those:
-                after[other].append(index)
-        ready = deque(index for index, count in enumerate(left) if not count)
-        order = []
-        while ready:
-            index = ready.popleft()
-            order.append(index)
-            for other in after[index]:
-                left[other] -= 1
-                if not left[other]:
-                    ready.append(other)
-        return order
-
-    def _deadlock(self, before: list[list[int]], done: set[int]) -> VerificationError:
-        at = next(index for index in range(len(before)) if index not in done)
-        met: dict[int, int] = {}
-        walk: list[int] = []
-        while at not in met:
-            met[at] = len(walk)
-            walk.append(at)
-            at = next(other for other in before[at] if other not in done)
-        circle = walk[met[at] :]
+        circle = find_circle(before, order)
         shown = [self.name(index) for index in circle[:6]] + (["..."] if len(circle) > 6 else [])
         held = f"a connection holds {self.plan.slots} message{'s' * (self.plan.slots > 1)}"
-        return self.fault(circle[0], f"waits for itself, where {held}: {' waits for '.join([*shown, shown[0]])}")
+        raise self.fault(circle[0], f"waits for itself, where {held}: {' waits for '.join([*shown, shown[0]])}")
 
 
 class _Replay:

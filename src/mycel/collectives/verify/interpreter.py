@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mycel.collectives.verify.memory import EMPTY, Contents, Memory, Piece
 from mycel.collectives.verify.order import find_unordered
@@ -23,18 +24,17 @@ __all__ = ["Interpreter", "Span", "Unordered", "Value", "paired", "unordered"]
 Value = list[Piece]
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """``count`` elements of a memory from ``start`` on; ``memory`` may hold several buffers."""
+class Span(NamedTuple):
+    """``size`` elements of a memory from ``start`` on; ``memory`` may hold several buffers."""
 
     memory: Memory
     start: int
-    count: int
+    size: int
 
     @property
     def stop(self) -> int:
         """The first element behind it."""
-        return self.start + self.count
+        return self.start + self.size
 
     def coincides(self, other: Span) -> bool:
         """Whether both begin at one place."""
@@ -43,7 +43,7 @@ class Span:
     def overlaps(self, other: Span) -> bool:
         """Whether they share elements, but not their beginning."""
         apart = self.start - other.start
-        return self.memory is other.memory and apart != 0 and -self.count < apart < other.count
+        return self.memory is other.memory and apart != 0 and -self.size < apart < other.size
 
 
 @dataclass(frozen=True, slots=True)
