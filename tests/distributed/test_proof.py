@@ -27,4 +27,9 @@ def test_broken_on_one_rank(run_ranks: RunRanks) -> None:
 
 
 def test_every_size_is_looked_at_where_that_is_asked_for(run_ranks: RunRanks) -> None:
-    assert run_ranks(2, "proof", "every_size", env={"MYCEL_VERIFY": "sizes"}) == [1, 1]
+    env = {"MYCEL_VERIFY": "sizes", "MYCEL_PIECE_BYTES": "32"}
+    assert run_ranks(2, "proof", "every_size", env=env) == [1, 1]
+
+
+def test_broken_after_the_schedule_has_run(run_ranks: RunRanks) -> None:
+    assert run_ranks(2, "proof", "broken_later") == [1, 1]

@@ -17,6 +17,9 @@ at the very programs of a size.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 from mycel.collectives.cost import choose
 from mycel.collectives.lower import chunk_bounds, lower
 from mycel.collectives.schedule import Schedule
@@ -28,23 +31,26 @@ __all__ = ["prove_lowering", "prove_size"]
 _ELEMENT_BYTES = 4
 
 
-def prove_lowering(schedule: Schedule) -> int:
+def prove_lowering(schedule: Schedule, lengths: Sequence[int] | None = None, piece_elements: int = 0) -> int:
     """Instructions that were looked at, of all ranks, if programs of the schedule are right at every size.
-
-    Lowers to blocks of different lengths, and pieces of which some chunks take one and others two.
 
     Args:
         schedule: a verified schedule.
+        lengths: of the blocks, to look at; small ones of different lengths if not given.
+        piece_elements: longest message. The longest chunks are looked at in two pieces where it asks for more.
 
     Raises:
         ScheduleError: it cannot be lowered.
         VerificationError: a program is wrong; the message names rank, instruction, channel and elements.
     """
-    starts = schedule.block_starts
-    lengths = [(3 - block % 2) * (starts[block + 1] - starts[block]) for block in range(len(starts) - 1)]
+    if lengths is None:
+        lengths = [
+            (3 - block % 2) * (end - start) for block, (start, end) in enumerate(pairwise(schedule.block_starts))
+        ]
     bounds = chunk_bounds(schedule, sum(lengths), lengths)
-    longest = int((bounds[:, 1] - bounds[:, 0]).max())
-    programs = lower(schedule, sum(lengths), piece_elements=-(-2 * longest // 3), block_elements=lengths)
+    # Two thirds: the longest chunks are cut in two, and shorter ones are not, so that both kinds meet.
+    piece_elements = max(-(-2 * int((bounds[:, 1] - bounds[:, 0]).max()) // 3), piece_elements, 1)
+    programs = lower(schedule, sum(lengths), piece_elements=piece_elements, block_elements=lengths)
     verify_programs(programs, every_size=True)
     return sum(len(program.columns) for program in programs)
 

@@ -56,23 +56,38 @@ def refused(rank: int, size: int, how: str, culprits: list[int]) -> list[str]:
     return heard
 
 
+def broken_later(rank: int, size: int) -> int:
+    """The schedule has run before, at another size."""
+    right = RankTemplate.expand
+    data = torch.full((1000,), float(rank))
+    dist.all_reduce(data)
+    assert data.eq(size * (size - 1) / 2).all()
+    RankTemplate.expand = lambda self, *args, **kwargs: broken(right(self, *args, **kwargs), "redirect")  # type: ignore[method-assign]
+    try:
+        with pytest.raises(CommunicationError, match="refuses to run all_reduce"):
+            dist.all_reduce(torch.ones(1001))
+    finally:
+        RankTemplate.expand = right  # type: ignore[method-assign]
+    return 1
+
+
 def every_size(rank: int, size: int) -> int:
-    """With ``MYCEL_VERIFY=sizes``: right at first, then broken at one size only."""
+    """With ``MYCEL_VERIFY=sizes``: right at first, then broken at one size only, and only in many pieces."""
     right = RankTemplate.expand
     for length in (1000, 5):
         data = torch.full((length,), float(rank))
         dist.all_reduce(data)
         assert data.eq(size * (size - 1) / 2).all()
 
-    def expand(self: RankTemplate, num_elements: int, *args: Any, **kwargs: Any) -> Program:
-        program = right(self, num_elements, *args, **kwargs)
-        return broken(program, "drop") if num_elements == 777 else program
+    def expand(self: RankTemplate, num_elements: int, pieces: int, **kwargs: Any) -> Program:
+        program = right(self, num_elements, pieces, **kwargs)
+        return broken(program, "drop") if num_elements == 7770 and pieces == 8 else program
 
     RankTemplate.expand = expand  # type: ignore[method-assign]
     try:
-        dist.all_reduce(torch.ones(778))
+        dist.all_reduce(torch.ones(7780))
         with pytest.raises(CommunicationError, match="refuses to run all_reduce"):
-            dist.all_reduce(torch.ones(777))
+            dist.all_reduce(torch.ones(7770))
     finally:
         RankTemplate.expand = right  # type: ignore[method-assign]
     return 1

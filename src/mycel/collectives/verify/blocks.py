@@ -42,7 +42,6 @@ class _Event:
     block: int
     number: int
     step: Step
-    line: int  # index of its block among all ranks' blocks
 
 
 def verify_blocks(plan: BlockPlan) -> int:
@@ -67,13 +66,11 @@ class _Graph:
         self.title = f"{plan.collective.name} over {plan.collective.num_ranks} ranks"
         self.events: list[_Event] = []
         self.start: list[list[int]] = []
-        self.num_lines = 0
         for rank, mine in enumerate(plan.ranks):
             self.start.append([])
             for number, block in enumerate(mine.blocks):
                 self.start[rank].append(len(self.events))
-                self.events += [_Event(rank, number, at, s, self.num_lines) for at, s in enumerate(block.steps)]
-                self.num_lines += 1
+                self.events += [_Event(rank, number, at, s) for at, s in enumerate(block.steps)]
         #: Of each event, those that must be complete before it begins.
         self.before: list[list[int]] = [self._own(index) for index in range(len(self.events))]
         #: Of each event that receives, the one that sends to it; -1 for others.
@@ -179,9 +176,7 @@ class _Replay:
             step = self._graph.events[index]
             self._act(event, step.rank, step.step, self._messages.pop(sender[event], []))
         waits = [[position[other] for other in self._graph.before[index]] for index in self._order]
-        memories = [
-            memory for buffers in self._buffers for memory in {id(m): m for m, _ in buffers.values()}.values()
-        ]
+        memories = (memory for buffers in self._buffers for memory, _ in buffers.values())
         found = unordered(memories, waits, completes_after=sender, begins_after=sender)
         if found:
             second, first = self._order[found.second], self._order[found.first]

@@ -425,16 +425,18 @@ class _Replay:
         found = unordered((memory for buffers in self.buffers for memory in _memories(buffers)), self.waits)
         if found:
             first, second = found.first, found.second
-            place = Span(found.memory, found.start, found.stop - found.start)
             raise VerificationError(
-                f"{self.title} is wrong at {self._say(place)}: {self._name(first)} and {self._name(second)} touch it "
-                "in no fixed order; a signal, wait, semaphore or nop is missing",
+                f"{self.title} is wrong at rank {self._owner(found.memory)}, {found.memory.name}"
+                f"[{found.start}:{found.stop}]: {self._name(first)} and {self._name(second)} touch it in no fixed "
+                "order; a signal, wait, semaphore or nop is missing",
                 grid=self._grid(second if self.places[second][1] >= 0 else first),
             )
 
     def _say(self, span: Span) -> str:
-        rank = next(r for r, buffers in enumerate(self.buffers) if span.memory in (m for m, _ in buffers.values()))
-        return f"rank {rank}, {span.memory.name}[{span.start}:{span.stop}]"
+        return f"{span.memory.name}[{span.start}:{span.stop}] of rank {self._owner(span.memory)}"
+
+    def _owner(self, memory: Memory) -> int:
+        return next(r for r, buffers in enumerate(self.buffers) if memory in (m for m, _ in buffers.values()))
 
     def _name(self, event: int) -> str:
         rank, number, at = self.places[event]
