@@ -270,12 +270,13 @@ def refuse(kind: str, message: str) -> CommunicationError:
 
 def engines_on(device: str, fabric: str, method: str, piece_bytes: int) -> list[DeviceEngine]:
     meeting, n = Meeting(), FABRICS[fabric].num_ranks
+    proofs = Proofs(0, refuse)  # in one process, one proof serves all ranks
     return [
         DeviceEngine(
             rank=rank,
             size=n,
             schedules=lambda name, root: {method: schedules(fabric, name, root)[method]},
-            prove=Proofs(rank, refuse).require,
+            prove=proofs.require,
             transport=meeting.of(rank),
             lane=lane_of(torch.device(device, 0)),
             piece_bytes=piece_bytes,

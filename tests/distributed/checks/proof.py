@@ -62,7 +62,11 @@ def broken_later(rank: int, size: int) -> int:
     data = torch.full((1000,), float(rank))
     dist.all_reduce(data)
     assert data.eq(size * (size - 1) / 2).all()
-    RankTemplate.expand = lambda self, *args, **kwargs: broken(right(self, *args, **kwargs), "redirect")  # type: ignore[method-assign]
+
+    def expand(self: RankTemplate, *args: Any, **kwargs: Any) -> Program:
+        return broken(right(self, *args, **kwargs), "drop")
+
+    RankTemplate.expand = expand  # type: ignore[method-assign]
     try:
         with pytest.raises(CommunicationError, match="refuses to run all_reduce"):
             dist.all_reduce(torch.ones(1001))
