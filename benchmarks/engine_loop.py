@@ -26,7 +26,7 @@ import torch.distributed as dist
 
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.collectives.cost import choose
-from mycel.collectives.lower import Plan
+from mycel.collectives.lower import RankTemplate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import SYNTHESIZERS, synthesize
 from mycel.collectives.verify import verify_schedule
@@ -51,7 +51,7 @@ def prepared_program(rank: int, num_bytes: int, store: dist.Store) -> tuple[Prep
     for schedule in made.values():
         verify_schedule(schedule)
     choice = choose(made, num_bytes)
-    program = Plan(made[choice.method], rank).expand(num_bytes // 4, choice.piece_bytes // 4)
+    program = RankTemplate(made[choice.method], rank).expand(num_bytes // 4, choice.piece_bytes // 4)
     listener = socket.create_server(("127.0.0.1", 0))
     store.set(f"port{rank}", str(listener.getsockname()[1]))
     sockets: dict[int, socket.socket] = {}

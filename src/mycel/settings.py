@@ -14,6 +14,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
 ``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
+``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
+                          every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
 ``MYCEL_CACHE``           folder for what this machine was measured to need; none: the user's cache folder
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
@@ -66,6 +68,7 @@ class Settings:
     flight_folder: Path | None = None
     local: str | None = None
     methods: tuple[str, ...] | None = None
+    verify: str = "programs"
     cache: Path | None = None
     on_link_failure: str | None = None
     restarts: int = 0
@@ -97,6 +100,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
         local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
+        verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
         cache=Path(env["MYCEL_CACHE"]) if env.get("MYCEL_CACHE") else None,
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),

@@ -25,12 +25,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mycel.collectives.lower import Plan
+from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Op
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective, CollectiveName
 from mycel.collectives.synth import methods_for, synthesize
-from mycel.errors import ScheduleError
+from mycel.errors import CommunicationError, ScheduleError
 from mycel.runtime.communicator import Call
 from mycel.runtime.device import choice
 from mycel.runtime.device.choice import PIECE_BYTES, STEP_S, choose_for_steps, estimate_steps, with_classics
@@ -40,6 +40,7 @@ from mycel.runtime.device.lane import CudaLane, lane_of
 from mycel.runtime.device.steps import Prepared, prepare
 from mycel.runtime.device.transport import End
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.proof import Proofs
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.topology.builders import ring, star, torus, two_boxes
 from mycel.topology.model import Topology
@@ -76,7 +77,7 @@ def schedules(fabric: str, name: CollectiveName, root: int | None) -> dict[str, 
 
 
 def prepared_of(schedule: Schedule, elements: int, piece: int, blocks: Sequence[int] | None = None) -> list[Prepared]:
-    plans = [Plan(schedule, rank) for rank in range(schedule.collective.num_ranks)]
+    plans = [RankTemplate(schedule, rank) for rank in range(schedule.collective.num_ranks)]
     return [
         prepare(
             plan.expand(elements, piece, block_elements=blocks), plan.steps(elements, piece, block_elements=blocks), 4
@@ -159,7 +160,7 @@ def test_the_judge_sees_a_rank_with_another_order_of_steps(fabric: str, name: Co
 
 
 def test_steps_that_do_not_follow_needs_are_refused() -> None:
-    plan = Plan(schedules("ring_3", "all_reduce", None)["forest"], 0)
+    plan = RankTemplate(schedules("ring_3", "all_reduce", None)["forest"], 0)
     program, steps = plan.expand(12, 2), plan.steps(12, 2)
     with pytest.raises(ScheduleError, match="expected an earlier step"):
         prepare(program, np.zeros_like(steps), 4)
@@ -263,13 +264,19 @@ def run(engines: list[DeviceEngine], calls: list[Call], results: list[Tensor]) -
     return works
 
 
+def refuse(kind: str, message: str) -> CommunicationError:
+    return CommunicationError(message)
+
+
 def engines_on(device: str, fabric: str, method: str, piece_bytes: int) -> list[DeviceEngine]:
     meeting, n = Meeting(), FABRICS[fabric].num_ranks
+    proofs = Proofs(0, refuse)  # in one process, one proof serves all ranks
     return [
         DeviceEngine(
             rank=rank,
             size=n,
             schedules=lambda name, root: {method: schedules(fabric, name, root)[method]},
+            prove=proofs.require,
             transport=meeting.of(rank),
             lane=lane_of(torch.device(device, 0)),
             piece_bytes=piece_bytes,
@@ -468,7 +475,7 @@ def test_the_model_knows_what_each_step_moves(
     elements = pieces * 50_000 * len(schedule.chunks)
     moved: dict[tuple[int, tuple[int, int]], float] = {}
     for rank in range(topology.num_ranks):
-        plan = Plan(schedule, rank)
+        plan = RankTemplate(schedule, rank)
         program, steps = plan.expand(elements, 50_000), plan.steps(elements, 50_000)
         for i, step in zip(program.instructions, steps.tolist(), strict=True):
             if i.op is Op.SEND:

@@ -13,7 +13,7 @@ from mycel.collectives import flow_bound
 from mycel.collectives.bound import bound
 from mycel.collectives.cost import choose
 from mycel.collectives.flow_bound import solve_flow
-from mycel.collectives.lower import Plan, lower
+from mycel.collectives.lower import RankTemplate, lower
 from mycel.collectives.program import Buffer, Op
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.simulate import simulate
@@ -194,7 +194,7 @@ def test_a_program_cannot_bring_a_block_back_to_where_it_came_from() -> None:
     there_and_back = by_hand(move(1, 0, 1), move(2, 0, 1), move(2, 1, 0, 1), move(2, 0, 2, 2))
     verify_schedule(there_and_back)
     with pytest.raises(ScheduleError, match="transfer 2: rank 0 has the chunk in INPUT"):
-        Plan(there_and_back, 0)
+        RankTemplate(there_and_back, 0)
 
 
 @pytest.mark.parametrize("method", methods_for("all_to_all"))

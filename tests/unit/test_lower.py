@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mycel.collectives.lower import Plan, chunk_bounds, lower
+from mycel.collectives.lower import RankTemplate, chunk_bounds, lower
 from mycel.collectives.program import Buffer, Op
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
@@ -169,7 +169,7 @@ def test_a_rank_cannot_wait_for_what_it_does_not_see() -> None:
         Transfer(chunk=0, src=2, dst=1, reduce=False, path=(2, 1), after=(0, 1)),
     )
     with pytest.raises(ScheduleError, match=r"transfer 2 waits for transfer 0 \(chunk 0, 0 -> 1\)"):
-        Plan(foreign, 2)
+        RankTemplate(foreign, 2)
 
 
 def test_a_rank_cannot_wait_for_another_chunk() -> None:
@@ -180,7 +180,7 @@ def test_a_rank_cannot_wait_for_another_chunk() -> None:
         num_chunks=2,
     )
     with pytest.raises(ScheduleError, match="only wait for its own rank's transfers of the same chunk"):
-        Plan(crossed, 1)
+        RankTemplate(crossed, 1)
 
 
 def test_reduce_scatter_programs_do_not_overwrite_partial_sums() -> None:
@@ -190,7 +190,7 @@ def test_reduce_scatter_programs_do_not_overwrite_partial_sums() -> None:
         num_chunks=3,
     )
     with pytest.raises(ScheduleError, match="cannot copy into a partial sum"):
-        Plan(copying, 0)
+        RankTemplate(copying, 0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -236,7 +236,7 @@ def test_slow_paths_come_last_but_first_where_one_rank_sends_everything() -> Non
     def order(name: str, method: str) -> list[int]:
         root = 0 if name == "broadcast" else None
         collective = Collective(name=name, num_ranks=4, root=root)  # type: ignore[arg-type]
-        plan = Plan(synthesize(topology, collective, method), 0)
+        plan = RankTemplate(synthesize(topology, collective, method), 0)
         return [channel.dst for channel in plan.channels if channel.src == 0]
 
     assert order("all_gather", "tree") == [1, 2, slow]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from mycel.cli import build_app
 from mycel.collectives.imports import check_file
 from mycel.collectives.imports.msccl_xml import parse
-from mycel.collectives.verify import blocks as verify_module
+from mycel.collectives.verify import order
 from mycel.collectives.verify.blocks import verify_blocks
 from mycel.errors import ScheduleError, VerificationError
 
@@ -135,7 +135,7 @@ def changed(text: str, old: str, new: str, count: int = 1) -> str:
 
 
 def test_order_is_checked_in_pieces_where_there_is_too_much_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify_module, "_MAX_ENTRIES", 1)
+    monkeypatch.setattr(order, "_MAX_BITS", 1)
     for text in RIGHT.values():
         verify_blocks(parse(text))
     hasty = changed(RIGHT["all_pairs"], 'depid="3" deps="4"', 'depid="-1" deps="-1"')

@@ -14,7 +14,7 @@ from mycel.cli import build_app
 from mycel.cli.request import parse_ranks, read_weights
 from mycel.collectives.bound import bound
 from mycel.collectives.export import export
-from mycel.collectives.lower import Plan, chunk_bounds, lower
+from mycel.collectives.lower import RankTemplate, chunk_bounds, lower
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
@@ -213,7 +213,7 @@ def test_chunks_are_parts_of_their_own_blocks() -> None:
 def test_lengths_that_do_not_fit_are_refused(lengths: list[int] | None, total: int, message: str) -> None:
     schedule = synthesize(star(num_ranks=4), collective())
     with pytest.raises(ScheduleError, match=message):
-        Plan(schedule, 0).expand(total, 4, block_elements=lengths)
+        RankTemplate(schedule, 0).expand(total, 4, block_elements=lengths)
 
 
 def test_programs_of_different_lengths_do_not_belong_together() -> None:

@@ -5,8 +5,8 @@ key, (pipeline step, transfer), where the step of piece p of a transfer is p plu
 point backwards in that order, and both ends of every channel follow it, so that first-in-first-out channels cannot
 deadlock, however little they buffer.
 
-``Plan`` holds what does not depend on the size; ``Plan.expand`` makes the program for a size with array operations
-only, since a training job meets new sizes and must not wait for them.
+``RankTemplate`` holds what does not depend on the size; ``RankTemplate.expand`` makes the program for a size with
+array operations only, since a training job meets new sizes and must not wait for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
 from mycel.errors import ScheduleError
 
-__all__ = ["Plan", "chunk_bounds", "lower"]
+__all__ = ["RankTemplate", "chunk_bounds", "lower"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -40,7 +40,7 @@ def chunk_bounds(schedule: Schedule, num_elements: int, block_elements: Sequence
         block_elements: length of each block; in proportion to the collective's weights if not given.
 
     Raises:
-        ScheduleError: see ``Plan.expand``.
+        ScheduleError: see ``RankTemplate.expand``.
     """
     sizes = block_sizes(schedule.collective, num_elements, block_elements)
     cuts = _Cuts.of(schedule)
@@ -122,7 +122,7 @@ class _Role:
     needs: list[int] = field(default_factory=list)
 
 
-class Plan:
+class RankTemplate:
     """One rank's part of a schedule, ready to be expanded for any size.
 
     A switch that copies and adds has a part as well: everything it holds is in SCRATCH, and what comes first of a
@@ -438,9 +438,10 @@ def lower(
         block_elements: length of each block, if they are not in proportion to the collective's weights.
 
     Raises:
-        ScheduleError: see ``Plan`` and ``Plan.expand``.
+        ScheduleError: see ``RankTemplate`` and ``RankTemplate.expand``.
     """
     nodes = range(schedule.num_nodes)
     return tuple(
-        Plan(schedule, node).expand(num_elements, piece_elements, block_elements=block_elements) for node in nodes
+        RankTemplate(schedule, node).expand(num_elements, piece_elements, block_elements=block_elements)
+        for node in nodes
     )

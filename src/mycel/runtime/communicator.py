@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.cost import Choice, Costs, choose, longest_piece
-from mycel.collectives.lower import Plan
+from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
@@ -39,6 +39,7 @@ from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.prepared import PREPARED, Job, Origin, Prepared, prepare
+from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
@@ -113,9 +114,10 @@ class Communicator:
             channels=lambda: dict(self._sockets),
             reroutes=reroutes,
         )
+        self.proofs = Proofs(rank, self._faults.poison)
         self._rerouter = Rerouter(rank, self._run_once, self._go_on) if reroutes else None
         self._schedules: dict[tuple[str, int | None], dict[str, Schedule]] = {}
-        self._plans: dict[tuple[str, int | None, str], Plan] = {}
+        self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
         self._choices: dict[tuple[str, int | None, int], Choice] = {}
         self._owner = PREPARED.new_owner()
         self._flight = flight
@@ -206,10 +208,10 @@ class Communicator:
         except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
             raise self._faults.poison("timeout", str(failed)) from None
 
-    def _plan(self, name: CollectiveName, root: int | None, method: str) -> Plan:
+    def _plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
         key = (name, root, method)
         if key not in self._plans:
-            self._plans[key] = Plan(self.schedules(name, root)[method], self.rank)
+            self._plans[key] = RankTemplate(self.schedules(name, root)[method], self.rank)
         return self._plans[key]
 
     def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
@@ -251,6 +253,7 @@ class Communicator:
             return found
         plan = self._plan(call.name, call.root, choice.method)
         pieces = max(1, choice.piece_bytes // call.item_bytes)
+        self.proofs.require(plan.schedule, call, pieces)
         program = plan.expand(call.num_elements, pieces, block_elements=call.block_elements)
         made = prepare(
             program,
@@ -443,6 +446,7 @@ class Communicator:
         PREPARED.forget(self._owner)
         for book in (self._open, self._schedules, self._plans, self._choices):
             book.clear()
+        self.proofs.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
         if self.rank == 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mycel.collectives.blocks import READS_SOURCE, RECEIVES, SENDS, WRITES_TARGET, BlockPlan, Place, Step
+from mycel.collectives.verify.grid import draw_table
 
 __all__ = ["draw_blocks"]
 
@@ -41,9 +42,7 @@ def draw_blocks(plan: BlockPlan, rank: int, block: int, number: int) -> str:
             text = _cell(here.steps[at], here.send, here.recv) if at < len(here.steps) else "."
             line.append(f"[{text}]!" if (r, b, at) == (rank, block, number) else text)
         table.append(line)
-    widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-    drawn = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in table]
-    return "\n".join([*(line.rstrip() for line in drawn), _LEGEND])
+    return draw_table(table, _LEGEND)
 
 
 def _cell(step: Step, send: int, recv: int) -> str:

@@ -8,19 +8,15 @@ Time: a step touches memory after the step before it in its block, and the step 
 where it receives, after the step that sends to it has begun; it is complete after that one is. That a connection is
 full orders nothing, since nobody promises that it does not hold more.
 
-Steps of a block are ordered, so what must be complete before a step is a vector: how many steps of each block. That
-is exact, and costs a maximum of two vectors for each wait.
+What a step does is the interpreter's part (``interpreter``), as for our own programs. Blocks remain a form of their
+own up to there: a step that receives and sends at once is one event, and taken apart would need less of its
+connections than it does.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from mycel.collectives.blocks import (
     READS_SOURCE,
@@ -32,14 +28,12 @@ from mycel.collectives.blocks import (
     Step,
 )
 from mycel.collectives.verify.block_grid import draw_blocks
+from mycel.collectives.verify.interpreter import Interpreter, Span, Value, unordered
+from mycel.collectives.verify.memory import Content, Memory, Piece
+from mycel.collectives.verify.order import find_circle, sort_events
 from mycel.errors import VerificationError
 
 __all__ = ["verify_blocks"]
-
-#: Entries of vectors held at once.
-_MAX_ENTRIES = 1 << 26
-#: The content of a place that nothing was written to.
-_EMPTY = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +42,6 @@ class _Event:
     block: int
     number: int
     step: Step
-    line: int  # index of its block among all ranks' blocks
-
-
-@dataclass(slots=True)
-class _Cell:
-    content: int
-    writer: int = -1
-    readers: tuple[int, ...] = ()
 
 
 def verify_blocks(plan: BlockPlan) -> int:
@@ -80,13 +66,11 @@ class _Graph:
         self.title = f"{plan.collective.name} over {plan.collective.num_ranks} ranks"
         self.events: list[_Event] = []
         self.start: list[list[int]] = []
-        self.num_lines = 0
         for rank, mine in enumerate(plan.ranks):
             self.start.append([])
             for number, block in enumerate(mine.blocks):
                 self.start[rank].append(len(self.events))
-                self.events += [_Event(rank, number, at, s, self.num_lines) for at, s in enumerate(block.steps)]
-                self.num_lines += 1
+                self.events += [_Event(rank, number, at, s) for at, s in enumerate(block.steps)]
         #: Of each event, those that must be complete before it begins.
         self.before: list[list[int]] = [self._own(index) for index in range(len(self.events))]
         #: Of each event that receives, the one that sends to it; -1 for others.
@@ -163,241 +147,125 @@ class _Graph:
                     before[b].append(a)
                     if position >= slots:
                         before[a].append(receives[position - slots])
-            order = self._sorted(before)
+            order = sort_events(before)
             if len(order) == len(self.events):
                 return order, slots
-        raise self._deadlock(before, set(order))
-
-    def _sorted(self, before: list[list[int]]) -> list[int]:
-        left = [len(those) for those in before]
-        after: list[list[int]] = [[] for _ in before]
-        for index, those in enumerate(before):
-            for other in those:
-                after[other].append(index)
-        ready = deque(index for index, count in enumerate(left) if not count)
-        order = []
-        while ready:
-            index = ready.popleft()
-            order.append(index)
-            for other in after[index]:
-                left[other] -= 1
-                if not left[other]:
-                    ready.append(other)
-        return order
-
-    def _deadlock(self, before: list[list[int]], done: set[int]) -> VerificationError:
-        at = next(index for index in range(len(before)) if index not in done)
-        met: dict[int, int] = {}
-        walk: list[int] = []
-        while at not in met:
-            met[at] = len(walk)
-            walk.append(at)
-            at = next(other for other in before[at] if other not in done)
-        circle = walk[met[at] :]
+        circle = find_circle(before, order)
         shown = [self.name(index) for index in circle[:6]] + (["..."] if len(circle) > 6 else [])
         held = f"a connection holds {self.plan.slots} message{'s' * (self.plan.slots > 1)}"
-        return self.fault(circle[0], f"waits for itself, where {held}: {' waits for '.join([*shown, shown[0]])}")
+        raise self.fault(circle[0], f"waits for itself, where {held}: {' waits for '.join([*shown, shown[0]])}")
 
 
 class _Replay:
-    """One replay, in place or not: contents, and whether accesses are ordered."""
+    """One replay, in place or not."""
 
     def __init__(self, graph: _Graph, order: list[int], *, in_place: bool) -> None:
-        self._graph = graph
-        self._plan = graph.plan
-        self._order = order
-        self._in_place = in_place
-        self._contents: list[tuple[tuple[tuple[int, int], int], ...]] = [()]
-        self._index: dict[tuple[tuple[tuple[int, int], int], ...], int] = {(): _EMPTY}
-        self._sums: dict[tuple[int, int], int] = {}
-        self._cells: list[dict[tuple[bool, int], _Cell]] = []
-        self._messages: dict[int, list[int]] = {}
+        self._graph, self._plan, self._order, self._in_place = graph, graph.plan, order, in_place
+        self._interpreter = Interpreter(lambda event, problem: graph.fault(order[event], problem), self._say)
+        self._buffers = [self._begin(rank) for rank in range(len(self._plan.ranks))]
+        #: What a step sends, by its place in the order.
+        self._messages: dict[int, Value] = {}
 
     def run(self) -> None:
         """Raise if contents or accesses are wrong."""
-        width = max(1, _MAX_ENTRIES // max(1, len(self._order)))
-        for low in range(0, self._graph.num_lines, width):
-            self._pass(low, min(width, self._graph.num_lines - low))
-        self._check_end()
+        position = [0] * len(self._order)
+        for event, index in enumerate(self._order):
+            position[index] = event
+        sender = [position[s] if (s := self._graph.sender[index]) >= 0 else -1 for index in self._order]
+        for event, index in enumerate(self._order):
+            step = self._graph.events[index]
+            self._act(event, step.rank, step.step, self._messages.pop(sender[event], []))
+        waits = [[position[other] for other in self._graph.before[index]] for index in self._order]
+        memories = (memory for buffers in self._buffers for memory, _ in buffers.values())
+        found = unordered(memories, waits, completes_after=sender, begins_after=sender)
+        if found:
+            second, first = self._order[found.second], self._order[found.first]
+            where = self._say(Span(found.memory, found.start, found.stop - found.start))
+            other = f"{self._graph.name(first)} ({self._graph.events[first].step.kind})"
+            problem = f"it and {other} touch {where} in no fixed order; let one wait for the other"
+            raise self._graph.fault(second, problem)
+        for rank in range(len(self._plan.ranks)):
+            self._check_end(rank)
 
-    def _pass(self, low: int, width: int) -> None:
-        self._cells = [{} for _ in self._plan.ranks]
-        graph = self._graph
-        begun: list[npt.NDArray[np.int32]] = [_NOTHING] * len(self._order)
-        done: list[npt.NDArray[np.int32]] = [_NOTHING] * len(self._order)
-        for index in self._order:
-            clock = np.zeros(width, dtype=np.int32)
-            for other in graph.before[index]:
-                np.maximum(clock, done[other], out=clock)
-            sender = graph.sender[index]
-            if sender >= 0:
-                np.maximum(clock, begun[sender], out=clock)
-            begun[index] = clock
-            self._act(index, clock, low, width)
-            event = graph.events[index]
-            ended = clock.copy() if sender < 0 else np.maximum(clock, done[sender])
-            if low <= event.line < low + width:
-                ended[event.line - low] = event.number + 1
-            done[index] = ended
-
-    # -- one step -----------------------------------------------------------------------------------------
-
-    def _act(self, index: int, clock: npt.NDArray[np.int32], low: int, width: int) -> None:
-        event, step = self._graph.events[index], self._graph.events[index].step
-        kind = step.kind
-        if kind == "nop":
-            return
-        source = [self._at(event.rank, step.source, k) for k in range(step.count)] if kind in READS_SOURCE else []
-        target = [self._at(event.rank, step.target, k) for k in range(step.count)] if kind in WRITES_TARGET else []
-        if kind == "cpy" and source == target:
-            return  # in place, what would be copied stands there already
-        if source and target and source != target and set(source) & set(target):
-            raise self._graph.fault(index, "reads and writes places that overlap")
-        reads = [*source, *(target if kind == "re" else ())]
-        for key in reads:
-            cell = self._cell(event.rank, key)
-            self._ordered(index, clock, low, width, key, (cell.writer,))
-        found = [self._content(index, key) for key in source]
-        if kind in RECEIVES:
-            came = self._messages[graph_sender] if (graph_sender := self._graph.sender[index]) >= 0 else []
-            value = [self._sum(a, b) for a, b in zip(came, found, strict=True)] if source else came
-        elif kind == "re":
-            value = [self._sum(self._content(index, key), b) for key, b in zip(target, found, strict=True)]
+    def _begin(self, rank: int) -> dict[str, tuple[Memory, int]]:
+        """The rank's buffers, as memories and places in them, with what the caller gives."""
+        plan, name, share = self._plan, self._plan.collective.name, self._share
+        length = {letter: plan.length(rank, letter) for letter in "ios"}
+        given = Memory("array" if self._in_place else "i", plan.num_chunks if self._in_place else length["i"])
+        at = {letter: rank * share if length[letter] < given.length else 0 for letter in "io"}
+        if self._in_place:
+            buffers = {letter: (given, at[letter]) for letter in "io"}
         else:
-            value = found
-        for key in reads:
-            cell = self._cell(event.rank, key)
-            if index not in cell.readers:
-                cell.readers = (*cell.readers, index)
-        for key, content in zip(target, value, strict=False):
-            cell = self._cell(event.rank, key)
-            if key[0] and not self._in_place and self._is_input(event.rank, key[1]):
-                raise self._graph.fault(index, f"writes {self._say(event.rank, key)}, which is the caller's")
-            self._ordered(index, clock, low, width, key, (cell.writer, *cell.readers))
-            self._cells[event.rank][key] = _Cell(content, index)
+            buffers = {"i": (given, 0), "o": (Memory("o", length["o"]), 0)}
+        start = buffers["i"][1]
+        # An all_gather's input is the rank's block of the array.
+        base = rank * share if name == "all_gather" else 0
+        given.fill(start, start + length["i"], self._interpreter.contents.own(rank), base - start)
+        return {**buffers, "s": (Memory("s", length["s"]), 0)}
+
+    @property
+    def _share(self) -> int:
+        """Chunks of a rank's block."""
+        return self._plan.num_chunks // self._plan.collective.num_ranks
+
+    def _act(self, event: int, rank: int, step: Step, value: Value) -> None:
+        """Carry out a step; ``value`` is what came in."""
+        kind, run = step.kind, self._interpreter
+        source = self._span(rank, step.source, step.count) if kind in READS_SOURCE else None
+        target = self._span(rank, step.target, step.count) if kind in WRITES_TARGET else None
+        if source and target:
+            if kind == "cpy" and source.coincides(target):
+                return  # in place, what would be copied stands there already
+            run.apart([source], target, event)
+        if source:
+            held = run.read(source, event)
+            value = run.add(value, held) if kind in RECEIVES else held
+        if target:
+            if kind == "re":
+                value = run.add(run.read(target, event), value)
+            if target.memory.name == "i":
+                raise self._graph.fault(self._order[event], f"writes {self._say(target)}, which is the caller's")
+            run.write(target, value, event)
         if kind in SENDS:
-            self._messages[index] = value
+            self._messages[event] = value
 
-    def _ordered(
-        self, index: int, clock: npt.NDArray[np.int32], low: int, width: int, key: tuple[bool, int], others: Any
-    ) -> None:
-        """Raise if one of the others, that touched a place earlier in the replay, may still be at it."""
-        events = self._graph.events
-        for other in others:
-            if other < 0 or other == index or not low <= events[other].line < low + width:
-                continue
-            if clock[events[other].line - low] <= events[other].number:
-                place = self._say(events[index].rank, key)
-                raise self._graph.fault(
-                    index,
-                    f"it and {self._graph.name(other)} ({events[other].step.kind}) touch {place} in no fixed order; "
-                    "let one wait for the other",
-                )
+    def _span(self, rank: int, place: Place, count: int) -> Span:
+        memory, start = self._buffers[rank][place.buffer]
+        return Span(memory, start + place.offset, count)
 
-    # -- places -------------------------------------------------------------------------------------------
-
-    def _at(self, rank: int, place: Place, further: int) -> tuple[bool, int]:
-        """``(is the caller's memory, position)``: equal where the memory is the same."""
-        plan, at = self._plan, place.offset + further
-        if place.buffer == "s":
-            return False, at
-        if not self._in_place:
-            return True, at if place.buffer == "i" else at + plan.length(rank, "i")
-        share = plan.num_chunks // plan.collective.num_ranks
-        own = {"all_gather": "i", "reduce_scatter": "o"}.get(plan.collective.name)
-        return True, at + rank * share if place.buffer == own else at
-
-    def _is_input(self, rank: int, position: int) -> bool:
-        return position < self._plan.length(rank, "i")
-
-    def _cell(self, rank: int, key: tuple[bool, int]) -> _Cell:
-        cell = self._cells[rank].get(key)
-        if cell is None:
-            cell = self._cells[rank][key] = _Cell(self._initial(rank, key))
-        return cell
-
-    def _initial(self, rank: int, key: tuple[bool, int]) -> int:
-        plan, position = self._plan, key[1]
-        if not key[0]:
-            return _EMPTY
-        name, share = plan.collective.name, plan.num_chunks // plan.collective.num_ranks
-        if self._in_place:
-            if name == "all_gather" and not rank * share <= position < (rank + 1) * share:
-                return _EMPTY
-        elif not self._is_input(rank, position):
-            return _EMPTY
-        elif name == "all_gather":
-            position += rank * share
-        return self._number((((rank, position), 1),))
-
-    def _say(self, rank: int, key: tuple[bool, int]) -> str:
-        if not key[0]:
-            return f"s[{key[1]}]"
-        if self._in_place:
-            return f"chunk {key[1]} of the array"
-        given = self._plan.length(rank, "i")
-        return f"i[{key[1]}]" if key[1] < given else f"o[{key[1] - given}]"
-
-    # -- contents -----------------------------------------------------------------------------------------
-
-    def _number(self, content: tuple[tuple[tuple[int, int], int], ...]) -> int:
-        known = self._index.setdefault(content, len(self._contents))
-        if known == len(self._contents):
-            self._contents.append(content)
-        return known
-
-    def _sum(self, a: int, b: int) -> int:
-        key = (a, b) if a <= b else (b, a)
-        if key not in self._sums:
-            counts = dict(self._contents[a])
-            for origin, count in self._contents[b]:
-                counts[origin] = min(counts.get(origin, 0) + count, 1 << 30)
-            self._sums[key] = self._number(tuple(sorted(counts.items())))
-        return self._sums[key]
-
-    def _content(self, index: int, key: tuple[bool, int]) -> int:
-        rank = self._graph.events[index].rank
-        content = self._cell(rank, key).content
-        if content == _EMPTY:
-            raise self._graph.fault(index, f"reads {self._say(rank, key)}, which nothing has been written to")
-        return content
+    def _say(self, span: Span) -> str:
+        if span.memory.name == "array":
+            return f"chunk {span.start} of the array"
+        return f"{span.memory.name}[{span.start}]"
 
     # -- the end ------------------------------------------------------------------------------------------
 
-    def _check_end(self) -> None:
-        plan = self._plan
-        n, name = plan.collective.num_ranks, plan.collective.name
-        share = plan.num_chunks // n
-        sums: dict[int, int] = {}
-        for rank in range(n):
-            for k in range(plan.length(rank, "o")):
-                if name == "all_gather":
-                    wanted = self._number((((k // share, k), 1),))
-                elif name == "all_to_all":
-                    wanted = self._number((((k // share, rank * share + k % share), 1),))
-                else:
-                    at = k + (rank * share if name == "reduce_scatter" else 0)
-                    if at not in sums:
-                        sums[at] = self._number(tuple(((other, at), 1) for other in range(n)))
-                    wanted = sums[at]
-                cell = self._cell(rank, self._at(rank, Place("o", k), 0))
-                if cell.content != wanted:
-                    raise self._wrong_end(rank, k, cell, wanted)
+    def _check_end(self, rank: int) -> None:
+        n, name, share = self._plan.collective.num_ranks, self._plan.collective.name, self._share
+        memory, base = self._buffers[rank]["o"]
+        everyone, length = tuple((other, 0, 1) for other in range(n)), self._plan.length(rank, "o")
+        for start in range(0, length, length if name == "all_reduce" else share):
+            terms = everyone if self._plan.collective.reduces else ((start // share, 0, 1),)
+            first = {"all_gather": start, "all_reduce": 0}.get(name, rank * share)
+            right = self._interpreter.contents.number(Content(terms))
+            stop = length if name == "all_reduce" else start + share
+            for piece in memory.pieces(base + start, base + stop):
+                wanted = Piece(piece.start, piece.stop, right, first - start - base)
+                if piece != wanted:
+                    raise self._wrong_end(rank, piece.start - base, memory.writer(piece.start), piece, wanted)
 
-    def _wrong_end(self, rank: int, k: int, cell: _Cell, wanted: int) -> VerificationError:
+    def _wrong_end(self, rank: int, k: int, writer: int, piece: Piece, wanted: Piece) -> VerificationError:
         how = "in place" if self._in_place else "out of place"
-        what = f"o[{k}] ends with {self._describe(cell.content)}; expected {self._describe(wanted)} ({how})"
-        if cell.writer >= 0:
-            return self._graph.fault(cell.writer, f"this step wrote last, and {what}")
+        what = f"o[{k}] ends with {self._describe(piece)}; expected {self._describe(wanted)} ({how})"
+        if writer >= 0:
+            return self._graph.fault(self._order[writer], f"this step wrote last, and {what}")
         grid = draw_blocks(self._plan, rank, -1, -1)
         return VerificationError(f"{self._graph.title} is wrong at rank {rank}: {what}", grid=grid)
 
-    def _describe(self, content: int) -> str:
-        terms = self._contents[content]
+    def _describe(self, piece: Piece) -> str:
+        terms = self._interpreter.contents[piece.content].terms
         if not terms:
             return "nothing"
-        shown = [f"{f'{count} x ' if count > 1 else ''}rank {r}'s chunk {p}" for (r, p), count in terms[:5]]
+        at = piece.start + piece.shift
+        shown = [f"{f'{count} x ' if count > 1 else ''}rank {r}'s chunk {at + d}" for r, d, count in terms[:5]]
         return " + ".join(shown) + (f" + {len(terms) - 5} more" if len(terms) > 5 else "")
-
-
-_NOTHING: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)

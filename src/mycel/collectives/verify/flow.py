@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from mycel.collectives.program import Channel, Op, Program
+from mycel.collectives.verify.order import find_circle, sort_events
 from mycel.errors import VerificationError
 
 __all__ = ["Flow", "describe", "trace_flow"]
@@ -50,19 +52,21 @@ def describe(program: Program, index: int) -> str:
     return f"rank {program.rank} instruction {index} ({i.op.name.lower()} {where} {peer})"
 
 
-def trace_flow(programs: Sequence[Program], title: str) -> Flow:
+def trace_flow(programs: Sequence[Program], title: str, *, every_size: bool = False) -> Flow:
     """Match sends with receives and find an order for everything.
 
     Args:
         programs: one a rank, in rank order.
         title: what is verified, for messages.
+        every_size: nothing may rest on how messages of different chunks follow each other on a channel, since that
+            changes with the size: ``Flow.waits`` are needs alone, and they must point backwards.
 
     Raises:
         VerificationError: a channel known at one end only or twice at one, a send or receive left over, counts
-            that differ, a deadlock.
+            that differ, a deadlock, or with ``every_size`` what may be one at another size.
     """
     partner = _match(programs, title)
-    return _order(programs, partner, title)
+    return _order(programs, partner, title, every_size=every_size)
 
 
 def _first_nodes(programs: Sequence[Program]) -> list[int]:
@@ -131,8 +135,8 @@ def _route(channel: Channel) -> str:
     return f"{channel.src} -> {channel.dst} via {'>'.join(map(str, channel.path))}"
 
 
-def _local_waits(programs: Sequence[Program]) -> list[list[int]]:
-    """Of each instruction, numbered rank by rank: needs and channel predecessor, without repeats."""
+def _waits(programs: Sequence[Program], *, by_channel: bool) -> list[list[int]]:
+    """Of each instruction, numbered rank by rank: its needs, and its predecessor on its channel; without repeats."""
     waits: list[list[int]] = []
     base = 0
     for program in programs:
@@ -140,7 +144,7 @@ def _local_waits(programs: Sequence[Program]) -> list[list[int]]:
         latest: dict[int, int] = {}
         for index, channel in enumerate(program.columns["channel"].tolist()):
             local = set(needs[starts[index] : starts[index + 1]])
-            if channel >= 0:
+            if channel >= 0 and by_channel:
                 if channel in latest:
                     local.add(latest[channel])
                 latest[channel] = index
@@ -149,41 +153,33 @@ def _local_waits(programs: Sequence[Program]) -> list[list[int]]:
     return waits
 
 
-def _order(programs: Sequence[Program], partner: list[int], title: str) -> Flow:
+def _order(programs: Sequence[Program], partner: list[int], title: str, *, every_size: bool) -> Flow:
     """Run everything without buffers; what cannot run is a deadlock."""
-    waits = _local_waits(programs)
-    receives = [False] * len(waits)
-    base = 0
-    for program in programs:
-        for index, op in enumerate(program.columns["op"].tolist()):
-            receives[base + index] = op in (Op.RECV, Op.RECV_REDUCE)
-        base += len(program.columns)
+    waits = _waits(programs, by_channel=True)
+    names = [(p.rank, index) for p in programs for index in range(len(p.columns))]
+    ops = [op for p in programs for op in p.columns["op"].tolist()]
+    receives = [op in (Op.RECV, Op.RECV_REDUCE) for op in ops]
     # An event is known by its send, or by its copy.
     event = [partner[node] if receives[node] else node for node in range(len(waits))]
-    missing = [0] * len(waits)
-    followers: list[list[int]] = [[] for _ in waits]
+    before: list[list[int]] = [[] for _ in waits]
     for node, others in enumerate(waits):
-        for other in others:
-            followers[event[other]].append(event[node])
-            missing[event[node]] += 1
-    ready = [node for node in range(len(waits)) if event[node] == node and not missing[node]]
-    nodes: list[int] = []
-    for node in ready:  # grows while it is walked
-        nodes.append(node)
-        if partner[node] >= 0:
-            nodes.append(partner[node])
-        for follower in followers[node]:
-            missing[follower] -= 1
-            if not missing[follower]:
-                ready.append(follower)
-    first = _first_nodes(programs)
-    names = [(p.rank, index) for p in programs for index in range(len(p.columns))]
+        before[event[node]] += [event[other] for other in others]
+    events = [node for node in sort_events(before) if not receives[node]]
+    nodes = [node for first in events for node in (first, partner[first]) if node >= 0]
     if len(nodes) < len(waits):
-        raise _deadlock(programs, partner, waits, event, missing, names, title)
+        raise _deadlock(programs, partner, waits, event, before, names, title)
+    if every_size:
+        waits = _waits(programs, by_channel=False)
+        for node, others in enumerate(waits):
+            if others and max(others) >= node:
+                rank, index = names[node]
+                raise VerificationError(
+                    f"{title}: {describe(programs[rank], index)} needs instruction {names[max(others)][1]}, which "
+                    "stands behind it; at another size that may be a deadlock"
+                )
     place = [0] * len(waits)
     for position, node in enumerate(nodes):
         place[node] = position
-    assert first[-1] == len(nodes)
     return Flow(
         nodes=tuple(names[node] for node in nodes),
         waits=tuple(tuple(place[other] for other in waits[node]) for node in nodes),
@@ -196,29 +192,20 @@ def _deadlock(
     partner: list[int],
     waits: list[list[int]],
     event: list[int],
-    missing: list[int],
+    before: list[list[int]],
     names: list[tuple[int, int]],
     title: str,
 ) -> VerificationError:
-    """Walk back from a stuck event through stuck events until one comes again."""
-
-    def blocker(stuck: int) -> tuple[int, int]:
-        for node in (stuck, partner[stuck]):
-            for other in waits[node] if node >= 0 else ():
-                if missing[event[other]]:
-                    return node, other
-        raise AssertionError("a stuck event waits for a stuck event")
-
-    walk: list[int] = []
-    links: list[tuple[int, int]] = []
-    at = next(node for node in range(len(waits)) if event[node] == node and missing[node])
-    while at not in walk:
-        walk.append(at)
-        links.append(blocker(at))
-        at = event[links[-1][1]]
-    cycle = links[walk.index(at) :]
+    """A circle of events, each of which waits for the next by a need or by its place on a channel."""
+    cycle = find_circle(before, sort_events(before))
     parts: list[str] = []
-    for node, other in cycle[:_CYCLE_SHOWN]:
+    for stuck, next_ in list(pairwise([*cycle, cycle[0]]))[:_CYCLE_SHOWN]:
+        node, other = next(
+            (node, other)
+            for node in (stuck, partner[stuck])
+            for other in (waits[node] if node >= 0 else ())
+            if event[other] == next_
+        )
         program, index = programs[names[node][0]], names[node][1]
         why = "needs" if names[other][1] in program.instruction(index).needs else "stands on its channel behind"
         parts.append(f"{describe(program, index)} {why} instruction {names[other][1]}")

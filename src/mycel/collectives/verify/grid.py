@@ -1,4 +1,4 @@
-"""Draws what every rank does with one chunk, step by step, with the bad cell marked."""
+"""Draws what every rank does with one chunk, step by step, with the bad cell marked; and tables in general."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mycel.collectives.schedule import Schedule
 
-__all__ = ["draw_grid"]
+__all__ = ["draw_grid", "draw_table"]
 
 #: Steps shown on each side of the bad one; a deep schedule would not fit a screen otherwise.
 _STEPS_AROUND = 6
@@ -51,6 +51,11 @@ def draw_grid(schedule: Schedule, chunk: int, rank: int, step: int, members: Seq
             text = " ".join(cells.get((r, at), ["."]))
             line.append(f"[{text}]!" if (r, at) == (rank, step) else text)
         table.append(line)
+    return draw_table(table, _LEGEND)
+
+
+def draw_table(table: Sequence[Sequence[str]], legend: str) -> str:
+    """Rows of cells under each other, and what their signs mean."""
     widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
     drawn = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in table]
-    return "\n".join([*(line.rstrip() for line in drawn), _LEGEND])
+    return "\n".join([*(line.rstrip() for line in drawn), legend])

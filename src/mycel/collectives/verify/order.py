@@ -1,7 +1,8 @@
-"""Whether accesses are ordered by a partial order of many events, on bitsets.
+"""The order of many events: one in which all can happen, or a circle of waits; and whether it orders accesses.
 
-Events are numbered so that every event comes after those it waits for. An event happens over an interval: it may
-touch memory only once the events it waits for are complete, and others wait for its own completion.
+The second works on bitsets. Events are then numbered so that every event comes after those it waits for. An event
+happens over an interval: it may touch memory only once the events it waits for are complete, and others wait for its
+own completion.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Turn", "find_unordered"]
+__all__ = ["Turn", "find_circle", "find_unordered", "sort_events"]
 
 #: Bits held at once (32 MiB for each of two arrays); more events are traced in several passes.
 _MAX_BITS = 1 << 28
@@ -21,6 +22,36 @@ class Turn:
 
     before: tuple[int, ...]
     now: tuple[int, ...]
+
+
+def sort_events(before: Sequence[Sequence[int]]) -> list[int]:
+    """Events in an order in which each comes after those before it; those that can never happen are left out.
+
+    Args:
+        before: of each event, others (repeats count for nothing) that must be complete before it begins.
+    """
+    left = [len(others) for others in before]
+    after: list[list[int]] = [[] for _ in before]
+    for event, others in enumerate(before):
+        for other in others:
+            after[other].append(event)
+    order = [event for event, count in enumerate(left) if not count]
+    for event in order:  # grows while it is walked
+        for other in after[event]:
+            left[other] -= 1
+            if not left[other]:
+                order.append(other)
+    return order
+
+
+def find_circle(before: Sequence[Sequence[int]], order: Sequence[int]) -> list[int]:
+    """Events of which each waits for the next, and the last for the first, among those that ``order`` leaves out."""
+    stuck = set(range(len(before))) - set(order)
+    at, walk = min(stuck), dict[int, int]()
+    while at not in walk:
+        walk[at] = len(walk)
+        at = next(other for other in before[at] if other in stuck)
+    return list(walk)[walk[at] :]
 
 
 def find_unordered(

@@ -23,11 +23,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
-from mycel.collectives.verify.memory import EMPTY, Contents, Memory, Piece
-from mycel.collectives.verify.order import find_unordered
-from mycel.collectives.verify.plan_form import End, Operation, Plan, Span, read_plan
+from mycel.collectives.verify.grid import draw_table
+from mycel.collectives.verify.interpreter import Interpreter, Span, unordered
+from mycel.collectives.verify.memory import EMPTY, Memory, Piece
+from mycel.collectives.verify.plan_form import Chunks, End, ForeignPlan, Operation, read_plan
 from mycel.collectives.verify.schedule import describe_counts
 from mycel.errors import VerificationError
 
@@ -61,7 +63,7 @@ def check_plan(data: Any) -> dict[str, Any]:
     }
 
 
-def verify_plan(plan: Plan) -> None:
+def verify_plan(plan: ForeignPlan) -> None:
     """Return if the plan carries out its collective, however it is timed; raise otherwise.
 
     Raises:
@@ -124,11 +126,11 @@ class _Counting:
 class _Replay:
     """One symbolic run."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: ForeignPlan) -> None:
         self.plan = plan
         c = plan.collective
         self.title = f"{c.name} over {c.num_ranks} ranks"
-        self.contents = Contents()
+        self.interpreter = Interpreter(self._blame, self._say)
         self.waits: list[tuple[int, ...]] = []
         self.places: list[tuple[int, int, int]] = []  # of each event: rank, block, operation; -1 begins, -2 ends
         self.blocks = [
@@ -202,7 +204,7 @@ class _Replay:
         event = self._event((), (rank, -1, -1))
         for memory in _memories(buffers):
             memory.write([Piece(0, memory.length, EMPTY, 0)], event)
-        own = self.contents.own(rank)
+        own = self.interpreter.contents.own(rank)
         for start, stop, base in self._parts(rank, "i"):
             memory, at = buffers["i"]
             memory.write([Piece(start + at, stop + at, own, base - at)], event)
@@ -232,7 +234,7 @@ class _Replay:
             for piece in memory.pieces(start + offset, stop + offset):
                 counts = [0] * c.num_ranks
                 problem = ""
-                for whose, distance, count in self.contents[piece.content].terms:
+                for whose, distance, count in self.interpreter.contents[piece.content].terms:
                     if piece.shift + distance != base - offset:
                         problem = f"chunk {piece.start + piece.shift + distance} of rank {whose} stands there"
                     counts[whose] = count
@@ -328,7 +330,7 @@ class _Replay:
         else:
             event = self._event((block.meeting,), place)
             block.since.append(event)
-            self._move(block, op, event)
+            self._move(op, event)
         block.at += 1
         return True
 
@@ -383,7 +385,7 @@ class _Replay:
             put = _Put(event, (block.rank, block.number), block.meetings, thread)
             self.moving.setdefault(end, []).append(put)
             self.unflushed.setdefault(end, []).append(put)
-            self._write(target, [self._moved(self._read(block, source, event), source, target)], event)
+            self.interpreter.write(self._span(target), self.interpreter.read(self._span(source), event), event)
             if op.name != "put":
                 self._signal(block, end, thread, issue)
         if op.name == "pwsf":
@@ -397,86 +399,44 @@ class _Replay:
 
     # -- data ---------------------------------------------------------------------------------------------
 
-    def _move(self, block: _Block, op: Operation, event: int) -> None:
-        if op.name in _REDUCTIONS:
-            self._reduce(block, op, event)
+    def _move(self, op: Operation, event: int) -> None:
+        run = self.interpreter
+        sources, targets = ([self._span(chunks) for chunks in side] for side in (op.sources, op.targets))
+        if op.name not in _REDUCTIONS:
+            for source, target in zip(sources, targets, strict=True):
+                run.apart([source], target, event)
+                if not source.coincides(target):  # in place: onto itself
+                    run.write(target, run.read(source, event), event)
             return
-        for source, target in zip(op.sources, op.targets, strict=True):
-            (memory, start), (other, to) = self._place(source), self._place(target)
-            if memory is other and start == to:
-                continue  # in place: onto itself
-            if memory is other and abs(start - to) < source.size:
-                raise self._wrong(block, block.at, "reads and writes overlapping chunks that do not coincide")
-            self._write(target, [self._moved(self._read(block, source, event), source, target)], event)
-
-    def _reduce(self, block: _Block, op: Operation, event: int) -> None:
         if not self.plan.collective.reduces:
-            raise self._wrong(block, block.at, f"reduces, but {self.plan.collective.name} combines nothing")
-        first = op.targets[0]
-        memory, start = self._place(first)
-        total: list[Piece] = []
-        for source in op.sources:
-            other, from_ = self._place(source)
-            if other is memory and from_ != start and abs(from_ - start) < first.size:
-                raise self._wrong(block, block.at, "reads and writes overlapping chunks that do not coincide")
-            pieces = self._moved(self._read(block, source, event), source, first)
-            total = self._sum(total, pieces) if total else pieces
-        for target in op.targets:
-            self._write(target, [self._moved(total, first, target)], event)
+            raise self._blame(event, f"reduces, but {self.plan.collective.name} combines nothing")
+        run.apart(sources, targets[0], event)
+        total = reduce(run.add, [run.read(source, event) for source in sources])
+        for target in targets:
+            run.write(target, total, event)
 
-    def _sum(self, left: list[Piece], right: list[Piece]) -> list[Piece]:
-        cuts = sorted({piece.start for piece in left} | {piece.start for piece in right})
-        out: list[Piece] = []
-        a = b = 0
-        for start, stop in zip(cuts, [*cuts[1:], left[-1].stop], strict=True):
-            a += left[a].stop <= start
-            b += right[b].stop <= start
-            pair = [Piece(start, stop, piece.content, piece.shift) for piece in (left[a], right[b])]
-            out.append(self.contents.add(pair[0], pair[1]))
-        return out
-
-    def _place(self, span: Span) -> tuple[Memory, int]:
-        memory, start = self.buffers[span.rank][span.buffer]
-        return memory, start + span.index
-
-    def _read(self, block: _Block, span: Span, event: int) -> list[Piece]:
-        memory, start = self._place(span)
-        pieces = memory.read(start, start + span.size, event)
-        for piece in pieces:
-            if piece.content == EMPTY:
-                first = piece.start - start + span.index
-                where = f"{_NAMES[span.buffer]}[{first}:{first + piece.stop - piece.start}] of rank {span.rank}"
-                raise self._wrong(block, block.at, f"reads {where}, to which nothing was written")
-        return pieces
-
-    def _moved(self, pieces: list[Piece], source: Span, target: Span) -> list[Piece]:
-        distance = self._place(target)[1] - self._place(source)[1]
-        return [piece.moved(distance) for piece in pieces]
-
-    def _write(self, target: Span, groups: list[list[Piece]], event: int) -> None:
-        memory, _ = self._place(target)
-        for pieces in groups:
-            memory.write(pieces, event)
+    def _span(self, chunks: Chunks) -> Span:
+        memory, start = self.buffers[chunks.rank][chunks.buffer]
+        return Span(memory, start + chunks.index, chunks.size)
 
     # -- order and messages -------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
-        turns = [
-            (turn, rank, memory)
-            for rank, buffers in enumerate(self.buffers)
-            for memory in _memories(buffers)
-            for turn in memory.turns
-        ]
-        found = find_unordered(self.waits, [turn for turn, _, _ in turns])
+        found = unordered((memory for buffers in self.buffers for memory in _memories(buffers)), self.waits)
         if found:
-            position, first, second = found
-            turn, rank, memory = turns[position]
-            start, stop = memory.turns[turn]
+            first, second = found.first, found.second
             raise VerificationError(
-                f"{self.title} is wrong at rank {rank}, {memory.name}[{start}:{stop}]: {self._name(first)} and "
-                f"{self._name(second)} touch it in no fixed order; a signal, wait, semaphore or nop is missing",
+                f"{self.title} is wrong at rank {self._owner(found.memory)}, {found.memory.name}"
+                f"[{found.start}:{found.stop}]: {self._name(first)} and {self._name(second)} touch it in no fixed "
+                "order; a signal, wait, semaphore or nop is missing",
                 grid=self._grid(second if self.places[second][1] >= 0 else first),
             )
+
+    def _say(self, span: Span) -> str:
+        return f"{span.memory.name}[{span.start}:{span.stop}] of rank {self._owner(span.memory)}"
+
+    def _owner(self, memory: Memory) -> int:
+        return next(r for r, buffers in enumerate(self.buffers) if memory in (m for m, _ in buffers.values()))
 
     def _name(self, event: int) -> str:
         rank, number, at = self.places[event]
@@ -484,6 +444,10 @@ class _Replay:
             return f"rank {rank}'s caller {'before it begins' if number == -1 else 'after it has ended'}"
         op = self.plan.blocks[rank][number][at]
         return f"rank {rank}, thread block {number}, op {at} ({op.name})"
+
+    def _blame(self, event: int, problem: str) -> VerificationError:
+        rank, number, at = self.places[event]
+        return self._wrong(self.blocks[rank][number], at, problem)
 
     def _wrong(self, block: _Block, at: int, problem: str) -> VerificationError:
         op = block.operations[at]
@@ -505,9 +469,7 @@ class _Replay:
                 text = self._cell(block.operations[column]) if column < len(block.operations) else ""
                 line.append(f"[{text}]!" if (block.number, column) == (number, at) else text)
             table.append(line)
-        widths = [max(len(line[i]) for line in table) for i in range(len(table[0]))]
-        drawn = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in table]
-        return "\n".join([*(line.rstrip() for line in drawn), _LEGEND])
+        return draw_table(table, _LEGEND)
 
     def _cell(self, op: Operation) -> str:
         peers = [self.plan.peers[end].rank for end in op.ends if end in self.plan.peers]

@@ -18,7 +18,7 @@ from typing import Any
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.errors import MycelError, ScheduleError
 
-__all__ = ["COLLECTIVE_NAMES", "SUPPORTED", "End", "Operation", "Plan", "Span", "read_plan"]
+__all__ = ["COLLECTIVE_NAMES", "SUPPORTED", "Chunks", "End", "ForeignPlan", "Operation", "read_plan"]
 
 #: Collectives by their names in plans. Plans have no place for a root.
 COLLECTIVE_NAMES: dict[str, CollectiveName] = {
@@ -47,7 +47,7 @@ _ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Chunks:
     """Chunks ``index .. index+size-1`` of a rank's buffer ``"i"``, ``"o"`` or ``"s"``."""
 
     rank: int
@@ -71,8 +71,8 @@ class Operation:
 
     name: str
     kind: str = ""
-    sources: tuple[Span, ...] = ()
-    targets: tuple[Span, ...] = ()
+    sources: tuple[Chunks, ...] = ()
+    targets: tuple[Chunks, ...] = ()
     ends: tuple[End, ...] = ()
     semaphores: tuple[int, ...] = ()
     barrier: int = -1
@@ -80,7 +80,7 @@ class Operation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class ForeignPlan:
     """A plan of well-formed operations.
 
     Attributes:
@@ -99,7 +99,7 @@ class Plan:
     peers: Mapping[End, End]
 
 
-def read_plan(data: Any) -> Plan:
+def read_plan(data: Any) -> ForeignPlan:
     """The plan in a JSON value.
 
     Raises:
@@ -124,7 +124,7 @@ def read_plan(data: Any) -> Plan:
     _check_chunks(collective, chunks)
     connected = [_connected(gpu, len(gpus), rank) for rank, gpu in enumerate(gpus)]
     semaphores = tuple(_initial(gpu) for gpu in gpus)
-    return Plan(
+    return ForeignPlan(
         name=top.text("name"),
         collective=collective,
         in_place=top.flag("inplace"),
@@ -388,8 +388,8 @@ def _data_operation(op: _Object, name: str, scope: _Scope) -> Operation:
     return Operation(name=name, kind=kind, sources=sources, targets=targets, ends=ends)
 
 
-def _spans(op: _Object, key: str, num_local: int, more: bool, kind: str, scope: _Scope) -> tuple[Span, ...]:
-    spans: list[Span] = []
+def _spans(op: _Object, key: str, num_local: int, more: bool, kind: str, scope: _Scope) -> tuple[Chunks, ...]:
+    spans: list[Chunks] = []
     for at, entry in enumerate(op.items(key, most=MAX_BUFFERS_AN_OPERATION)):
         buffer = _Object(entry, f"{op.where}, {key} {at}")
         if num_local < 0 or at < num_local:
@@ -406,7 +406,7 @@ def _spans(op: _Object, key: str, num_local: int, more: bool, kind: str, scope: 
                 f"{buffer.where}: chunks {index}..{index + size - 1} of {_BUFFERS[letter]} of rank {owner}, "
                 f"which has {length}"
             )
-        spans.append(Span(owner, letter, index, size))
+        spans.append(Chunks(owner, letter, index, size))
     if len(spans) < num_local:
         raise ScheduleError(f"{op.where}: {key} has {len(spans)}; {num_local} are needed")
     return tuple(spans)

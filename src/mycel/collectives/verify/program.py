@@ -22,8 +22,8 @@ from itertools import accumulate, pairwise
 from mycel.collectives.program import Buffer, Op, Program
 from mycel.collectives.spec import Collective
 from mycel.collectives.verify.flow import Flow, describe, trace_flow
-from mycel.collectives.verify.memory import EMPTY, Contents, Memory, Piece
-from mycel.collectives.verify.order import find_unordered
+from mycel.collectives.verify.interpreter import Interpreter, Span, Value, paired, unordered
+from mycel.collectives.verify.memory import Memory, Piece
 from mycel.collectives.verify.schedule import describe_counts
 from mycel.errors import VerificationError
 
@@ -32,7 +32,7 @@ __all__ = ["verify_programs"]
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
 
-def verify_programs(programs: Sequence[Program]) -> None:
+def verify_programs(programs: Sequence[Program], *, every_size: bool = False) -> None:
     """Return if the programs together carry out their collective, however they are timed; raise otherwise.
 
     All_gather is verified twice: with INPUT apart, and with INPUT being the rank's own block of OUTPUT, where a
@@ -41,6 +41,9 @@ def verify_programs(programs: Sequence[Program]) -> None:
     Args:
         programs: one of each rank, in any order, for the same collective and size; and of switches that copy and
             add, which hold nothing before and may hold anything after.
+        every_size: ask for more, so that what follows is true of the programs that the same schedule is lowered to
+            at any other size, too: accesses must be ordered by needs and messages alone, and needs point backwards
+            (``mycel.collectives.proof`` says why that is enough).
 
     Raises:
         VerificationError: the message names rank, instruction, channel and elements.
@@ -50,7 +53,7 @@ def verify_programs(programs: Sequence[Program]) -> None:
     collective = programs[0].collective
     title = f"{collective.name} over {collective.num_ranks} ranks"
     ordered = _one_of_each_rank(programs, title)
-    flow = trace_flow(ordered, title)
+    flow = trace_flow(ordered, title, every_size=every_size)
     for aliased in (False, True) if collective.name == "all_gather" else (False,):
         _Replay(ordered, flow, title, aliased=aliased).run()
 
@@ -101,7 +104,7 @@ class _Replay:
         self.programs = programs
         self.flow = flow
         self.title = f"{title}, INPUT being the rank's own block of OUTPUT," if aliased else title
-        self.contents = Contents()
+        self.interpreter = Interpreter(self._wrong, self._say)
         self.rows = [_rows(program) for program in programs]
         #: Of each rank and buffer: the memory, and where the buffer starts in it.
         self.places: list[list[tuple[Memory, int]]] = []
@@ -113,7 +116,7 @@ class _Replay:
                 places[Buffer.INPUT] = (memories[Buffer.OUTPUT], before)
             self._fill(program, places)
             self.places.append(places)
-        self.in_flight: dict[int, list[Piece]] = {}
+        self.in_flight: dict[int, Value] = {}
 
     def run(self) -> None:
         for event, (rank, index) in enumerate(self.flow.nodes):
@@ -133,7 +136,7 @@ class _Replay:
             first, end = extents[block]
             size = end - first
             if size and c.initial(rank, block):
-                memory.fill(at, at + size, self.contents.own(rank), first - at)
+                memory.fill(at, at + size, self.interpreter.contents.own(rank), first - at)
             at += size
 
     def _check_output(self, program: Program) -> None:
@@ -154,7 +157,7 @@ class _Replay:
 
     def _wrong_content(self, piece: Piece, base: int, required: frozenset[int], c: Collective) -> str:
         """What is wrong with a piece of OUTPUT whose position ``p`` is to hold array element ``p + base``."""
-        content = self.contents[piece.content]
+        content = self.interpreter.contents[piece.content]
         counts = [0] * c.num_ranks
         for rank, distance, count in content.terms:
             if piece.shift + distance != base:
@@ -171,90 +174,59 @@ class _Replay:
     def _step(self, event: int, rank: int, index: int) -> None:
         row = self.rows[rank][index]
         if row.final and row.op != Op.RECV_REDUCE:
-            raise self._wrong(rank, index, "is marked final, which only a recv_reduce can be")
+            raise self._wrong(event, "is marked final, which only a recv_reduce can be")
         c = self.programs[rank].collective
         if row.op == Op.RECV_REDUCE and not c.reduces:
-            raise self._wrong(rank, index, f"reduces, but {c.name} combines nothing")
-        memory, base = self.places[rank][row.buffer]
-        start = base + row.offset
-        stop = start + row.count
+            raise self._wrong(event, f"reduces, but {c.name} combines nothing")
+        place = self._span(rank, row.buffer, row.offset, row.count)
         if row.op == Op.SEND:
-            pieces = self._read(memory, base, start, stop, event)
-            self.in_flight[event] = [piece.moved(-start) for piece in pieces]
+            self.in_flight[event] = self.interpreter.read(place, event)
             return
-        incoming: list[Piece] = []
-        if row.op != Op.COPY:
-            incoming = [piece.moved(start) for piece in self.in_flight.pop(self.flow.sender[event])]
-        if row.op == Op.RECV:
-            memory.write(incoming, event)
-            return
-        other, other_base = self.places[rank][row.operand_buffer]
-        from_ = other_base + row.operand_offset
-        if other is memory and from_ != start and abs(from_ - start) < row.count:
-            raise self._wrong(rank, index, "reads and writes overlapping elements that do not coincide")
-        if other is memory and from_ == start and row.op == Op.COPY:
-            return
-        operand = self._read(other, other_base, from_, from_ + row.count, event)
-        operand = [piece.moved(start - from_) for piece in operand]
-        if row.op == Op.RECV_REDUCE:
-            operand = self._reduce(rank, index, operand, incoming, final=bool(row.final))
-        memory.write(operand, event)
+        value = [] if row.op == Op.COPY else self.in_flight.pop(self.flow.sender[event])
+        if row.op != Op.RECV:
+            operand = self._span(rank, row.operand_buffer, row.operand_offset, row.count)
+            self.interpreter.apart([operand], place, event)
+            if row.op == Op.COPY and operand.coincides(place):
+                return
+            held = self.interpreter.read(operand, event)
+            value = held if row.op == Op.COPY else self._reduce(event, held, value, final=bool(row.final))
+        self.interpreter.write(place, value, event)
 
-    def _read(self, memory: Memory, base: int, start: int, stop: int, event: int) -> list[Piece]:
-        pieces = memory.read(start, stop, event)
-        for piece in pieces:
-            if piece.content == EMPTY:
-                rank, index = self.flow.nodes[event]
-                where = f"{memory.name}[{piece.start - base}:{piece.stop - base}]"
-                raise self._wrong(rank, index, f"reads {where}, which is empty")
-        return pieces
+    def _span(self, rank: int, buffer: int, offset: int, count: int) -> Span:
+        memory, base = self.places[rank][buffer]
+        return Span(memory, base + offset, count)
 
-    def _reduce(
-        self, rank: int, index: int, operand: list[Piece], incoming: list[Piece], *, final: bool
-    ) -> list[Piece]:
-        c = self.programs[rank].collective
-        cuts = sorted({piece.start for piece in operand} | {piece.start for piece in incoming})
-        out: list[Piece] = []
-        a = b = 0
-        for start, stop in zip(cuts, [*cuts[1:], operand[-1].stop], strict=True):
-            a += operand[a].stop <= start
-            b += incoming[b].stop <= start
-            left = Piece(start, stop, operand[a].content, operand[a].shift)
-            right = Piece(start, stop, incoming[b].content, incoming[b].shift)
-            for piece, what in ((left, "its operand"), (right, "what comes in")):
-                if self.contents[piece.content].is_final:
-                    raise self._wrong(rank, index, f"adds to {what} after its final reduction")
-            total = self.contents.add(left, right)
+    def _reduce(self, event: int, operand: Value, incoming: Value, *, final: bool) -> Value:
+        n, contents = self.programs[0].collective.num_ranks, self.interpreter.contents
+        out: Value = []
+        for pair in paired(operand, incoming):
+            for piece, what in zip(pair, ("its operand", "what comes in"), strict=True):
+                if contents[piece.content].is_final:
+                    raise self._wrong(event, f"adds to {what} after its final reduction")
+            total = contents.add(*pair)
             if final:
-                terms = self.contents[total.content].terms
-                if terms != tuple((r, 0, 1) for r in range(c.num_ranks)):
-                    counts = [sum(n for r, _, n in terms if r == rank_) for rank_ in range(c.num_ranks)]
-                    problem = describe_counts(counts, frozenset(range(c.num_ranks)))
+                terms = contents[total.content].terms
+                if terms != tuple((r, 0, 1) for r in range(n)):
+                    counts = [sum(count for r, _, count in terms if r == rank) for rank in range(n)]
+                    problem = describe_counts(counts, frozenset(range(n)))
                     problem = problem or "contributions of different elements are mixed"
-                    raise self._wrong(rank, index, f"is marked final too early: {problem}")
-                total = self.contents.finish(total)
+                    raise self._wrong(event, f"is marked final too early: {problem}")
+                total = contents.finish(total)
             out.append(total)
         return out
-
-    # -- order --------------------------------------------------------------------------------------------
 
     def _check_order(self) -> None:
         flow = self.flow
         is_recv = [self.rows[rank][index].op == Op.RECV for rank, index in flow.nodes]
         begins_after = [sender if recv else -1 for sender, recv in zip(flow.sender, is_recv, strict=True)]
-        memories = {id(m): (rank, m) for rank, places in enumerate(self.places) for m, _ in places}
-        turns = [(turn, rank, m) for rank, m in memories.values() for turn in m.turns]
-        found = find_unordered(
-            flow.waits, [turn for turn, _, _ in turns], completes_after=flow.sender, begins_after=begins_after
-        )
+        memories = (memory for places in self.places for memory, _ in places)
+        found = unordered(memories, flow.waits, completes_after=flow.sender, begins_after=begins_after)
         if found:
-            position, first, second = found
-            turn, rank, memory = turns[position]
-            start, stop = memory.turns[turn]
+            (rank, first), (_, second) = flow.nodes[found.first], flow.nodes[found.second]
             raise VerificationError(
-                f"{self.title} is wrong at rank {rank}, {memory.name}[{start}:{stop}]: {self._name(first)} and "
-                f"{self._name(second)} touch it in no fixed order; let instruction {flow.nodes[second][1]} need "
-                f"{flow.nodes[first][1]}"
+                f"{self.title} is wrong at rank {rank}, {found.memory.name}[{found.start}:{found.stop}]: "
+                f"{self._name(found.first)} and {self._name(found.second)} touch it in no fixed order; let "
+                f"instruction {second} need {first}"
             )
 
     # -- messages -----------------------------------------------------------------------------------------
@@ -263,8 +235,11 @@ class _Replay:
         rank, index = self.flow.nodes[event]
         return describe(self.programs[rank], index)
 
-    def _wrong(self, rank: int, index: int, problem: str) -> VerificationError:
-        return VerificationError(f"{self.title} is wrong: {describe(self.programs[rank], index)} {problem}")
+    def _say(self, span: Span) -> str:
+        return f"{span.memory.name}[{span.start}:{span.stop}]"
+
+    def _wrong(self, event: int, problem: str) -> VerificationError:
+        return VerificationError(f"{self.title} is wrong: {self._name(event)} {problem}")
 
 
 def _extents(program: Program) -> list[tuple[int, int]]:

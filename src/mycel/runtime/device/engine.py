@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mycel.collectives.cost import Choice
-from mycel.collectives.lower import Plan
+from mycel.collectives.lower import RankTemplate
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import Call
@@ -49,6 +49,7 @@ class DeviceEngine:
     Args:
         rank, size: in the group; at least two ranks.
         schedules: verified schedules of a collective by method, the same on every rank.
+        prove: returns if programs of a schedule are right for a call in pieces of so many elements.
         transport: moves bytes between the ranks.
         lane: where work is queued.
         piece_bytes: a piece size to use instead of the model's.
@@ -60,17 +61,18 @@ class DeviceEngine:
         rank: int,
         size: int,
         schedules: Callable[[CollectiveName, int | None], Mapping[str, Schedule]],
+        prove: Callable[[Schedule, Call, int], None],
         transport: Transport,
         lane: Lane,
         piece_bytes: int | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._schedules = schedules
+        self._schedules, self._prove = schedules, prove
         self._transport = transport
         self._lane = lane
         self._piece_bytes = piece_bytes
         self._order = threading.Lock()
-        self._plans: dict[tuple[str, int | None, str], Plan] = {}
+        self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
         self._choices: dict[tuple[str, int | None, int], Choice] = {}
         self._prepared: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
         self._num_messages = 0
@@ -110,8 +112,9 @@ class DeviceEngine:
             return self._prepared[key]
         plan_key = (call.name, call.root, choice.method)
         if plan_key not in self._plans:
-            self._plans[plan_key] = Plan(self._schedules(call.name, call.root)[choice.method], self.rank)
+            self._plans[plan_key] = RankTemplate(self._schedules(call.name, call.root)[choice.method], self.rank)
         plan, piece = self._plans[plan_key], max(1, choice.piece_bytes // call.item_bytes)
+        self._prove(plan.schedule, call, piece)
         made = prepare(
             plan.expand(call.num_elements, piece, block_elements=call.block_elements),
             plan.steps(call.num_elements, piece, block_elements=call.block_elements),

@@ -113,6 +113,7 @@ class DeviceGroup:
                 rank=communicator.rank,
                 size=communicator.size,
                 schedules=self._schedules,
+                prove=communicator.proofs.require,
                 transport=BackendTransport(self.backend),
                 lane=lane_of(device),
                 piece_bytes=self._piece_bytes,

@@ -1,10 +1,10 @@
 """Steps: a program's messages in groups that are posted together, and the additions that follow each group.
 
 A device moves data by grouped operations: all sends and receives of a group run at the same time, and the group is
-over when all of them are. Every rank goes through the pipeline steps that all ranks share (``Plan.steps``), one group
-a step. That cannot deadlock: of all ranks that wait, look at one in the least step. Whoever it waits for has that
-message in the same step, so it is in that step too, and has posted it. In a step, all messages from one rank to
-another stand in the same order at both ends, which is how such operations find each other.
+over when all of them are. Every rank goes through the pipeline steps that all ranks share (``RankTemplate.steps``),
+one group a step. That cannot deadlock: of all ranks that wait, look at one in the least step. Whoever it waits for
+has that message in the same step, so it is in that step too, and has posted it. In a step, all messages from one rank
+to another stand in the same order at both ends, which is how such operations find each other.
 
 What comes to be added lands in a staging buffer. Once the group is over it is added, in the order of the program.
 """
@@ -97,7 +97,7 @@ def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> 
 
     Args:
         program: one rank's.
-        steps: of each of its rows, as ``Plan.steps`` gives them.
+        steps: of each of its rows, as ``RankTemplate.steps`` gives them.
         item_bytes: bytes of an element.
 
     Raises:

@@ -1,0 +1,74 @@
+"""Programs are proved before they run, by every rank for itself: no verdict to wait for, and none that could be lost.
+
+A rank lowers the schedule for all ranks, as every rank does, and verifies the programs together, once for each
+schedule when it is first used: that holds for every size (``mycel.collectives.proof``). The first sizes at which the
+schedule then runs are looked at too, with the lengths that they have, though long chunks in two pieces; so what a
+training job settles on is proved by its own numbers, and one that meets new sizes for ever does not wait for ever.
+A rank that finds something wrong sends nothing, and its error reaches the others over the control connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mycel.collectives.lower import lower
+from mycel.collectives.program import block_sizes
+from mycel.collectives.proof import prove_lowering
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.verify import verify_programs
+from mycel.errors import CommunicationError, ScheduleError
+from mycel.runtime.calls import Call
+from mycel.settings import read_settings
+
+__all__ = ["Proofs"]
+
+#: Sizes of each schedule that are looked at: 10 ms each, for 8 ranks.
+_SIZES = 32
+
+
+class Proofs:
+    """What a group's rank has proved.
+
+    Args:
+        rank: in the group.
+        poison: fails the group on every rank, and gives the error to raise; see ``Faults.poison``.
+    """
+
+    def __init__(self, rank: int, poison: Callable[[str, str], CommunicationError]) -> None:
+        self._rank, self._poison = rank, poison
+        self._level = read_settings().verify
+        #: Of each schedule, by identity: itself, so that its identity stays its own, and sizes.
+        self._proved: dict[int, tuple[Schedule, set[int]]] = {}
+
+    def require(self, schedule: Schedule, call: Call, pieces: int) -> None:
+        """Return if the programs that a call needs are right; the first time, that takes a while.
+
+        Args:
+            schedule: a verified schedule, which the call is to run over.
+            call: what is about to be prepared for the first time.
+            pieces: elements of a piece.
+
+        Raises:
+            CommunicationError: they are not. So it is on all ranks, sooner or later.
+        """
+        if self._level == "schedules":
+            return
+        lengths = block_sizes(schedule.collective, call.num_elements, call.block_elements).tolist()
+        try:
+            if id(schedule) not in self._proved:
+                prove_lowering(schedule)
+                self._proved[id(schedule)] = (schedule, set())
+            _, sizes = self._proved[id(schedule)]
+            if call.block_elements is None and call.num_elements not in sizes and len(sizes) < _SIZES:
+                prove_lowering(schedule, lengths, pieces)
+                sizes.add(call.num_elements)
+            if self._level == "sizes" and call.knows_all:
+                verify_programs(lower(schedule, call.num_elements, piece_elements=pieces, block_elements=lengths))
+        except ScheduleError as error:
+            raise self._poison(
+                "failed", f"rank {self._rank} refuses to run {call.title or call.name} ({schedule.method}): {error}"
+            ) from error
+
+    def forget(self) -> None:
+        """Start again: the schedules are no longer used."""
+        self._proved.clear()
