@@ -87,10 +87,9 @@ class Selection:
             rivals = [
                 method for method in first.tied if method != leader and all(method in r.tied for r in self.rows)
             ]
+            sizes = f"from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}"
             alike = f", and {' and '.join(rivals)} as fast" if rivals else ""
-            lines.append(
-                f"{leader} is the fastest from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}{alike}."
-            )
+            lines.append(f"{leader} is the fastest {sizes}{alike}.")
         return "\n".join(lines)
 
 

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.moe.flex.cost import CostModel, Line
+from mycel.cost import Line
+from mycel.moe.flex.cost import CostModel
 from mycel.moe.groups import flat_group, subgroup
 from mycel.moe.parallel import ExpertParallel
 
