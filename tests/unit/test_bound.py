@@ -108,6 +108,26 @@ def test_unbalanced_switch_capacities_are_balanced_and_within_the_links():
     assert best.inverse_x == best.inverse_x_achieved == Fraction(3, 2)
 
 
+def test_capacities_are_balanced_where_one_rank_has_almost_all_of_the_array():
+    links = {(0, 5): 37, (1, 5): 7, (2, 4): 30, (2, 5): 15, (3, 5): 16, (4, 1): 16, (4, 5): 3}
+    topology = fabric(4, 2, links | {(5, 0): 5, (5, 1): 8, (5, 2): 16, (5, 3): 25, (5, 4): 8})
+    weights = (10**6, 2, 1, 3)
+    best = find_optimum(topology, weights, is_reversed=False)
+    net = [
+        sum(
+            c * ((head == v) - (tail == v))
+            for c, (tail, head) in zip(best.capacities, topology.capacity, strict=True)
+        )
+        for v in topology.switches
+    ]
+    assert net == [0, 0]
+    assert all(0 <= c <= link.capacity for c, link in zip(best.capacities, topology.links, strict=True))
+    unit = lcm(*(c.denominator for c in best.capacities), best.inverse_x_achieved.numerator)
+    carried = as_int64([int(c * unit) for c in best.capacities])
+    demand = as_int64([int(w * unit / best.inverse_x_achieved) for w in weights])
+    assert not best.graph.check(carried, demand)[0].any()
+
+
 def test_flows_to_every_rank_report_deficit_and_smallest_set():
     graph = FlowGraph.of(fabric(3, 0, {(0, 1): 5, (1, 2): 1, (2, 0): 5}))
     deficit, side = graph.check(as_int64([5, 1, 5]), as_int64([1, 1, 1]))

@@ -192,7 +192,7 @@ class CuttingPlanes:
             return False
         self._seen.add(key)
         self.cuts.append(Cut(entering=entering, outside=outside))
-        self._rows.append({v: -number for v, number in entering.items()} | outside)
+        self._rows.append({v: -count for v, count in entering.items()} | outside)
         return True
 
     def add_violated(self, values: Sequence[float], *, grain: int = 1 << 40, tolerance: float = TOLERANCE) -> bool:
@@ -203,13 +203,15 @@ class CuttingPlanes:
             grain: what they are multiplied with, and then rounded to whole numbers for the flows.
             tolerance: part of all that is demanded which may be missing.
         """
-        whole = np.array([max(0, round(v * grain)) for v in values], dtype=np.int64)
-        allowed = tolerance * max(float(self.mass @ whole), grain / 1000)
+        allowed = tolerance * grain * max(float(self.mass @ np.asarray(values)), 1e-3)
         added = False
         for number, phase in enumerate(self.phases):
-            graph, demand = phase.graph, as_int64((whole[phase.roots] * phase.weights).tolist())
-            part = as_int64(whole[phase.first_arc + self.arc_orbit].tolist())
-            network, source = graph.with_source(part, demand), graph.num_vertices
+            part, rates = self.of_phase(values, phase)
+            flow = as_int64([max(0, round(c * grain)) for c in part])
+            demand = as_int64(
+                [max(0, round(x * w * grain)) for x, w in zip(rates, phase.weights.tolist(), strict=True)]
+            )
+            network, source = phase.graph.with_source(flow, demand), phase.graph.num_vertices
             deficit, side = shortfalls(source + 1, *network, source, self.sinks[number], int(demand.sum()))
             for j in np.flatnonzero(deficit > allowed).tolist():
                 added |= self.add(number, side[j])
