@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mycel.collectives import allreduce_bound
+from mycel.collectives.balance import balance
 from mycel.collectives.bound import bound, find_division, find_optimum
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import Collective
@@ -106,6 +107,13 @@ def test_unbalanced_switch_capacities_are_balanced_and_within_the_links():
         flow[link.src] -= used
     assert all(flow[switch] == 0 for switch in topology.switches)
     assert best.inverse_x == best.inverse_x_achieved == Fraction(3, 2)
+
+
+def test_links_of_which_no_balanced_part_connects_the_ranks_are_refused():
+    ranks, tail, head = (np.array(ends, dtype=np.int64) for ends in ([0, 1], [0, 2, 3], [2, 1, 0]))
+    graph = FlowGraph(num_vertices=4, ranks=ranks, tail=tail, head=head)  # nothing enters the switch 3
+    with pytest.raises(SynthesisError, match="no part of the links that is balanced"):
+        balance(graph, [3, 5, 2], [1, 1], x_cut=Fraction(2))
 
 
 def test_capacities_are_balanced_where_one_rank_has_almost_all_of_the_array():

@@ -221,7 +221,7 @@ class CuttingPlanes:
 
     # -- the optimum, in floating point ---------------------------------------------------------------------------
 
-    def optimise(self, *, enough: float = 0.0, most_work: float = inf, most_rounds: float = inf) -> Solution:
+    def optimise(self, *, enough: float = -inf, most_work: float = inf, most_rounds: float = inf) -> Solution:
         """Solve and add cuts until none is violated.
 
         Args:
