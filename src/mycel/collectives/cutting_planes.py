@@ -149,7 +149,7 @@ class CuttingPlanes:
         self.balances = self._balances()
         self.cuts: list[Cut] = []
         self._rows: list[Row] = []
-        self._seen: set[tuple[int, ...]] = set()
+        self._seen: set[tuple[tuple[tuple[int, int], ...], ...]] = set()
 
     def _balances(self) -> list[Row]:
         """For each phase and switch that its trees pass through: what enters it, less what leaves it."""
@@ -187,7 +187,7 @@ class CuttingPlanes:
             return False
         entering = _count(phase.first_arc + self.arc_orbit[~side[graph.tail] & side[graph.head]])
         outside = _count(phase.roots[out], phase.weights[out])
-        key = (*entering, -1, *entering.values(), -1, *outside, -1, *outside.values())
+        key = (tuple(entering.items()), tuple(outside.items()))
         if not outside or key in self._seen:
             return False
         self._seen.add(key)
@@ -441,10 +441,12 @@ def unbalanced_switches(graph: FlowGraph, capacity: Sequence[int]) -> list[int]:
 
 def _count(variables: IntArray, weights: IntArray | None = None) -> Row:
     """How often each occurs, or its weights' sum where that is not zero; ascending."""
-    found, place = np.unique(variables, return_inverse=True)
-    sums = np.zeros(len(found), dtype=np.int64)
-    np.add.at(sums, place, 1 if weights is None else weights)
-    return {v: number for v, number in zip(found.tolist(), sums.tolist(), strict=True) if number}
+    found: Row = {}
+    numbers = [1] * len(variables) if weights is None else weights.tolist()
+    for variable, number in zip(variables.tolist(), numbers, strict=True):  # few: quicker than numpy's
+        if number:
+            found[variable] = found.get(variable, 0) + number
+    return dict(sorted(found.items()))
 
 
 def _solve_exactly(
