@@ -18,6 +18,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
 ``MYCEL_CACHE``           folder for what this machine was measured to need; none: the user's cache folder
+``XDG_CACHE_HOME``        the user's cache folder, ``~/.cache`` where it is not set
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
                           NCCL's own; 0: all that have schedules run over them
 ``MYCEL_ON_LINK_FAILURE`` ``raise`` (the default), or ``replan``: go on without links that have failed
@@ -37,7 +38,7 @@ from pathlib import Path
 
 from mycel.errors import UsageError
 
-__all__ = ["Launched", "Settings", "read_launched", "read_settings"]
+__all__ = ["Launched", "Settings", "read_launched", "read_settings", "user_cache"]
 
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
@@ -106,6 +107,24 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
     )
+
+
+def user_cache(environ: dict[str, str] | None = None) -> Path:
+    """Our folder in the user's cache folder; it need not exist.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Raises:
+        OSError: the user has no home folder.
+    """
+    env = os.environ if environ is None else environ
+    if env.get("XDG_CACHE_HOME"):
+        return Path(env["XDG_CACHE_HOME"]) / "mycel"
+    try:
+        return Path.home() / ".cache" / "mycel"
+    except RuntimeError as error:  # a container's user without a name
+        raise OSError(str(error)) from None
 
 
 def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None:

@@ -124,7 +124,7 @@ def test_the_replay_takes_what_the_orderer_counted(fabric: Topology, pieces: int
     grouped: dict[int, list[int]] = {}
     for transfer, message in enumerate(plan.messages):
         grouped.setdefault(message, []).append(transfer)
-    counted = ordering.makespan(problem, ordering.start_all(problem, [tuple(g) for g in grouped.values()])) * tick
+    counted = ordering.finish_of(problem, ordering.start_all(problem, [tuple(g) for g in grouped.values()])) * tick
     assert counted == pytest.approx(plan.seconds, rel=2e-3)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mycel.collectives import allreduce_bound
+from mycel.collectives.balance import balance
 from mycel.collectives.bound import bound, find_division, find_optimum
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import Collective
@@ -106,6 +107,33 @@ def test_unbalanced_switch_capacities_are_balanced_and_within_the_links():
         flow[link.src] -= used
     assert all(flow[switch] == 0 for switch in topology.switches)
     assert best.inverse_x == best.inverse_x_achieved == Fraction(3, 2)
+
+
+def test_links_of_which_no_balanced_part_connects_the_ranks_are_refused():
+    ranks, tail, head = (np.array(ends, dtype=np.int64) for ends in ([0, 1], [0, 2, 3], [2, 1, 0]))
+    graph = FlowGraph(num_vertices=4, ranks=ranks, tail=tail, head=head)  # nothing enters the switch 3
+    with pytest.raises(SynthesisError, match="no part of the links that is balanced"):
+        balance(graph, [3, 5, 2], [1, 1], x_cut=Fraction(2))
+
+
+def test_capacities_are_balanced_where_one_rank_has_almost_all_of_the_array():
+    links = {(0, 5): 37, (1, 5): 7, (2, 4): 30, (2, 5): 15, (3, 5): 16, (4, 1): 16, (4, 5): 3}
+    topology = fabric(4, 2, links | {(5, 0): 5, (5, 1): 8, (5, 2): 16, (5, 3): 25, (5, 4): 8})
+    weights = (10**6, 2, 1, 3)
+    best = find_optimum(topology, weights, is_reversed=False)
+    net = [
+        sum(
+            c * ((head == v) - (tail == v))
+            for c, (tail, head) in zip(best.capacities, topology.capacity, strict=True)
+        )
+        for v in topology.switches
+    ]
+    assert net == [0, 0]
+    assert all(0 <= c <= link.capacity for c, link in zip(best.capacities, topology.links, strict=True))
+    unit = lcm(*(c.denominator for c in best.capacities), best.inverse_x_achieved.numerator)
+    carried = as_int64([int(c * unit) for c in best.capacities])
+    demand = as_int64([int(w * unit / best.inverse_x_achieved) for w in weights])
+    assert not best.graph.check(carried, demand)[0].any()
 
 
 def test_flows_to_every_rank_report_deficit_and_smallest_set():

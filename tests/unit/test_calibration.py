@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from mycel.collectives.cost import Costs, choose, estimate_seconds
+from mycel.collectives.cost import choose, estimate_seconds
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
+from mycel.cost import Costs
 from mycel.errors import UsageError
 from mycel.runtime import calibration
 from mycel.runtime.calibration import calibration_file, costs_from_text, costs_to_text, known_costs, measure_costs

@@ -11,10 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mycel.cost import Line, makespan
 from mycel.errors import UsageError
 from mycel.moe import ExpertLayout, Flex, MoE, Plan
 from mycel.moe.flex.choice import Choice, Chooser
-from mycel.moe.flex.cost import CostModel, Line, Load, makespan
+from mycel.moe.flex.cost import CostModel, Load
 from mycel.moe.flex.weights import Cut
 from mycel.moe.pipeline import in_turn, parts_of_experts
 from mycel.moe.routing import routing_from_slots

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from mycel.cli import build_app
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.select import select
+from mycel.collectives.select import Row, Selection, select
 from mycel.collectives.simulate import Machine, Simulation, simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
@@ -192,6 +192,29 @@ def test_small_goes_by_steps_and_large_by_bytes() -> None:
     assert f"{large.method} overtakes {small.method}" in chosen.explain()
     assert not chosen.refused
     assert set(chosen.rows[0].seconds) - {"forest", "tree"} == set(classics_for("all_reduce"))
+
+
+def test_methods_that_take_the_same_time_do_not_overtake_each_other() -> None:
+    def chosen(*times: dict[str, float]) -> str:
+        fabric = star(num_ranks=3)
+        rows = tuple(
+            Row(num_bytes=1 << 10 + i, seconds=seconds, piece_bytes=dict.fromkeys(seconds, 1 << 14))
+            for i, seconds in enumerate(times)
+        )
+        return Selection(collective=on(fabric, "all_gather"), topology=fabric, rows=rows, refused={}).explain()
+
+    tie = chosen({"ring": 1.0, "tree": 1.004}, {"ring": 2.004, "tree": 2.0})
+    assert tie == "ring is the fastest from 1KB to 2KB, and tree as fast."
+    # A tie between does not hide that one overtakes another later.
+    later = chosen({"ring": 1.0, "tree": 1.5}, {"ring": 2.001, "tree": 2.0}, {"ring": 3.3, "tree": 3.0})
+    assert later == "Between 2KB and 4KB tree overtakes ring: at 4KB it takes 3 s, 1.10 times less."
+
+
+def test_no_line_of_a_selection_says_that_nothing_is_gained() -> None:
+    topology = load_topology("star:ranks=4")
+    chosen = select(topology, on(topology, "all_gather"), [1 << power for power in range(10, 23, 2)])
+    assert len({row.method for row in chosen.rows}) > 1  # or this shows nothing
+    assert chosen.explain() == "tree is the fastest from 1KB to 4MB."
 
 
 def test_selection_refuses_what_it_cannot_compare() -> None:

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.allreduce_bound import Division, divide_links
-from mycel.collectives.balance import balance, unbalanced_switches
+from mycel.collectives.balance import balance
+from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64

@@ -19,40 +19,23 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
-from mycel.errors import UsageError
+from mycel.cost import Costs, bytes_per_second
 from mycel.units import format_seconds, format_size
 
 __all__ = [
     "LOCAL_PIECE_BYTES",
-    "MESSAGE_S",
     "PIECE_BYTES",
     "WHOLE_BYTES",
     "Choice",
-    "Costs",
     "choose",
     "estimate_seconds",
     "longest_piece",
 ]
 
-#: Seconds of one rank's time for one message (system calls and bookkeeping), measured on loopback sockets.
-MESSAGE_S = 4e-6
-#: Seconds between a message's arrival and the reaction of a sleeping receiver, measured on loopback sockets.
-WAKE_S = 25e-6
-#: Seconds of a processor for 10^9 bytes into or out of a socket, and for adding as many: what a large all_reduce on
-#: loopback takes, divided.
-COPY_S_PER_GB = 0.1
-ADD_S_PER_GB = 0.05
-#: Part of an emulated link's capacity that bytes of messages get: what headers of 1,500-byte packets leave, 0.956,
-#: of a channel paced at 0.97 of its path.
-EMULATED_EFFICIENCY = 0.956 * 0.97
-#: Seconds of a core that each rank of an emulated cluster takes to get going, fitted to the recorded runs.
-EMULATED_START_S = 3e-4
 #: Part of the shorter of the links' and the processors' time that the longer one does not hide. Fitted, with the
 #: choice of pieces, to 136 collectives of 256 KB to 16 MB on emulated fabrics: 0.1 chose the wrong piece at 1 MB and
 #: above in 3 of them, the plain sum in 7 (by 5 to 12 %).
 NOT_HIDDEN = 0.1
-#: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
-_ASSUMED_RATE = 1e9
 #: Piece sizes worth trying. Over links peers take turns by pieces, and a long one holds up all others (all_gather of
 #: 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in two boxes in
 #: pieces of 32 and 256 KB: 365 and 418 ms).
@@ -65,34 +48,6 @@ LOCAL_PIECE_BYTES = (*PIECE_BYTES, 1 << 16, 1 << 17)
 #: Between such ranks, where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut
 #: for: this is the longest message then.
 WHOLE_BYTES = 1 << 18
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
-    """What a machine's processors need for the work of a collective.
-
-    Attributes:
-        message_s: seconds of a processor for one message, at either end.
-        wake_s: seconds from a message's arrival to the reaction of a sleeping receiver.
-        copy_s_per_gb: seconds of a processor for 10^9 bytes into a socket or out of it.
-        add_s_per_gb: seconds of a processor for combining 10^9 bytes with as many others.
-        cores: of a machine, shared by the ranks on it.
-
-    Raises:
-        UsageError: a negative or endless time, or no core.
-    """
-
-    message_s: float = MESSAGE_S
-    wake_s: float = WAKE_S
-    copy_s_per_gb: float = COPY_S_PER_GB
-    add_s_per_gb: float = ADD_S_PER_GB
-    cores: int = 1
-
-    def __post_init__(self) -> None:
-        times = (self.message_s, self.wake_s, self.copy_s_per_gb, self.add_s_per_gb)
-        if self.cores < 1 or not all(0 <= seconds < float("inf") for seconds in times):
-            raise UsageError(f"{self}: needs a core, and times from 0")
-
 
 #: Of the machines on which the constants were measured.
 _USUAL = Costs()
@@ -120,7 +75,7 @@ def estimate_seconds(
         machines: number of the machine each rank runs on; if not given, every rank has one to itself.
     """
     topology = schedule.topology
-    rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
+    rate = bytes_per_second(topology)
     capacity, latency = topology.capacity, topology.latency_s
     arrival = [0.0] * len(schedule.transfers)
     piece_s = [0.0] * len(schedule.transfers)

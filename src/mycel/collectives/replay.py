@@ -19,12 +19,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
+from mycel.cost import bytes_per_second
 from mycel.errors import ScheduleError
 
 __all__ = ["Replay", "replay"]
-
-#: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
-_ASSUMED_RATE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +69,7 @@ def replay(
         6.0
     """
     topology = schedule.topology
-    unit = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
+    unit = bytes_per_second(topology)
     rate = {hop: capacity * unit for hop, capacity in topology.capacity.items()}
     latency = topology.latency_s
     port_of: dict[tuple[int, int], list[int]] = {}

@@ -25,6 +25,8 @@ __all__ = ["DEFAULT_SIZES", "Row", "Selection", "select"]
 
 #: Sizes to compare at if none are given: 1 KB to 64 MB.
 DEFAULT_SIZES = tuple(1 << power for power in range(10, 27, 2))
+#: Times whose ratio is nearer to 1 than this are equal: two decimals would print it as 1.00.
+TIE = 1.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,12 @@ class Row:
         """The fastest; the earlier one in a tie."""
         return min(self.seconds, key=lambda method: self.seconds[method])
 
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """All that are as fast, as far as a simulation can tell; in the order of methods."""
+        most = TIE * self.seconds[self.method]
+        return tuple(method for method, seconds in self.seconds.items() if seconds <= most)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
@@ -64,19 +72,24 @@ class Selection:
     def explain(self) -> str:
         """Where the fastest method changes, in words."""
         first, last = self.rows[0], self.rows[-1]
-        lines = []
+        lines, leader = [], first.method
         for below, above in pairwise(self.rows):
-            if below.method != above.method:
-                gain = above.seconds[below.method] / above.seconds[above.method]
-                lines.append(
-                    f"Between {format_size(below.num_bytes)} and {format_size(above.num_bytes)} {above.method} "
-                    f"overtakes {below.method}: at {format_size(above.num_bytes)} it takes "
-                    f"{format_seconds(above.seconds[above.method])}, {gain:.2f} times less."
-                )
-        if not lines:
-            return (
-                f"{first.method} is the fastest from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}."
+            if leader in above.tied:
+                continue
+            gain = above.seconds[leader] / above.seconds[above.method]
+            lines.append(
+                f"Between {format_size(below.num_bytes)} and {format_size(above.num_bytes)} {above.method} "
+                f"overtakes {leader}: at {format_size(above.num_bytes)} it takes "
+                f"{format_seconds(above.seconds[above.method])}, {gain:.2f} times less."
             )
+            leader = above.method
+        if not lines:
+            rivals = [
+                method for method in first.tied if method != leader and all(method in r.tied for r in self.rows)
+            ]
+            sizes = f"from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}"
+            alike = f", and {' and '.join(rivals)} as fast" if rivals else ""
+            lines.append(f"{leader} is the fastest {sizes}{alike}.")
         return "\n".join(lines)
 
 

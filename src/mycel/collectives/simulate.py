@@ -26,25 +26,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import (
-    EMULATED_EFFICIENCY,
-    EMULATED_START_S,
-    MESSAGE_S,
-    PIECE_BYTES,
-    WAKE_S,
-)
+from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
 from mycel.compiled import compiled
+from mycel.cost import bytes_per_second
+from mycel.cost.processors import EMULATED_EFFICIENCY, EMULATED_START_S, MESSAGE_S, WAKE_S
 from mycel.errors import ScheduleError, UsageError
 
 __all__ = ["EVENTS", "OVERHEAD_S", "Machine", "Simulation", "simulate"]
 
 #: Seconds from a message's arrival until what waits for it can start, beyond the links' latency.
 OVERHEAD_S = MESSAGE_S + WAKE_S
-#: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
-_ASSUMED_RATE = 1e9
 _ELEMENT_BYTES = 4
 
 #: One row a message: its channel (index into ``Simulation.channels``), bytes, and when its first byte left, its last
@@ -148,7 +142,7 @@ def simulate(
     programs = lower(schedule, elements, piece_elements=piece_bytes // _ELEMENT_BYTES, block_elements=blocks)
     traffic = _Traffic.of(programs)
     topology = schedule.topology
-    rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
+    rate = bytes_per_second(topology)
     link_number = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
     paths = [[link_number[hop] for hop in pairwise(channel.path)] for channel in traffic.channels]
     capacity = np.array([link.capacity * rate for link in topology.links])

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.cost import Line
 from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, Item, make_compressor
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Outcome, Request
 from mycel.data_parallel.ddp import FUSE_BYTES, attach_ddp
@@ -204,8 +205,8 @@ def _time_steps(ddp: DistributedDataParallel, loss_of: LossOf, group: dist.Proce
     return statistics.median(times)
 
 
-def _line(kind: str, device: torch.device, group: dist.ProcessGroup) -> tuple[float, float]:
-    """Latency, and seconds a byte of payload, of a kind of collective; from two sizes."""
+def _line(kind: str, device: torch.device, group: dist.ProcessGroup) -> Line:
+    """What a kind of collective takes by bytes of payload; from two sizes."""
     size, seconds = group.size(), []
     for num_bytes in (_SMALL, _LARGE):
         times = []
@@ -224,8 +225,7 @@ def _line(kind: str, device: torch.device, group: dist.ProcessGroup) -> tuple[fl
                 torch.cuda.synchronize(device)
             times.append(_slowest(time.perf_counter() - begin, group))
         seconds.append(statistics.median(times[1:]))
-    per_byte = max(0.0, seconds[1] - seconds[0]) / (_LARGE - _SMALL)
-    return max(0.0, seconds[0] - per_byte * _SMALL), per_byte
+    return Line.through((_SMALL, seconds[0]), (_LARGE, seconds[1]))
 
 
 def _rehearse(
@@ -287,12 +287,11 @@ def _kind_and_bytes(request: Request) -> tuple[str, int]:
     return "gather", len(request.tensor)
 
 
-def _seconds(requests: Sequence[Request], lines: Mapping[str, tuple[float, float]]) -> float:
+def _seconds(requests: Sequence[Request], lines: Mapping[str, Line]) -> float:
     total = 0.0
     for request in requests:
         kind, num_bytes = _kind_and_bytes(request)
-        latency, per_byte = lines[kind]
-        total += latency + per_byte * num_bytes
+        total += lines[kind].at(num_bytes)
     return total
 
 

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mycel.compiled import compiled
 from mycel.errors import UsageError
 
 __all__ = ["LevelChoice", "choose_levels"]
@@ -33,7 +32,8 @@ MAX_STATES = 2_000
 TOLERANCE = 1e-4
 #: Two sums of errors nearer than this, relatively, are the same: adding in another order moves the last digits.
 _ROUNDING = 1e-12
-_PRICE_STEPS = 100
+#: Halvings that take a range of prices from 2^60 to one part in 10^12.
+_PRICE_STEPS = 48
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,9 +88,9 @@ def choose_levels(
     least = float(error.min(axis=1).sum())
     if not least <= budget_with_rounding:
         raise UsageError(f"no choice of levels has an error below {least:g}; the budget is {budget:g}")
-    price, dual = _best_price(size, error, budget_with_rounding)
+    price = _best_price(size, error, budget_with_rounding)
     best = _filled(size, error, _priced(size, error, price), budget_with_rounding)
-    levels, is_optimal = _search(size, error, budget_with_rounding, price, best, max_states, tolerance)
+    levels, dual, is_optimal = _search(size, error, budget_with_rounding, price, best, max_states, tolerance)
     rows = np.arange(len(levels))
     num_bytes = int(size[rows, levels].sum())
     proved = math.ceil(num_bytes * (1 - tolerance)) if is_optimal else 0
@@ -131,30 +131,23 @@ def _priced(size: NDArray[np.float64], error: NDArray[np.float64], price: float)
     return levels
 
 
-def _best_price(size: NDArray[np.float64], error: NDArray[np.float64], budget: float) -> tuple[float, float]:
-    """A price at which the priced choice keeps the budget, close to the lowest such, and the best bound found."""
+def _best_price(size: NDArray[np.float64], error: NDArray[np.float64], budget: float) -> float:
+    """A price at which the priced choice keeps the budget, close to the lowest such."""
     rows = np.arange(len(size))
 
-    def at(price: float) -> tuple[bool, float]:
-        levels = _priced(size, error, price)
-        bound = float((size + price * error).min(axis=1).sum()) - price * budget
-        return float(error[rows, levels].sum()) <= budget, bound
+    def fits(price: float) -> bool:
+        return float(error[rows, _priced(size, error, price)].sum()) <= budget
 
-    fits, best = at(0.0)
-    if fits:
-        return 0.0, best
-    low, high = 0.0, max(1e-300, float(size.max()) / max(float(error.max()), 1e-300))
-    while not (found := at(high))[0] and high < 1e300:
-        low, high = high, high * 16
-        best = max(best, found[1])
+    if fits(0.0):
+        return 0.0
+    high = max(1e-300, float(size.max()) / max(float(error.max()), 1e-300))
+    while not fits(high) and high < 1e300:
+        high *= 16
+    low = high / 2.0**60  # at which all errors together are worth less than a byte
     for _ in range(_PRICE_STEPS):
-        middle = math.sqrt(low * high) if low > 0 else high / 1024
-        if not low < middle < high or high - low <= 1e-12 * high:
-            break
-        fits, bound = at(middle)
-        best = max(best, bound)
-        low, high = (low, middle) if fits else (middle, high)
-    return high, max(best, at(high)[1])
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
 
 
 def _filled(
@@ -183,85 +176,47 @@ def _search(
     incumbent: NDArray[np.intp],
     max_states: int,
     tolerance: float,
-) -> tuple[NDArray[np.intp], bool]:
-    """Layers one after the other over all partial choices that can still become better than the incumbent."""
-    rows = np.arange(len(size))
-    best = float(size[rows, incumbent].sum())
+) -> tuple[NDArray[np.intp], float, bool]:
+    """Layers one after the other over all partial choices that can still become better than the incumbent.
+
+    Returns:
+        The levels, bytes that no choice goes below, and whether nothing is better by more than the tolerance.
+    """
+    best = float(size[np.arange(len(size)), incumbent].sum())
+    # What the price proves. By how much a choice lies above it is the sum of its layers' regrets; better than the
+    # incumbent by a byte and by the tolerance is below the slack.
     cost = size + price * error
     floor = cost.min(axis=1)
-    # By how much a choice's bound lies above the best one: the sum of its layers' regrets.
-    regret = cost - floor[:, None]
-    # Better than the incumbent by a byte and by the tolerance, or nothing.
-    slack = min(best - 1 + 1e-6, best * (1 - tolerance)) - (float(floor.sum()) - price * budget)
+    dual = float(floor.sum()) - price * budget
+    regret, slack = cost - floor[:, None], min(best - 1 + 1e-6, best * (1 - tolerance)) - dual
     alive = regret <= slack
     if not alive.any(axis=1).all():
-        return incumbent, True
-    order = np.argsort(alive.sum(axis=1), kind="stable")  # settled layers first: their errors only add up
+        return incumbent, dual, True
+    levels, count = alive.argmax(axis=1), alive.sum(axis=1)
+    settled, order = np.flatnonzero(count == 1), np.argsort(count, kind="stable")[(count == 1).sum() :]
+    states = np.array([[table[settled, levels[settled]].sum()] for table in (size, error, regret)])
     least = np.where(alive, error, np.inf).min(axis=1)[order]
-    least_after = np.append(np.cumsum(least[::-1])[::-1][1:], 0.0)
-    bytes_, errors, regrets = np.zeros(1), np.zeros(1), np.zeros(1)
-    history: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    is_complete = True
-    for place, layer in enumerate(order):
+    most_error = budget - (np.cumsum(least[::-1])[::-1] - least)  # leaves what the layers after lose at least
+    history, is_complete = [], True
+    for layer, most in zip(order, most_error, strict=True):
         options = np.flatnonzero(alive[layer])
-        parents, chosen, bytes_, errors, regrets = _extended(
-            (bytes_, errors, regrets),
-            (size[layer, options], error[layer, options], regret[layer, options]),
-            budget - least_after[place],
-            slack,
-        )
-        if len(bytes_) > max_states:
-            keep = np.sort(np.argpartition(regrets, max_states)[:max_states])
-            parents, chosen, is_complete = parents[keep], chosen[keep], False
-            bytes_, errors, regrets = bytes_[keep], errors[keep], regrets[keep]
-        if not len(bytes_):
-            return incumbent, is_complete
-        history.append((parents, options[chosen]))
-    levels, state = np.empty(len(size), dtype=np.intp), 0  # the first has the fewest bytes
-    if bytes_[state] >= best:
-        return incumbent, is_complete
-    for place in range(len(order) - 1, -1, -1):
-        parents, chosen = history[place]
-        levels[order[place]] = chosen[state]
-        state = int(parents[state])
-    return levels, is_complete
-
-
-@compiled
-def _extended(
-    states: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
-    options: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]],
-    most_error: float,
-    slack: float,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """Every state with every option, by bytes, without those beaten in bytes and error and those past a limit.
-
-    States are in the order of their bytes, so that with each option they are a sorted list: lists are merged.
-    """
-    bytes_, errors, regrets = states
-    size, error, regret = options
-    count, num_options = len(bytes_), len(size)
-    total = count * num_options
-    parent, chosen = np.empty(total, np.int64), np.empty(total, np.int64)
-    out_bytes, out_errors, out_regrets = np.empty(total), np.empty(total), np.empty(total)
-    at = np.zeros(num_options, np.int64)
-    found, lowest = 0, np.inf
-    while True:
-        pick, pick_bytes, pick_error = -1, np.inf, np.inf
-        for k in range(num_options):
-            if at[k] == count:
-                continue
-            b, e = bytes_[at[k]] + size[k], errors[at[k]] + error[k]
-            if b < pick_bytes or (b == pick_bytes and e < pick_error):
-                pick, pick_bytes, pick_error = k, b, e
-        if pick < 0:
-            break
-        state = at[pick]
-        at[pick] += 1
-        r = regrets[state] + regret[pick]
-        if pick_error < lowest and pick_error <= most_error and r <= slack:
-            lowest = pick_error
-            parent[found], chosen[found] = state, pick
-            out_bytes[found], out_errors[found], out_regrets[found] = pick_bytes, pick_error, r
-            found += 1
-    return parent[:found], chosen[:found], out_bytes[:found], out_errors[:found], out_regrets[:found]
+        added = np.stack([size[layer, options], error[layer, options], regret[layer, options]])
+        made = (states[:, :, None] + added[:, None, :]).reshape(3, -1)
+        kept = np.flatnonzero((made[1] <= most) & (made[2] <= slack))
+        kept = kept[np.lexsort((made[1, kept], made[0, kept]))]
+        # By bytes, without those that one of no more bytes beats in error.
+        lowest = np.minimum.accumulate(made[1, kept])
+        kept = kept[np.append(True, made[1, kept][1:] < lowest[:-1])[: len(kept)]]
+        if len(kept) > max_states:
+            kept, is_complete = np.sort(kept[np.argpartition(made[2, kept], max_states)[:max_states]]), False
+        if not len(kept):
+            return incumbent, dual, is_complete
+        states = made[:, kept]
+        history.append((layer, options, kept))
+    state = int(states[0].argmin())
+    if not (states[1, state] <= budget and states[0, state] < best):
+        return incumbent, dual, is_complete
+    for layer, options, kept in reversed(history):
+        state, option = divmod(int(kept[state]), len(options))
+        levels[layer] = options[option]
+    return levels, dual, is_complete

@@ -30,11 +30,12 @@ from pathlib import Path
 
 import numpy as np
 
-from mycel.collectives.cost import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S, Costs
 from mycel.compiled import compiled_without_lock
+from mycel.cost.processors import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S, Costs
 from mycel.errors import UsageError
 from mycel.runtime.libc import MSG_NOSIGNAL, recv, send
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine
+from mycel.settings import user_cache
 
 __all__ = ["calibration_file", "costs_from_text", "costs_to_text", "known_costs", "measure_costs"]
 
@@ -153,15 +154,7 @@ def calibration_file(cache: Path | None) -> Path:
     Raises:
         OSError: the user has no home folder.
     """
-    if cache is not None:
-        folder = cache
-    elif os.environ.get("XDG_CACHE_HOME"):
-        folder = Path(os.environ["XDG_CACHE_HOME"]) / "mycel"
-    else:
-        try:
-            folder = Path.home() / ".cache" / "mycel"
-        except RuntimeError as error:  # a container's user without a name
-            raise OSError(str(error)) from None
+    folder = user_cache() if cache is None else cache
     cores = len(os.sched_getaffinity(0))
     versions = (_version("mycel"), _version("torch"))
     marks = (socket.gethostname(), platform.machine(), platform.release(), cores, *versions, *_THERE)

@@ -22,7 +22,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cost import Choice, Costs, choose, longest_piece
+from mycel.collectives.cost import Choice, choose, longest_piece
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
@@ -30,6 +30,7 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
+from mycel.cost import Costs
 from mycel.errors import CommunicationError, MycelError, PeerLostError, SynthesisError, TopologyError, UsageError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Ticket

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from mycel.collectives.cost import Costs
+from mycel.cost import Costs
 from mycel.runtime.calibration import calibration_file, costs_to_text
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")

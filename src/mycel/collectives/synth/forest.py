@@ -35,7 +35,7 @@ from mycel.collectives.synth.in_network import root_at_switch, without_idle_swit
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.packing import Tree, pack_large, pack_shallow
 from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
-from mycel.collectives.synth.units import UnitProgramme, Units, Verdict, least_scale
+from mycel.collectives.synth.units import UnitQuestions, Units, Verdict, least_scale
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -122,9 +122,9 @@ def _synthesize_units(
     Which rank is the root of how many units is free, and so is how each link is divided.
     """
     graphs = [FlowGraph.of(topology), FlowGraph.of(topology, is_reversed=True)]
-    programme = UnitProgramme(graphs, demand=None, total=total)
+    questions = UnitQuestions(graphs, demand=None, total=total)
     capacity = [link.capacity for link in topology.links]
-    units, is_proved = least_scale(programme.ask, capacity, low=total / limit, high=total / composition.algbw)
+    units, is_proved = least_scale(questions.ask, capacity, low=total / limit, high=total / composition.algbw)
     if not is_proved:
         _log.info("%s: a better all_reduce of %d units may exist", topology.name, total)
     if units is None:
@@ -320,13 +320,13 @@ def _scale_to_k(best: Optimum, topology: Topology, k: int) -> tuple[IntArray, In
     optimal_capacity, optimal_demand = scale(best)
     own_k = int(optimal_demand.sum()) // sum(best.weights)
     copies = ceil(Fraction(k, own_k))  # copies * own_k >= k trees fit, balanced
-    programme = UnitProgramme([best.graph], demand=demand.tolist(), total=int(demand.sum()))
+    questions = UnitQuestions([best.graph], demand=demand.tolist(), total=int(demand.sum()))
 
     def ask(whole: IntArray) -> tuple[Verdict, Units | None]:
         if best.graph.check(whole, demand)[0].any():
             return "no", None
         trimmed = trim_to_balance(best.graph, whole, demand)
-        return programme.ask(whole) if trimmed is None else ("yes", Units(demand=demand, parts=(trimmed,)))
+        return questions.ask(whole) if trimmed is None else ("yes", Units(demand=demand, parts=(trimmed,)))
 
     capacity = [link.capacity for link in topology.links]
     low, high = k * best.inverse_x, copies * own_k * best.inverse_x_achieved

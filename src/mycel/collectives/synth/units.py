@@ -20,7 +20,7 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor
@@ -28,10 +28,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
+from mycel.collectives.cutting_planes import CuttingPlanes, Phase, Row
+from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
 from mycel.collectives.synth.cp_sat import solve
 
-__all__ = ["UnitProgramme", "Units", "Verdict", "least_scale"]
+__all__ = ["UnitQuestions", "Units", "Verdict", "least_scale"]
 
 Verdict = Literal["yes", "no", "unknown"]
 
@@ -57,7 +58,7 @@ class Units:
     parts: tuple[IntArray, ...]
 
 
-class UnitProgramme:
+class UnitQuestions:
     """Questions about one fabric at different scales; the sets found for one serve the next."""
 
     def __init__(self, graphs: Sequence[FlowGraph], *, demand: Sequence[int] | None, total: int) -> None:
@@ -68,125 +69,92 @@ class UnitProgramme:
             demand: of each rank; ``None`` where it is free.
             total: its sum.
         """
-        self.graphs = tuple(graphs)
         self.demand = None if demand is None else list(demand)
         self.total = total
-        self.num_arcs = len(graphs[0].tail)
-        self.num_ranks = len(graphs[0].ranks)
-        self.first_root = self.num_arcs * len(self.graphs)
-        self.num_variables = self.first_root + self.num_ranks
+        self.num_arcs, self.num_ranks = len(graphs[0].tail), len(graphs[0].ranks)
+        self.first_root = self.num_arcs * len(graphs)
+        self.roots = range(self.first_root, self.first_root + self.num_ranks)
         self.effort = 0.0
-        self.seen: set[tuple[int, bytes]] = set()
-        #: Of each set: coefficients of variables whose sum must be at least the number.
-        self.rows: list[tuple[dict[int, int], int]] = []
-        ranks = set(graphs[0].ranks.tolist())
-        switches = [v for v in range(graphs[0].num_vertices) if v not in ranks]
-        self.balance = [
-            {
-                phase * self.num_arcs + a: 1 if graph.head[a] == v else -1
-                for a in np.flatnonzero((graph.head == v) | (graph.tail == v)).tolist()
-            }
-            for phase, graph in enumerate(self.graphs)
-            for v in switches
+        roots = np.array(self.roots, dtype=np.int64)
+        once = np.ones_like(roots)
+        phases = [
+            Phase(graph=graph, first_arc=i * self.num_arcs, roots=roots, weights=once)
+            for i, graph in enumerate(graphs)
         ]
+        # Any answer will do: the linear relaxation takes as much of the links as there is.
+        self.planes = CuttingPlanes(
+            phases, [1] * self.num_arcs, dict.fromkeys(range(self.first_root), 1), "counts units"
+        )
         for vertex in graphs[0].ranks.tolist():
-            alone = np.zeros(graphs[0].num_vertices, dtype=np.bool_)
-            alone[vertex] = True
-            for phase in range(len(self.graphs)):
-                self.add(phase, alone)
-                self.add(phase, ~alone)
-
-    def add(self, phase: int, side: BoolArray) -> bool:
-        """Demand that what is rooted outside a set enters it; whether that is new."""
-        key = (phase, side.tobytes())
-        if key in self.seen:
-            return False
-        self.seen.add(key)
-        graph = self.graphs[phase]
-        entering = np.flatnonzero(~side[graph.tail] & side[graph.head]).tolist()
-        row = {phase * self.num_arcs + a: 1 for a in entering}
-        inside = np.flatnonzero(side[graph.ranks]).tolist()
-        if inside:
-            self.rows.append((row | {self.first_root + r: 1 for r in inside}, self.total))
-        return bool(inside)
-
-    def add_violated(self, values: Sequence[float], grain: int) -> bool:
-        """Add the sets that an answer violates; whether there were any new ones."""
-        whole = [max(0, round(v * grain)) for v in values]
-        demand = as_int64(whole[self.first_root :])
-        allowed = 0 if grain == 1 else _TOLERANCE * float(demand.sum())
-        added = False
-        for phase, graph in enumerate(self.graphs):
-            part = as_int64(whole[phase * self.num_arcs : (phase + 1) * self.num_arcs])
-            deficit, side = graph.check(part, demand)
-            for j in np.flatnonzero(deficit > allowed).tolist():
-                added |= self.add(phase, side[j])
-        return added
+            for phase in range(len(graphs)):
+                self.planes.add_single(phase, [vertex])
 
     def ask(self, capacity: IntArray) -> tuple[Verdict, Units | None]:
         """Whether units within these capacities hold the forests, and which."""
-        if len(self.graphs) * self.num_arcs * self.num_ranks > _LARGEST:
+        if self.first_root * self.num_ranks > _LARGEST:
             return "unknown", None
-        limits = np.tile(capacity, len(self.graphs))
-        self.relax(limits, capacity)
+        self.relax(capacity)
         while True:
-            verdict, values = self.decide(limits, capacity)
+            verdict, values = self.decide(capacity.tolist())
             if values is None:
                 return verdict, None
-            if not self.add_violated(values, 1):
+            if not self.planes.add_violated(values, grain=1, tolerance=0.0):
                 parts = tuple(
-                    np.array(values[p * self.num_arcs : (p + 1) * self.num_arcs], dtype=np.int64)
-                    for p in range(len(self.graphs))
+                    np.array(self.planes.of_phase(values, phase)[0], dtype=np.int64) for phase in self.planes.phases
                 )
                 return "yes", Units(demand=np.array(values[self.first_root :], dtype=np.int64), parts=parts)
 
-    def relax(self, limits: IntArray, capacity: IntArray) -> None:
+    def rows(self) -> Iterator[Row]:
+        """Of each set, what enters it and the roots inside, which must be the total: with one sum given, a cut."""
+        for cut in self.planes.cuts:
+            yield cut.entering | {root: 1 for root in self.roots if root not in cut.outside}
+
+    def relax(self, capacity: IntArray) -> None:
         """Collect the sets that the linear relaxation needs."""
         from scipy.optimize import linprog
 
-        upper = [*limits.tolist(), *([self.total] * self.num_ranks)]
-        lower = [0] * self.num_variables
+        planes = self.planes
+        upper = [*np.tile(capacity, len(planes.phases)).tolist(), *([self.total] * self.num_ranks)]
+        lower = [0] * len(upper)
         if self.demand is not None:
             lower[self.first_root :] = upper[self.first_root :] = self.demand
-        equal = [*((row, 0) for row in self.balance), (self.roots_row(), self.total)]
+        equal = [*planes.balances, dict.fromkeys(self.roots, 1)]
+        shared = [planes.shared(arc) for arc in range(self.num_arcs)] if len(planes.phases) > 1 else []
         while True:
-            at_most = [({v: -a for v, a in row.items()}, -least) for row, least in self.rows]
-            if len(self.graphs) > 1:
-                at_most += [(self.link_row(a), int(c)) for a, c in enumerate(capacity.tolist())]
             result = linprog(
-                np.concatenate([np.full(self.first_root, -1.0), np.zeros(self.num_ranks)]),
-                A_ub=self.matrix([row for row, _ in at_most]),
-                b_ub=[most for _, most in at_most],
-                A_eq=self.matrix([row for row, _ in equal]),
-                b_eq=[value for _, value in equal],
+                [-1.0] * self.first_root + [0.0] * self.num_ranks,
+                A_ub=planes.matrix([*({v: -a for v, a in row.items()} for row in self.rows()), *shared]),
+                b_ub=[-self.total] * len(planes.cuts) + capacity.tolist()[: len(shared)],
+                A_eq=planes.matrix(equal),
+                b_eq=[0] * len(planes.balances) + [self.total],
                 bounds=list(zip(lower, upper, strict=True)),
                 method="highs-ds",
             )
-            if result.x is None or not self.add_violated(result.x.tolist(), 1 << 30):
+            if result.x is None or not planes.add_violated(result.x.tolist(), grain=1 << 30, tolerance=_TOLERANCE):
                 return
 
-    def decide(self, limits: IntArray, capacity: IntArray) -> tuple[Verdict, list[int] | None]:
+    def decide(self, capacity: Sequence[int]) -> tuple[Verdict, list[int] | None]:
         """An answer in whole numbers that satisfies the sets known so far."""
         from ortools.sat.python import cp_model
 
-        model = cp_model.CpModel()
-        variables = [model.new_int_var(0, most, "") for most in limits.tolist()]
+        planes, model = self.planes, cp_model.CpModel()
+        variables = [model.new_int_var(0, most, "") for _ in planes.phases for most in capacity]
         if self.demand is None:
-            variables += [model.new_int_var(0, self.total, "") for _ in range(self.num_ranks)]
+            variables += [model.new_int_var(0, self.total, "") for _ in self.roots]
         else:
             variables += [model.new_constant(value) for value in self.demand]
 
-        def total_of(row: dict[int, int]) -> Any:
+        def total_of(row: Row) -> Any:
             return cp_model.LinearExpr.weighted_sum([variables[v] for v in row], list(row.values()))
 
-        for row in self.balance:
+        for row in planes.balances:
             model.add(total_of(row) == 0)
-        for row, least in self.rows:
-            model.add(total_of(row) >= least)
-        if len(self.graphs) > 1:
-            for a, c in enumerate(capacity.tolist()):
-                model.add(total_of(self.link_row(a)) <= c)
-        model.add(total_of(self.roots_row()) == self.total)
+        for row in self.rows():
+            model.add(total_of(row) >= self.total)
+        if len(planes.phases) > 1:
+            for arc, c in enumerate(capacity):
+                model.add(total_of(planes.shared(arc)) <= c)
+        model.add(total_of(dict.fromkeys(self.roots, 1)) == self.total)
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1
         solver.parameters.max_deterministic_time = max(0.01, min(_EFFORT, _TOTAL_EFFORT - self.effort))
@@ -195,22 +163,6 @@ class UnitProgramme:
         if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return "yes", [solver.value(v) for v in variables]
         return ("no" if status == cp_model.INFEASIBLE else "unknown"), None
-
-    def link_row(self, arc: int) -> dict[int, int]:
-        """Both directions of a link."""
-        return {phase * self.num_arcs + arc: 1 for phase in range(len(self.graphs))}
-
-    def roots_row(self) -> dict[int, int]:
-        """All demands."""
-        return {self.first_root + rank: 1 for rank in range(self.num_ranks)}
-
-    def matrix(self, rows: Sequence[dict[int, int]]) -> Any:
-        from scipy.sparse import csr_array
-
-        start = np.cumsum([0, *(len(row) for row in rows)])
-        column = np.array([v for row in rows for v in row], dtype=np.int32)
-        value = np.array([a for row in rows for a in row.values()], dtype=np.float64)
-        return csr_array((value, column, start), shape=(len(rows), self.num_variables))
 
 
 def least_scale(
@@ -223,7 +175,7 @@ def least_scale(
     """Units within the whole parts of the capacities at the least scale for which there are any.
 
     Args:
-        ask: says whether whole units of each link hold the forests, as ``UnitProgramme.ask``.
+        ask: says whether whole units of each link hold the forests, as ``UnitQuestions.ask``.
         capacity: of each link.
         low: no smaller scale will do.
         high: a scale that will do.

@@ -2,36 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mycel.cost import Line, makespan
 from mycel.moe.flex.layout import ExpertLayout
 from mycel.moe.flex.plan import Plan
 
-__all__ = ["CostModel", "Line", "Load", "makespan"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """Seconds as a straight line: ``fixed_s + units * unit_s``.
-
-    Attributes:
-        fixed_s: of an operation, whatever its size.
-        unit_s: of a byte that a rank sends, or of a row.
-    """
-
-    fixed_s: float
-    unit_s: float
-
-    def at(self, units: float) -> float:
-        """Seconds."""
-        return self.fixed_s + units * self.unit_s
-
-    @staticmethod
-    def through(small: tuple[float, float], large: tuple[float, float]) -> Line:
-        """Through two measured points of units and seconds; no negative slope or beginning."""
-        slope = max(0.0, (large[1] - small[1]) / (large[0] - small[0]))
-        return Line(fixed_s=max(0.0, small[1] - slope * small[0]), unit_s=slope)
+__all__ = ["CostModel", "Load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,27 +83,3 @@ class CostModel:
         if plan.algorithm in ("all_gather", "all_reduce"):
             return [("all_gather", tokens * self.row_bytes * (ranks - 1))]
         return [("all_to_all", tokens * copies * self.row_bytes * (ranks - 1) / ranks)]
-
-
-def makespan(stages: Sequence[tuple[float, float]], degree: int) -> float:
-    """When the last of ``degree`` alike chunks is done.
-
-    Args:
-        stages: of a chunk: seconds of the host, then seconds of the network, which the next stage waits for. The
-            network takes one thing at a time in the order it was given; the host goes over the chunks stage by stage.
-        degree: chunks.
-
-    Examples:
-        >>> makespan([(0.0, 1.0), (2.0, 1.0)], degree=1)
-        4.0
-        >>> makespan([(0.0, 0.5), (1.0, 0.5)], degree=2)  # the same in halves
-        3.0
-    """
-    host = network = 0.0
-    ready = [0.0] * degree
-    for host_s, network_s in stages:
-        for chunk in range(degree):
-            host = max(host, ready[chunk]) + host_s
-            network = max(network, host) + network_s
-            ready[chunk] = network
-    return max(ready)

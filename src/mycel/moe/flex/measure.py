@@ -12,7 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.comm.groups import flat_group, subgroup
-from mycel.moe.flex.cost import CostModel, Line
+from mycel.cost import Line
+from mycel.moe.flex.cost import CostModel
 from mycel.moe.parallel import ExpertParallel
 
 __all__ = ["measure_costs"]

@@ -11,6 +11,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 import torch
 from torch import Tensor
 
+from mycel.cost import Line
 from mycel.errors import CommunicationError, UsageError
 
 __all__ = ["CudaLink", "EmulatedLink", "Link", "Transfer"]
@@ -68,7 +69,7 @@ class EmulatedLink(Link):
     def fetch(self, copies: Copies) -> Transfer:
         """See ``Link``."""
         num_bytes = sum(far.numel() * far.element_size() for far, _ in copies)
-        taking_s = self.latency_s + num_bytes / (self.bandwidth_gbps * 1e9)
+        taking_s = Line(fixed_s=self.latency_s, unit_s=1e-9 / self.bandwidth_gbps).at(num_bytes)
         # The link is busy until then: what was asked for before comes first.
         self._asked_s = max(self._asked_s, time.perf_counter()) + taking_s
         future = self._thread.submit(_carry, list(copies), self._asked_s)

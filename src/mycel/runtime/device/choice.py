@@ -24,6 +24,7 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_schedule
+from mycel.cost import bytes_per_second
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -35,8 +36,6 @@ STEP_S = 20e-6
 MESSAGE_S = 5e-6
 #: Pieces worth trying: below, a step is all launch; above, a GPU's links gain nothing.
 PIECE_BYTES = tuple(1 << power for power in range(17, 27))
-#: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
-_ASSUMED_RATE = 1e9
 #: Ranks up to which classics are tried: making and verifying them all takes under a second there.
 _MOST_RANKS = 32
 
@@ -64,7 +63,7 @@ def with_classics(
 
 def _level_loads(schedule: Schedule) -> npt.NDArray[np.float64]:
     """Parts of the whole array over a link's bytes a second, shape ``[levels, links]``."""
-    rate = float(schedule.topology.bytes_per_second_per_unit or _ASSUMED_RATE)
+    rate = bytes_per_second(schedule.topology)
     number = {hop: i for i, hop in enumerate(schedule.link_load)}
     loads = np.zeros((1 + max(schedule.order_levels), len(number)))
     for level, t in zip(schedule.order_levels, schedule.transfers, strict=True):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mycel.collectives.synth.sketch.reader import Sketch
+from mycel.cost import bytes_per_second
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -21,8 +22,6 @@ __all__ = ["LogicalLink", "Network", "Resource", "build_network"]
 
 #: A physical link as ``(src, dst)`` vertices, or one rank's port of a switch as ``("out" | "in", group, rank)``.
 Resource = tuple[int, int] | tuple[str, int, int]
-#: Bytes a second that capacity 1 stands for where a topology gives only relative capacities.
-_ASSUMED_RATE = 1e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ class _Builder:
         self._outgoing: dict[int, list[tuple[int, float, int]]] = {}
         for link in topology.links:
             self._outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
-        self._rate = float(topology.bytes_per_second_per_unit or _ASSUMED_RATE)
+        self._rate = bytes_per_second(topology)
         self._resources: dict[Resource, int] = {}
 
     def build(self) -> Network:

@@ -28,9 +28,9 @@ __all__ = [
     "Lane",
     "Message",
     "Problem",
+    "finish_of",
     "least_time",
     "list_schedules",
-    "makespan",
     "mirrored",
     "refine",
     "start_all",
@@ -91,7 +91,7 @@ def _took(problem: Problem, jobs: Sequence[int]) -> int:
     return lane.alpha + lane.beta * len(jobs)
 
 
-def makespan(problem: Problem, messages: Iterable[Message]) -> int:
+def finish_of(problem: Problem, messages: Iterable[Message]) -> int:
     """When the last message has arrived."""
     return max((m.start + _took(problem, m.jobs) for m in messages), default=0)
 
@@ -155,7 +155,7 @@ def list_schedules(problem: Problem) -> list[Message]:
     for length in lengths:
         for weight in _WEIGHTS:
             found = _swing(problem, _list_schedule(problem, way, weight, length), length)
-            if best is None or makespan(problem, found) < makespan(problem, best):
+            if best is None or finish_of(problem, found) < finish_of(problem, best):
                 best = found
     return best or []
 
@@ -260,7 +260,7 @@ def _swing(problem: Problem, messages: list[Message], length: int) -> list[Messa
     for _ in range(_SWINGS):
         behind = _list_schedule(back, _ends(problem, current), 1.0, length)
         current = _list_schedule(problem, _ends(problem, behind), 1.0, length)
-        best = min(best, turned(problem, behind), current, key=lambda found: makespan(problem, found))
+        best = min(best, turned(problem, behind), current, key=lambda found: finish_of(problem, found))
     return best
 
 
@@ -287,10 +287,10 @@ def refine(
     """
     best = list(messages)
     until = time.monotonic() + time_limit_s
-    while makespan(problem, best) > least * (1 + close) and until - time.monotonic() > 0.2:
+    while finish_of(problem, best) > least * (1 + close) and until - time.monotonic() > 0.2:
         found = _search(problem, best, least, until - time.monotonic(), close, seed)
         found = tightened(problem, found)
-        if makespan(problem, found) >= makespan(problem, best):
+        if finish_of(problem, found) >= finish_of(problem, best):
             break
         best = found
     return best
@@ -303,7 +303,7 @@ def _search(
     from ortools.sat.python import cp_model
 
     model: Any = cp_model.CpModel()
-    horizon = makespan(problem, messages)
+    horizon = finish_of(problem, messages)
     count = len(problem.lane_of)
     slot = [model.new_int_var(0, horizon, "") for _ in range(count)]
     start = [model.new_int_var(0, horizon, "") for _ in range(count)]

@@ -208,7 +208,7 @@ def _order(phases: tuple[_Phase, ...], chunk_bytes: float, until: float, seed: i
     problem = both.problem
     if offset + len(second[0].problem.lane_of) == len(problem.lane_of):
         best = ordering.start_all(problem, order)
-        best = min(best, ordering.list_schedules(problem), key=lambda found: ordering.makespan(problem, found))
+        best = min(best, ordering.list_schedules(problem), key=lambda found: ordering.finish_of(problem, found))
     else:  # images that do not collide within a half do so across them
         best = ordering.list_schedules(problem)
     left = until - time.monotonic()
@@ -222,7 +222,7 @@ def _order_phase(phase: _Phase, chunk_bytes: float, time_limit_s: float, seed: i
     work = _Work((phase,), chunk_bytes)
     problem = work.copying
     best = ordering.list_schedules(problem)
-    seconds = work.seconds(ordering.makespan(problem, best))
+    seconds = work.seconds(ordering.finish_of(problem, best))
     if seconds > phase.routing.bound_s * (1 + _NEAR):
         found = joint.search(
             phase.network,
@@ -239,9 +239,9 @@ def _order_phase(phase: _Phase, chunk_bytes: float, time_limit_s: float, seed: i
             other = _Work((replace(phase, routing=replace(phase.routing, routes=found.routes)),), chunk_bytes)
             order = other.order_of(found.starts)
             for messages in (ordering.start_all(other.copying, order), ordering.list_schedules(other.copying)):
-                if other.seconds(ordering.makespan(other.copying, messages)) < seconds:
+                if other.seconds(ordering.finish_of(other.copying, messages)) < seconds:
                     work, problem, best = other, other.copying, messages
-                    seconds = work.seconds(ordering.makespan(problem, best))
+                    seconds = work.seconds(ordering.finish_of(problem, best))
     left, least = until - time.monotonic(), math.floor(phase.routing.bound_s / work.tick_s)
     best = ordering.refine(problem, best, least, time_limit_s=left, close=_CLOSE, seed=seed)
     return work, ordering.turned(work.problem, best) if phase.backward else best

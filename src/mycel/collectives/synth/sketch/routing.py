@@ -206,7 +206,7 @@ def route(
         SynthesisError: the sketch leaves a rank unreached, the programme is too large, or time ran out.
     """
     began = time.monotonic()
-    programme = _Programme(network, demands, orbits, chunk_bytes)
+    programme = _RoutingModel(network, demands, orbits, chunk_bytes)
     first = programme.solve(time_limit_s, seed)
     left = time_limit_s - (time.monotonic() - began)
     best = programme.polish(first, min(left, max(2.0, time_limit_s / 6)), seed) if left > 0.1 else first
@@ -225,7 +225,7 @@ def route(
 _Answer = tuple[dict[int, bool], float, int, bool]
 
 
-class _Programme:
+class _RoutingModel:
     """The integer programme; its clock ticks ``tick_s``."""
 
     def __init__(self, network: Network, demands: Sequence[Demand], orbits: Orbits, chunk_bytes: float) -> None:
