@@ -30,7 +30,7 @@ from mycel.collectives.balance import balance, unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64
-from mycel.collectives.spec import POINTED, Collective
+from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -164,15 +164,16 @@ def root_weights(collective: Collective) -> tuple[int, ...]:
     return tuple(int(rank == collective.root) for rank in range(collective.num_ranks))
 
 
-def bound(topology: Topology, collective: Collective) -> Bound:
+def bound(topology: Topology, collective: Collective | CollectiveName) -> Bound:
     """The least time of a collective on a fabric, exactly.
 
     Args:
         topology: the fabric.
-        collective: what to move, over all of the fabric's ranks.
+        collective: what to move, over all of the fabric's ranks; a name is enough where the root is rank 0 and all
+            blocks are equal.
 
     Raises:
-        UsageError: the collective is over another number of ranks.
+        UsageError: an unknown name, or a collective over another number of ranks.
         SynthesisError: capacities too large or too finely divided for exact 64-bit flows, or switches of which no
             balanced part connects the ranks.
 
@@ -184,9 +185,10 @@ def bound(topology: Topology, collective: Collective) -> Bound:
         ...     vertices=tuple(Vertex(kind="rank", label=f"r{i}") for i in range(4)),
         ...     links=tuple(Link(src=i, dst=(i + s) % 4, capacity=1) for i in range(4) for s in (1, 3)),
         ... )
-        >>> bound(ring, Collective(name="all_gather", num_ranks=4)).inverse_x
+        >>> bound(ring, "all_gather").inverse_x
         Fraction(3, 2)
     """
+    collective = as_collective(collective, topology.num_ranks)
     if collective.num_ranks != topology.num_ranks:
         raise UsageError(
             f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"

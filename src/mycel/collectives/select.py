@@ -13,7 +13,7 @@ from itertools import pairwise
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, CollectiveName, as_collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
@@ -25,6 +25,8 @@ __all__ = ["DEFAULT_SIZES", "Row", "Selection", "select"]
 
 #: Sizes to compare at if none are given: 1 KB to 64 MB.
 DEFAULT_SIZES = tuple(1 << power for power in range(10, 27, 2))
+#: Times up to so many times the least are a tie.
+_TIE = 1.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +45,14 @@ class Row:
 
     @property
     def method(self) -> str:
-        """The fastest; the earlier one in a tie."""
-        return min(self.seconds, key=lambda method: self.seconds[method])
+        """The fastest; of several that tie, the earliest."""
+        return self.tied[0]
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The fastest and all that take at most 1 % longer: the simulation cannot tell them apart."""
+        least = min(self.seconds.values())
+        return tuple(method for method, seconds in self.seconds.items() if seconds <= _TIE * least)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +82,18 @@ class Selection:
                     f"{format_seconds(above.seconds[above.method])}, {gain:.2f} times less."
                 )
         if not lines:
+            others = [method for method in first.tied[1:] if all(method in row.tied for row in self.rows)]
+            alike = f", with {', '.join(others)} as fast" if others else ""
             return (
-                f"{first.method} is the fastest from {format_size(first.num_bytes)} to {format_size(last.num_bytes)}."
+                f"{first.method} is the fastest from {format_size(first.num_bytes)} to "
+                f"{format_size(last.num_bytes)}{alike}."
             )
         return "\n".join(lines)
 
 
 def select(
     topology: Topology,
-    collective: Collective,
+    collective: Collective | CollectiveName,
     sizes: Sequence[int] = DEFAULT_SIZES,
     *,
     methods: Sequence[str] | None = None,
@@ -91,7 +102,8 @@ def select(
 
     Args:
         topology: the fabric.
-        collective: what to move, over all of its ranks.
+        collective: what to move, over all of its ranks; a name is enough where the root is rank 0 and all blocks are
+            equal.
         sizes: in bytes, of the whole array.
         methods: candidates; all that serve the collective if not given. One that does not serve it, or not on this
             fabric, is left out.
@@ -99,6 +111,7 @@ def select(
     Raises:
         UsageError: no sizes, an unknown method, or no method that serves this collective on this fabric.
     """
+    collective = as_collective(collective, topology.num_ranks)
     known = [*SYNTHESIZERS, *CLASSICS]
     candidates = [*methods_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
     if unknown := [method for method in candidates if method not in known]:
