@@ -34,7 +34,7 @@ from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_colle
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Bound", "Optimum", "bound", "find_division", "find_optimum", "root_weights"]
+__all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,6 +290,15 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
         arcs=arcs,
         by_dual=by_dual,
     )
+
+
+def cut_inverse_x(topology: Topology, collective: Collective) -> Fraction:
+    """What the cuts alone say: no schedule has a smaller ``inverse_x``, and where switches are balanced one has it.
+
+    For collectives of one forest: not for all_reduce, nor for those that copy nothing.
+    """
+    graph = FlowGraph.of(topology, is_reversed=collective.reduces)
+    return _newton(graph, [link.capacity for link in topology.links], root_weights(collective))[0]
 
 
 def _newton(

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 
 __all__ = ["UnitProgramme", "Units", "Verdict", "least_scale"]
 
@@ -167,8 +167,7 @@ class UnitProgramme:
 
     def decide(self, limits: IntArray, capacity: IntArray) -> tuple[Verdict, list[int] | None]:
         """An answer in whole numbers that satisfies the sets known so far."""
-        from ortools.sat.python import cp_model
-
+        cp_model = cp_sat("a forest for a given k")
         model = cp_model.CpModel()
         variables = [model.new_int_var(0, most, "") for most in limits.tolist()]
         if self.demand is None:
