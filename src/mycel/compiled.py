@@ -34,7 +34,7 @@ _MOST_INTERPRETED = 40_000
 
 
 def compiled(function: _Function) -> _Function:
-    """``numba.njit``, cached on disk; keeps the function's type for the type checker, and itself as ``__wrapped__``."""
+    """``numba.njit``, cached on disk; keeps the function's type for the type checker."""
     return cast(_Function, _Compiled(function, {}))
 
 
@@ -44,7 +44,7 @@ def compiled_without_lock(function: _Function) -> _Function:
 
 
 def interpreted_while_small(function: _Function, num_steps: int) -> _Function:
-    """A compiled function; or, where little was asked of it so far, the function as it is written, which needs no numba.
+    """A compiled function; or, where little was asked so far, the same as it is written, which needs no numba.
 
     Both compute the same. Small plans are made, from start to end, in less time than numba takes to import.
 
@@ -74,7 +74,7 @@ class _Compiled:
         return self._dispatcher(*arguments)
 
     def __getattr__(self, name: str) -> Any:
-        """What numba's own object has: ``stats``, ``signatures`` and so on, and how it wants to be called by others."""
+        """What numba's own object has: ``stats``, ``signatures``, and the type by which compiled code calls it."""
         if name.startswith("__"):  # asked by copying, pickling and doctest: no reason to import numba
             raise AttributeError(name)
         return getattr(self._dispatcher, name)
@@ -115,7 +115,7 @@ class _Compiled:
 
 @cache
 def _say_what_is_compiled() -> None:
-    """Have numba announce, from now on, what it does not find on disk; of functions that call others, the outermost."""
+    """Have numba announce what it does not find on disk; of functions that call others, the outermost."""
     from numba.core import event
 
     class Announcer(event.Listener):  # type: ignore[misc]  # numba is untyped

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from math import gcd
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from mycel.errors import UsageError
 
@@ -201,4 +201,4 @@ def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collec
         raise UsageError(
             f"{type(wanted).__name__} is no collective: give one of {', '.join(COLLECTIVES)}, or a mycel.Collective"
         )
-    return Collective(cast(CollectiveName, wanted), num_ranks, root=0 if wanted in ROOTED else None)
+    return Collective(wanted, num_ranks, root=0 if wanted in ROOTED else None)

@@ -75,8 +75,8 @@ def synthesize(
         options: passed on to the method, such as ``k`` for ``forest``.
 
     Raises:
-        UsageError: unknown collective or method, one for other collectives or for equal blocks only, an option the method does not
-            have, or a collective over another number of ranks than the fabric has.
+        UsageError: unknown collective or method, one for other collectives or for equal blocks only, an option the
+            method does not have, or a collective over another number of ranks than the fabric has.
         SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
     """
     collective = as_collective(collective, topology.num_ranks)
