@@ -25,6 +25,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.allreduce_bound import Division, divide_links
 from mycel.collectives.balance import balance, unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
@@ -75,6 +76,8 @@ class Bound:
     composition: Fraction | None = None
     is_composition: bool = False
     without_computing: Fraction | None = None
+
+    __repr__ = brief
 
     def explain(self) -> str:
         """Which links bind, in words."""

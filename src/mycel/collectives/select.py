@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
@@ -43,6 +44,8 @@ class Row:
     seconds: dict[str, float]
     piece_bytes: dict[str, int]
 
+    __repr__ = brief
+
     @property
     def method(self) -> str:
         """The fastest; of several that tie, the earliest."""
@@ -68,6 +71,8 @@ class Selection:
     topology: Topology
     rows: tuple[Row, ...]
     refused: dict[str, str]
+
+    __repr__ = brief
 
     def explain(self) -> str:
         """Where the fastest method changes, in words."""

@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mycel.brief import brief
 from mycel.collectives.bound import Bound, bound, cut_inverse_x
 from mycel.collectives.spec import POINTED
 from mycel.topology.model import Link, Topology
@@ -31,6 +32,8 @@ class Gain:
     binding_only: Fraction
     every: Fraction
     then: tuple[tuple[int, int], ...]
+
+    __repr__ = brief
 
 
 def sensitivity(best: Bound, *, most: int = 4) -> tuple[Gain, ...]:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.cost import (
     EMULATED_EFFICIENCY,
     EMULATED_START_S,
@@ -107,6 +108,8 @@ class Simulation:
     link_busy: dict[tuple[int, int], float]
     channels: tuple[Channel, ...]
     events: npt.NDArray[Any]
+
+    __repr__ = brief
 
     @property
     def algbw(self) -> float:

@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from math import gcd
 from typing import Literal, get_args
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName", "as_collective"]
@@ -68,6 +69,8 @@ class Collective:
     _: KW_ONLY
     root: int | None = None
     weights: tuple[int, ...] | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.brief import brief
 from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, Item, make_compressor
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Outcome, Request
 from mycel.data_parallel.ddp import FUSE_BYTES, attach_ddp
@@ -77,6 +78,8 @@ class Advice:
     compute_s: float
     overlap: float
     predictions: tuple[Prediction, ...]
+
+    __repr__ = brief
 
     @property
     def best(self) -> Prediction:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mycel.brief import brief
 from mycel.compiled import compiled
 from mycel.errors import UsageError
 
@@ -55,6 +56,8 @@ class LevelChoice:
     bound: int
     is_optimal: bool
     solve_s: float
+
+    __repr__ = brief
 
 
 def choose_levels(

@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 from scipy.optimize import nnls
 
+from mycel.brief import brief
 from mycel.probe.fit import Estimate, Fit
 from mycel.probe.observations import Pair
 from mycel.probe.structure import Hop, Structure, free_name, machine_switch
@@ -58,6 +59,8 @@ class LinkNote:
     spread: float
     series: int
 
+    __repr__ = brief
+
     def text(self) -> str:
         """How sure, in words.
 
@@ -102,6 +105,8 @@ class Found:
     seconds: float = 0.0
     num_bytes: int = 0
     num_patterns: int = 0
+
+    __repr__ = brief
 
     @property
     def confidence(self) -> str:

@@ -148,15 +148,13 @@ def calibration_file(cache: Path | None) -> Path:
     """Where this machine's costs are kept.
 
     Args:
-        cache: folder to use instead of the user's cache folder.
+        cache: folder to use instead of the one in the user's home, ``Settings.cache``.
 
     Raises:
         OSError: the user has no home folder.
     """
     if cache is not None:
         folder = cache
-    elif os.environ.get("XDG_CACHE_HOME"):
-        folder = Path(os.environ["XDG_CACHE_HOME"]) / "mycel"
     else:
         try:
             folder = Path.home() / ".cache" / "mycel"
