@@ -1,4 +1,4 @@
-"""Without torch, matplotlib and OR-tools the core works, and everything else ends in one line that says what to install."""
+"""Without torch, matplotlib and OR-tools the core plans; all else ends in one line that says what to install."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mycel.errors import UsageError
 from mycel.extras import EXTRAS, needs, without
 
 ROOT = Path(__file__).resolve().parents[2]
+SKETCHES = ROOT / "examples" / "sketches"
 #: ``mycel``, in a process that cannot import what the extras bring.
 BARE = f"""
 import sys
@@ -57,14 +58,10 @@ def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("draw star:ranks=3 -o fabric.svg", "plots"),
         ("steps star:ranks=3 -c all_gather", "solver"),
         ("synth ring:ranks=3 -c all_gather --method steps", "solver"),
-        ("synth two_boxes:ranks=4 -c all_gather --sketch sketch.json", "solver"),
+        (f"synth {SKETCHES / 'ndv2.json'} -c all_gather --sketch {SKETCHES / 'ndv2_x1.json'}", "solver"),
     ],
 )
 def test_what_an_extra_brings_is_asked_for_in_a_line(tmp_path: Path, arguments: str, extra: str) -> None:
-    inside = '{"strategy": "switch", "switches": [[0, 1]]}'
-    (tmp_path / "sketch.json").write_text(
-        f'{{"intranode_sketch": {inside}, "internode_sketch": {{"strategy": "relay"}}}}'
-    )
     ended = bare(tmp_path, *arguments.split())
     assert ended.returncode == 2, ended.stderr
     assert ended.stderr.splitlines()[-1].endswith(f"pip install 'mycel[{extra}]'")

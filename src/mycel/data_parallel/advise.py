@@ -64,6 +64,8 @@ class Prediction:
     sent_bytes: float
     error: float
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:

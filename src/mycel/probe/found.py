@@ -8,7 +8,6 @@ from fractions import Fraction
 from statistics import median
 
 import numpy as np
-from scipy.optimize import nnls
 
 from mycel.brief import brief
 from mycel.probe.fit import Estimate, Fit
@@ -174,6 +173,8 @@ def link_latencies(structure: Structure, latency_s: Mapping[Pair, float]) -> dic
     alike = float(wanted.sum() / rows.sum())
     weight = 1e-2
     system = np.vstack([rows, weight * np.eye(len(cables))])
+    from scipy.optimize import nnls  # takes longer to import than all of mycel
+
     solution, _ = nnls(system, np.concatenate([wanted, np.full(len(cables), weight * alike)]))
     out: dict[Hop, float] = {}
     for (a, b), seconds in zip(cables, solution, strict=True):
