@@ -111,7 +111,12 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return import_module(f"mycel.{name}")
+        try:
+            return import_module(f"mycel.{name}")
+        except ModuleNotFoundError as error:
+            from mycel.extras import without
+
+            raise without(error, f"mycel.{name}") or error from None
     for home, names in _HOMES.items():
         if name in names:
             value = globals()[name] = getattr(import_module(f"mycel.{home}"), name)

@@ -123,7 +123,7 @@ def _say_what_is_compiled() -> None:
 
         def on_start(self, event: Any) -> None:
             function = event.data["dispatcher"].py_func
-            if not self.depth and function.__module__.startswith("mycel."):
+            if not self.depth and str(function.__module__).startswith("mycel."):
                 level = logging.WARNING if sys.stderr is not None and sys.stderr.isatty() else logging.INFO
                 _log.log(level, "compiling for this machine, once: %s.%s", function.__module__, function.__name__)
             self.depth += 1

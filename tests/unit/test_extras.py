@@ -39,11 +39,15 @@ RANK = {
 }
 
 
-def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def process(folder: Path, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": path} | (RANK if arguments[0] == "probe" else {})
-    command = [sys.executable, "-c", BARE, *arguments]
+    environment = {**os.environ, "PYTHONPATH": path} | (RANK if arguments[:1] == ("probe",) else {})
+    command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment, check=False)
+
+
+def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return process(folder, BARE, *arguments)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +68,9 @@ def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_what_an_extra_brings_is_asked_for_in_a_line(tmp_path: Path, arguments: str, extra: str) -> None:
     ended = bare(tmp_path, *arguments.split())
     assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.splitlines()[-1].endswith(f"pip install 'mycel[{extra}]'")
-    assert ended.stderr.startswith("mycel: ") and len(ended.stderr.splitlines()) == 1
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("note: ")]  # on the topology file
+    assert len(lines) == 1
+    assert lines[0].startswith("mycel: ") and lines[0].endswith(f"pip install 'mycel[{extra}]'")
     assert not ended.stdout
 
 
@@ -92,6 +97,13 @@ def test_planning_needs_no_extra(tmp_path: Path, arguments: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_help_needs_no_extra(tmp_path: Path, name: str) -> None:
     assert "Usage: mycel" in bare(tmp_path, name, "--help").stdout
+
+
+def test_packages_of_the_run_side_say_what_they_need() -> None:
+    code = BARE.replace("from mycel.cli import main\nmain()", "import mycel\nmycel.moe")
+    ended = process(ROOT, code)
+    says = "mycel.errors.UsageError: mycel.moe needs torch, which is not installed: pip install 'mycel[run]'"
+    assert ended.stderr.splitlines()[-1] == says
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from difflib import get_close_matches
 from math import gcd
+from numbers import Integral
 from typing import Literal, get_args
 
 from mycel.brief import brief
@@ -77,7 +78,7 @@ class Collective:
             near = get_close_matches(str(self.name).lower().replace("-", "_"), COLLECTIVES, n=1)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise UsageError(f"unknown collective {self.name!r}; {hint}known: {', '.join(COLLECTIVES)}")
-        if isinstance(self.num_ranks, bool) or not isinstance(self.num_ranks, int):
+        if isinstance(self.num_ranks, bool) or not isinstance(self.num_ranks, Integral):
             raise UsageError(f"{self.name} over {self.num_ranks!r}: num_ranks is a whole number")
         if self.num_ranks < 2:
             raise UsageError(f"{self.name} over {self.num_ranks} rank(s); at least 2 are needed")
