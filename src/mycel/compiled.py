@@ -28,8 +28,8 @@ __all__ = ["compiled", "compiled_without_lock", "interpreted_while_small"]
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Innermost steps that a process interprets before it compiles. A step takes 4 to 12 us interpreted, so these about
-#: 0.3 s; importing numba and loading code from disk takes twice that, and compiling it 5 s.
+#: Innermost steps that a process interprets before it compiles. A step takes 3.5 to 12 us interpreted, so these about
+#: 0.3 s; importing numba and loading code from disk takes twice that, and compiling it some 3.5 s.
 _MOST_INTERPRETED = 40_000
 
 
