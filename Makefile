@@ -39,7 +39,7 @@ $(READY): pyproject.toml $(PINS)
 	@command -v $(PYTHON) >/dev/null || { echo "mycel needs Python 3.11 or newer: set PYTHON=/path/to/python3.11"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[run,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(PINS) --editable '.[run,plots,solver,dev]'
 	$(BIN)/python -c 'import mycel.runtime; mycel.runtime.warm()'
 	touch $@
 

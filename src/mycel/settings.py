@@ -17,8 +17,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
-``MYCEL_CACHE``           folder for what this machine was measured to need; none: the user's cache folder
-``XDG_CACHE_HOME``        the user's cache folder, ``~/.cache`` where it is not set
+``MYCEL_CACHE``           folder for what this machine was measured to need; none: ``mycel`` in the user's cache
+                          folder, ``XDG_CACHE_HOME`` or else ``~/.cache``
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
                           NCCL's own; 0: all that have schedules run over them
 ``MYCEL_ON_LINK_FAILURE`` ``raise`` (the default), or ``replan``: go on without links that have failed
@@ -36,9 +36,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["Launched", "Settings", "read_launched", "read_settings", "user_cache"]
+__all__ = ["FLIGHT_RECORDS", "NCCL_BELOW", "Launched", "Settings", "read_launched", "read_settings"]
 
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
@@ -49,6 +50,9 @@ _RANKS = (
 )
 #: Port that torch takes where nobody sets one.
 _MASTER_PORT = 29500
+#: Bytes below which collectives of GPU tensors are NCCL's own if nobody says otherwise: a schedule is several groups
+#: of operations where NCCL's collective is one kernel, so not for what is soon over. Assumed, not measured.
+NCCL_BELOW = 1 << 22
 #: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
 FLIGHT_RECORDS = 2000
 
@@ -64,7 +68,7 @@ class Settings:
     master_address: str | None = None
     piece_bytes: int | None = None
     paced: float | None = None
-    nccl_below: int | None = None
+    nccl_below: int = NCCL_BELOW
     flight_records: int = FLIGHT_RECORDS
     flight_folder: Path | None = None
     local: str | None = None
@@ -73,6 +77,8 @@ class Settings:
     cache: Path | None = None
     on_link_failure: str | None = None
     restarts: int = 0
+
+    __repr__ = brief
 
 
 def read_settings(environ: dict[str, str] | None = None) -> Settings:
@@ -97,34 +103,22 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
         paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
-        nccl_below=_count(env.get("MYCEL_NCCL_BELOW"), "MYCEL_NCCL_BELOW", 1 << 22),
+        nccl_below=_count(env.get("MYCEL_NCCL_BELOW"), "MYCEL_NCCL_BELOW", NCCL_BELOW),
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
         local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
-        cache=Path(env["MYCEL_CACHE"]) if env.get("MYCEL_CACHE") else None,
+        cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 
-def user_cache(environ: dict[str, str] | None = None) -> Path:
-    """Our folder in the user's cache folder; it need not exist.
-
-    Args:
-        environ: mapping to read instead of the process environment.
-
-    Raises:
-        OSError: the user has no home folder.
-    """
-    env = os.environ if environ is None else environ
-    if env.get("XDG_CACHE_HOME"):
-        return Path(env["XDG_CACHE_HOME"]) / "mycel"
-    try:
-        return Path.home() / ".cache" / "mycel"
-    except RuntimeError as error:  # a container's user without a name
-        raise OSError(str(error)) from None
+def _cache(env: Mapping[str, str]) -> Path | None:
+    if env.get("MYCEL_CACHE"):
+        return Path(env["MYCEL_CACHE"])
+    return Path(env["XDG_CACHE_HOME"]) / "mycel" if env.get("XDG_CACHE_HOME") else None
 
 
 def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None:
@@ -145,7 +139,7 @@ class Launched:
         master_address: where rank 0 is.
         master_port: a port there that is free for us, or that torchrun's store has.
         agent_store: whether torchrun's agent holds a store at that port.
-        attempt: how often torchrun has restarted the ranks.
+        restarts: how often torchrun has started the ranks again.
     """
 
     rank: int
@@ -153,7 +147,9 @@ class Launched:
     master_address: str
     master_port: int
     agent_store: bool = False
-    attempt: int = 0
+    restarts: int = 0
+
+    __repr__ = brief
 
 
 def read_launched(environ: dict[str, str] | None = None) -> Launched:
@@ -188,7 +184,7 @@ def read_launched(environ: dict[str, str] | None = None) -> Launched:
         master_address=master,
         master_port=_whole(env, "MASTER_PORT") if env.get("MASTER_PORT") else _MASTER_PORT,
         agent_store=env.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
-        attempt=_whole(env, "TORCHELASTIC_RESTART_COUNT") if env.get("TORCHELASTIC_RESTART_COUNT") else 0,
+        restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
     )
 
 

@@ -15,6 +15,7 @@ from mycel.cost import Costs
 from mycel.errors import UsageError
 from mycel.runtime import calibration
 from mycel.runtime.calibration import calibration_file, costs_from_text, costs_to_text, known_costs, measure_costs
+from mycel.settings import read_settings
 from mycel.topology.builders import loopback
 
 METHODS = ("forest", "tree")
@@ -56,7 +57,6 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
     monkeypatch.setattr(calibration.Path, "home", nowhere)
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert known_costs() == SLOW
 
 
@@ -71,8 +71,11 @@ def test_the_file_belongs_to_a_machine_and_its_versions(tmp_path: Path, monkeypa
 
 
 def test_the_users_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert calibration_file(None).parent == tmp_path / "mycel"
+    asked = read_settings({"XDG_CACHE_HOME": str(tmp_path)})
+    assert calibration_file(asked.cache).parent == tmp_path / "mycel"
+    assert read_settings({"XDG_CACHE_HOME": str(tmp_path), "MYCEL_CACHE": "here"}).cache == Path("here")
+    monkeypatch.setattr(calibration.Path, "home", lambda: tmp_path)
+    assert calibration_file(read_settings({}).cache).parent == tmp_path / ".cache" / "mycel"
 
 
 @pytest.mark.parametrize("wrong", [{"cores": 0}, {"message_s": -1.0}, {"wake_s": float("inf")}])

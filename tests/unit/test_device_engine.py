@@ -35,13 +35,14 @@ from mycel.runtime.communicator import Call
 from mycel.runtime.device import choice
 from mycel.runtime.device.choice import PIECE_BYTES, STEP_S, choose_for_steps, estimate_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
-from mycel.runtime.device.group import LEAST_BYTES, DeviceGroup, make_nccl
+from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.device.lane import CudaLane, lane_of
 from mycel.runtime.device.steps import Prepared, prepare
 from mycel.runtime.device.transport import End
 from mycel.runtime.device.work import DeviceWork
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.settings import NCCL_BELOW, read_settings
 from mycel.topology.builders import ring, star, torus, two_boxes
 from mycel.topology.model import Topology
 
@@ -517,13 +518,14 @@ def test_more_pieces_for_longer_arrays() -> None:
 
 
 def test_which_calls_run_over_schedules() -> None:
-    large, small = torch.zeros(LEAST_BYTES // 4), torch.zeros(LEAST_BYTES // 4 - 1)
+    large, small = torch.zeros(NCCL_BELOW // 4), torch.zeros(NCCL_BELOW // 4 - 1)
     relayed: Any = SimpleNamespace(exchanges_directly=False)
     direct: Any = SimpleNamespace(exchanges_directly=True)
 
     def takes(tensors: list[Tensor], communicator: Any = relayed, **options: Any) -> bool:
         exchange = options.pop("exchange", False)
-        return DeviceGroup(None, communicator, **{"described": True, **options}).takes(tensors, exchange=exchange)
+        usual = {"described": True, "least_bytes": read_settings({}).nccl_below}
+        return DeviceGroup(None, communicator, **{**usual, **options}).takes(tensors, exchange=exchange)
 
     assert takes([small, large])
     assert not takes([small, small])

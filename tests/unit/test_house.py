@@ -135,7 +135,12 @@ def click_command(name: str) -> Any:
 
 def test_subcommands_are_those_of_the_contract() -> None:
     group: Any = typer.main.get_command(build_app())
-    assert tuple(group.commands) == COMMANDS
+    assert tuple(group.commands) == tuple(COMMANDS)
+
+
+def test_the_list_of_subcommands_says_what_they_say_themselves() -> None:
+    for name, says in COMMANDS.items():
+        assert click_command(name).help.split("\n\n")[0].replace("\n", " ") == says
 
 
 def options_table(name: str) -> str:

@@ -247,7 +247,9 @@ def test_the_command_prints_the_table() -> None:
     record = json.loads(result.stdout)
     assert record["simulated"] and [row["bytes"] for row in record["rows"]] == [1 << 10, 1 << 20]
     for row in record["rows"]:
-        assert row["simulated_s"][row["method"]] == min(row["simulated_s"].values())
+        least = min(row["simulated_s"].values())
+        fast = [method for method, seconds in row["simulated_s"].items() if seconds <= 1.01 * least]
+        assert [row["method"], *row["tied"]] == fast
     assert "has no box" in record["refused"]["hierarchical"]
     text = runner.invoke(build_app(), arguments).stdout
     assert "simulated all_gather" in text and "left out: hierarchical on" in text

@@ -83,5 +83,11 @@ def test_the_command_hands_options_on() -> None:
     assert isinstance(by_option, dict) and isinstance(by_flag, dict)
     assert by_option["k"] == by_flag["k"] == 3
     assert "given twice" in str(run("-k", "3", "--option", "k=2"))
-    assert "leave out -k, --option" in str(run("--summary", "--option", "k=2"))
+    assert "makes no schedule: leave out --option" in str(run("--summary", "--option", "k=2"))
+    assert "makes no schedule: leave out --method, -k, --size" in str(
+        run("--summary", "--size", "1MB", "-k", "2", "--method", "tree")
+    )
+    assert "by method sketch: leave out -k" in str(run("--sketch", "no.json", "--method", "sketch", "-k", "2"))
+    assert "give one of them" in str(run("--sketch", "no.json", "--summary"))
+    assert "--size, --time-limit would need --sketch FILE" in str(run("--size", "1MB", "--time-limit", "2"))
     assert "has no option 'steps'" in str(run("--option", "steps=2"))

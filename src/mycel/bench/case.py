@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = [
@@ -71,6 +72,8 @@ class Case:
     calls: int = 1
     mode: str = "blocking"
     in_place: bool = False
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.collective not in BENCH_COLLECTIVES:

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.units import RATE_UNITS, bus_bandwidth_factor
 
@@ -78,6 +79,8 @@ class Measurement:
     in_place: bool | None = None
     wrong: int | None = None
     cpu_s_per_gb: float | None = None
+
+    __repr__ = brief
 
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; ``from_json`` reads it back to an equal measurement."""

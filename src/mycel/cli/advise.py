@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mycel.errors import UsageError
+from mycel.extras import needs
 
 if TYPE_CHECKING:
     from mycel.data_parallel.advise import Advice
@@ -43,6 +44,7 @@ def advise(
 
     Works under torchrun (-m mycel advise) and mycel emulate.
     """
+    needs("mycel advise", "torch")
     import torch.distributed as dist
 
     import mycel.runtime

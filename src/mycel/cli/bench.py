@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mycel.errors import UsageError
+from mycel.extras import needs
 from mycel.units import format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
     from mycel.bench.case import Case
     from mycel.bench.measurement import Measurement
     from mycel.topology.model import Topology
 
-__all__ = ["bench_table", "register", "wide_console"]
+__all__ = ["bench_table", "register"]
 
 #: Calls back to back in a round of a small size, as many as nccl-tests makes.
 _SMALL_CALLS = 20
@@ -59,10 +59,10 @@ def bench(
     timeout: Annotated[float, typer.Option(help="Seconds the whole run may take.")] = 1800.0,
 ) -> None:
     """Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests."""
-    from rich.console import Console
-
+    needs("mycel bench", "torch")
     from mycel.bench.nccl_table import nccl_tables
     from mycel.bench.run import bench_cases, make_cases
+    from mycel.cli import show
     from mycel.emulate import acquire_privileges
 
     fabric = _fabric(cluster, loopback, here=here)
@@ -78,8 +78,7 @@ def bench(
     else:
         if not isinstance(fabric, int):
             acquire_privileges()
-        notes = Console(file=sys.stderr)
-        with notes.status("starting the ranks") as status:
+        with show.notes().status("starting the ranks") as status:
             rows = bench_cases(
                 fabric,
                 cases,
@@ -160,17 +159,10 @@ def _absent(backends: Sequence[str]) -> str:
     return "# Not measured: " + "; ".join(absent)
 
 
-def wide_console() -> Console:
-    """Standard output; where it is no terminal, wide enough for a table instead of 80 columns."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=132)
-
-
 def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
     """A row a measurement: quantiles, bandwidths, fraction of the bound, ratio to the baseline, processor time."""
     from rich.table import Table
+    from rich.text import Text
 
     first = rows[0]
     where = "emulated" if first.emulated else "not emulated: figures are of this machine alone"
@@ -213,7 +205,7 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
             "" if m.fraction_of_bound is None else f"{m.fraction_of_bound:.2f}",
             "" if base is None or m.backend == baseline else f"{base / m.median_s:.2f}x",
             "" if m.cpu_s_per_gb is None else f"{m.cpu_s_per_gb:.3g}",
-            "yes" if m.correct else "[red]NO[/]",
+            "yes" if m.correct else Text("NO", style="red"),
         )
         previous = key
     return table

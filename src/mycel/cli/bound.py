@@ -8,7 +8,6 @@ import time
 from typing import Annotated, Any, cast
 
 import typer
-from rich.console import Console
 
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record, read_weights
 from mycel.collectives.bound import Bound, bound
@@ -125,13 +124,13 @@ def register(app: typer.Typer) -> None:
         if json_output:
             print(json.dumps(bound_record(best, seconds) | group_record(ranks)))
             return
-        console = Console(highlight=False)
-        console.print(
-            f"[bold]{float(best.algbw):.6g} {fabric.unit}[/] of {wanted.name} over {wanted.num_ranks} ranks of "
-            f"{fabric.name} (exactly {best.algbw}; 1/x = {best.inverse_x})"
+        typer.echo(
+            typer.style(f"{float(best.algbw):.6g} {fabric.unit}", bold=True)
+            + f" of {wanted.name} over {wanted.num_ranks} ranks of {fabric.name} (exactly {best.algbw}; "
+            f"1/x = {best.inverse_x})"
         )
-        console.print(best.explain(), markup=False)
+        print(best.explain())
         kind = "flow" if wanted.name == "all_reduce" or wanted.name in POINTED else "cut"
         if len(fabric.links) <= _MOST_LINKS[kind]:
             for gain in sensitivity(best):
-                console.print(_advice(gain, fabric), markup=False)
+                print(_advice(gain, fabric))

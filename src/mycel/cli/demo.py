@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mycel.errors import UsageError
+from mycel.extras import needs
 from mycel.units import format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ def demo(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
     """Train a small language model over an emulated cluster: the same training over Gloo and over mycel."""
-    from rich.console import Console
-
+    needs("mycel demo", "torch", "matplotlib")
+    from mycel.cli import show
     from mycel.demo.run import BACKENDS, MEASURED, DemoOptions, run_demo, write_report
     from mycel.emulate import acquire_privileges
     from mycel.errors import EmulationError
@@ -57,15 +57,14 @@ def demo(
         bandwidth_bytes=0 if size == "0" else parse_size(size),
         train_arguments=_train_arguments(width, layers),
     )
-    console = Console(file=sys.stderr)
+    console = show.notes()
     try:
         acquire_privileges()
     except EmulationError as error:
-        console.print(f"[bold]no emulation:[/] {error}\nThe demo goes on over loopback, which shows no fabric.")
+        console.print("no emulation:", style="bold", end=" ")
+        console.print(f"{error}\nThe demo goes on over loopback, which shows no fabric.", soft_wrap=True)
     topology = options.topology
-    console.print(
-        f"{topology.num_ranks} ranks on [bold]{topology.name}[/], {steps} steps a run; report in {output}{'/'}"
-    )
+    console.print(f"{topology.num_ranks} ranks on {topology.name}, {steps} steps a run; report in {output}/")
     with _View(console, steps=steps, num_measurements=len(MEASURED) * len(BACKENDS)) as view:
         report = run_demo(options, progress=view.take)
     files = write_report(report, output)
@@ -89,11 +88,11 @@ class _View:
         self._console = console
         self._totals = {"gloo": steps, "mycel": steps, "bandwidth": num_measurements}
         self._progress: Progress = Progress(
-            TextColumn("{task.description:<18}"),
+            TextColumn("{task.description:<18}", markup=False),
             BarColumn(bar_width=28, complete_style="green", finished_style="green"),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
             disable=not console.is_terminal,
         )
@@ -136,16 +135,17 @@ class _View:
 
     def _say(self, line: str) -> None:
         if not self._console.is_terminal:
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._console.print(line, soft_wrap=True)
 
 
 def _print_summary(report: Report, files: Mapping[str, Path]) -> None:
     from rich.table import Table
 
-    from mycel.cli.bench import bench_table, wide_console
+    from mycel.cli import show
+    from mycel.cli.bench import bench_table
 
-    console = wide_console()
-    console.print(f"\n[bold]{report.headline}[/]")
+    console = show.output(wide=True)
+    console.print(f"\n{report.headline}", style="bold")
     if not report.emulated:
         console.print(
             f"{report.why_not_emulated} The speed figures are of loopback and show no fabric.", soft_wrap=True
@@ -163,8 +163,8 @@ def _print_summary(report: Report, files: Mapping[str, Path]) -> None:
             f"{run.evaluations[-1].bits_per_byte:.6f}",
         )
     console.print(table)
-    console.print(f"ratio of the median steps {report.speedup:.2f}; {report.loss_sentence}", highlight=False)
+    console.print(f"ratio of the median steps {report.speedup:.2f}; {report.loss_sentence}")
     if report.measurements:
         console.print(bench_table(report.measurements, baseline=report.baseline.backend))
     for file in files.values():
-        console.print(str(file), highlight=False, soft_wrap=True)
+        console.print(str(file), soft_wrap=True)

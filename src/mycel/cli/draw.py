@@ -13,6 +13,7 @@ from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.errors import UsageError
+from mycel.extras import needs
 
 __all__ = ["register", "tree_from"]
 
@@ -73,6 +74,8 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         if output.suffix.lower() not in _ENDINGS:
             raise UsageError(f"{output}: the name must end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}")
+        if output.suffix.lower() != ".dot":
+            needs("a picture in .svg or .png, unlike .dot,", "matplotlib")
         fabric = load_fabric(topology)
         tree: tuple[Transfer, ...] = ()
         marked: int | None = None
@@ -104,10 +107,8 @@ def register(app: typer.Typer) -> None:
 
                 output.write_text(fabric_dot(fabric, tree, cut) + "\n", encoding="utf-8")
             else:
-                try:
-                    from mycel.report.picture import write_picture
-                except ModuleNotFoundError as error:
-                    raise UsageError(f"{output}: pictures need {error.name}; a .dot file does not") from None
+                from mycel.report.picture import write_picture
+
                 write_picture(fabric, output, title=title, caption=caption, tree=tree, root=marked, cut=cut)
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror}") from None

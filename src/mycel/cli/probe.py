@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mycel.errors import UsageError
+from mycel.extras import needs
 
 if TYPE_CHECKING:
     from mycel.probe import Found
@@ -96,9 +97,11 @@ def _write(found: Found, output: Path) -> None:
 
 def _draw(found: Found, file: Path) -> list[str]:
     try:
-        from mycel.report.picture import write_picture
-    except ModuleNotFoundError as error:
-        return [f"no picture: {error.name} is not installed"]
+        needs("a picture", "matplotlib")
+    except UsageError as error:
+        return [str(error)]
+    from mycel.report.picture import write_picture
+
     title = f"{found.topology.name}, as found (confidence: {found.confidence})"
     caption = f"{found.topology.num_ranks} ranks, {len(found.topology.switches)} switches"
     try:

@@ -63,7 +63,7 @@ def report(
 def _print(findings: Findings, slow: Suspect | None) -> None:
     from rich.table import Table
 
-    from mycel.cli.bench import wide_console
+    from mycel.cli import show
     from mycel.report.flight.words import (
         KIND_HEADS,
         headline,
@@ -73,9 +73,9 @@ def _print(findings: Findings, slow: Suspect | None) -> None:
         unfinished_sentence,
     )
 
-    console = wide_console()
+    console = show.output(wide=True)
     first = headline(findings, slow)
-    console.print(first, style="bold", highlight=False)
+    console.print(first, style="bold")
     table = Table(
         title="where time went: seconds of an average rank",
         caption=f"{findings.clocks.how}; {len(findings.dumps)} of {findings.dumps[0].world_size} ranks",
@@ -97,4 +97,4 @@ def _print(findings: Findings, slow: Suspect | None) -> None:
         sentences.append(f"No records of {which} {', '.join(map(str, findings.silent))}.")
     for sentence in sentences:
         if sentence.rstrip(".") != first:
-            console.print(sentence, highlight=False)
+            console.print(sentence)

@@ -6,9 +6,9 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mycel.cli import show
 from mycel.cli.bound import (
     CollectiveOption,
     JsonOption,
@@ -57,6 +57,7 @@ def _record(chosen: Selection) -> dict[str, object]:
             {
                 "bytes": row.num_bytes,
                 "method": row.method,
+                "tied": list(row.tied[1:]),
                 "piece_bytes": row.piece_bytes[row.method],
                 "simulated_s": row.seconds,
             }
@@ -67,16 +68,15 @@ def _record(chosen: Selection) -> dict[str, object]:
 
 
 def _show(chosen: Selection) -> None:
-    console = Console(highlight=False)
     table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
     for heading in ("size", "fastest", "time", "next", "time", "slowest", "time"):
         table.add_column(heading, justify="right" if heading in ("size", "time") else "left")
     for row in chosen.rows:
-        ranked = sorted(row.seconds, key=lambda method: row.seconds[method])
+        ranked = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
         shown = [ranked[0], ranked[1], ranked[-1]] if len(ranked) > 1 else ranked
         cells = [text for method in shown for text in (method, format_seconds(row.seconds[method]))]
         table.add_row(format_size(row.num_bytes), *cells)
-    console.print(table)
-    console.print(chosen.explain(), markup=False)
+    show.output().print(table)
+    print(chosen.explain())
     for reason in chosen.refused.values():
-        console.print(f"left out: {reason}", markup=False)
+        print(f"left out: {reason}")

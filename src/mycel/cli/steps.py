@@ -7,9 +7,9 @@ import time
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from mycel.cli import show
 from mycel.cli.bound import CollectiveOption, JsonOption, RootOption, TopologyArgument, load_fabric, make_collective
 from mycel.collectives.synth.steps import Front, Point, front
 from mycel.collectives.verify import verify_schedule
@@ -81,7 +81,6 @@ def _record(found: Front, seconds: list[float]) -> dict[str, Any]:
 
 
 def _show(fabric: Topology, found: Front, seconds: list[float]) -> None:
-    console = Console(highlight=False)
     table = Table(title=f"{found.points[0].schedule.collective.name} on {fabric.name}, verified")
     for heading in ("steps", "rounds", "chunks", "rounds / chunk", f"algbw, {fabric.unit}", "found after"):
         table.add_column(heading, justify="right")
@@ -93,9 +92,5 @@ def _show(fabric: Topology, found: Front, seconds: list[float]) -> None:
             f"{at:.2f} s",
             _PROOFS[point.proof],
         )
-    console.print(table)
-    console.print(
-        f"No schedule has fewer than {found.optimum} rounds a chunk. Ended: {found.ended}.",
-        markup=False,
-        soft_wrap=True,
-    )
+    show.output().print(table)
+    print(f"No schedule has fewer than {found.optimum} rounds a chunk. Ended: {found.ended}.")

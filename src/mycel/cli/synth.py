@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
 
+from mycel.cli import show
 from mycel.cli.bound import (
     CollectiveOption,
     JsonOption,
@@ -28,13 +28,14 @@ from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.cli.write import NAMES, SIZE, form_of, write_schedule
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import POINTED
+from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.collectives.synth.options import parse_options
 from mycel.collectives.synth.sketch import TIME_LIMIT_S
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
+from mycel.topology.model import Topology
 from mycel.units import parse_size
 
 __all__ = ["count_trees", "method_options", "register", "schedule_record", "trees_a_root"]
@@ -107,7 +108,11 @@ def register(app: typer.Typer) -> None:
     """Add the subcommand."""
 
     @app.command(
-        "synth", help="Find a schedule for a collective on a fabric, verify it, and compare it with the bound."
+        "synth",
+        help="Find a schedule for a collective on a fabric, verify it, and compare it with the bound.",
+        epilog="There are three ways: a schedule by a method; with --sketch, a plan for one size inside a person's "
+        "outline of the fabric; with --summary, figures of a forest without its schedule. Options that belong to one "
+        "of them say so.",
     )
     def command(
         topology: TopologyArgument,
@@ -119,19 +124,23 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         k: Annotated[
-            int | None, typer.Option("-k", help="Trees a root; the fewest that meet the bound if not given.")
+            int | None,
+            typer.Option("-k", help="For a schedule: trees a root; the fewest that meet the bound if not given."),
         ] = None,
         option: Annotated[
             list[str] | None,
             typer.Option(
-                "--option", metavar="NAME=VALUE", help="An option of the method, such as k=2; may be repeated."
+                "--option",
+                metavar="NAME=VALUE",
+                help="For a schedule: an option of the method, such as k=2; may be repeated.",
             ),
         ] = None,
         root: RootOption = None,
         weights: WeightsOption = None,
         ranks: RanksOption = None,
         sketch: Annotated[
-            Path | None, typer.Option("--sketch", help="Plan for one size inside a communication sketch (JSON).")
+            Path | None,
+            typer.Option("--sketch", help="Another way: plan for one size inside a communication sketch (JSON)."),
         ] = None,
         size: Annotated[
             str | None,
@@ -141,7 +150,10 @@ def register(app: typer.Typer) -> None:
             float | None, typer.Option(help=f"With --sketch: seconds to search, {TIME_LIMIT_S:.0f} if not given.")
         ] = None,
         summary: Annotated[
-            bool, typer.Option("--summary", help="Only plan and check a forest; make no schedule (large fabrics).")
+            bool,
+            typer.Option(
+                "--summary", help="Another way: only plan and check a forest, without a schedule (large fabrics)."
+            ),
         ] = False,
         output: Annotated[
             Path | None,
@@ -149,52 +161,83 @@ def register(app: typer.Typer) -> None:
         ] = None,
         json_output: JsonOption = False,
     ) -> None:
+        given = {
+            "--method": method is not None,
+            "-k": k is not None,
+            "--option": bool(option),
+            "--size": size is not None,
+            "--time-limit": time_limit is not None,
+            "-o": output is not None,
+        }
+        way = _way(given, sketch=sketch is not None, summary=summary, method=method)
         form = "json" if output is None else form_of(output)
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
-        if sketch is not None:
-            if k is not None or option or summary or method not in (None, "sketch"):
-                raise UsageError(
-                    "--sketch plans by method sketch: leave out -k, --option, --summary and other methods"
-                )
+        num_bytes = SIZE if size is None else parse_size(size)
+        made: Schedule | None = None
+        if way == "--sketch":
+            assert sketch is not None
             plan, record = plan_by_sketch(fabric, wanted, sketch, size, time_limit)
-            if output is not None:
-                write_schedule(plan.schedule, output, form, num_bytes=SIZE if size is None else parse_size(size))
-            print(json.dumps(record) if json_output else show_sketched(plan, record))
-            return
-        if size is not None or time_limit is not None:
-            raise UsageError("--size and --time-limit go with --sketch FILE")
-        if summary:
-            if k is not None or option or output is not None or method not in (None, "forest"):
-                raise UsageError(
-                    "--summary plans a forest and makes no schedule: leave out -k, --option, -o and --method"
-                )
+            text, made = show_sketched(plan, record), plan.schedule
+        elif way == "--summary":
             with _drawn_progress() as report:
                 best, record = summarise(fabric, wanted, report)
-            print(json.dumps(record | group_record(ranks)) if json_output else show_plan(best, record))
-            return
-        started = time.perf_counter()
-        best = bound(fabric, wanted)
-        method = method or methods_for(wanted.name)[0]
-        options = method_options(method, option or [], k)
-        with _drawn_progress() as report:
-            if method == "forest":
-                options["progress"] = report
-            schedule = synthesize(fabric, wanted, method, **options)
-            verify_schedule(schedule)
-        seconds = time.perf_counter() - started
-        written = [] if output is None else write_schedule(schedule, output, form, num_bytes=SIZE)
-        record = schedule_record(best, schedule, k=options.get("k"), seconds=seconds)
-        if json_output:
-            print(json.dumps(record | group_record(ranks)))
+            text = show_plan(best, record)
         else:
-            _show(best, schedule, record, written)
+            method = method or methods_for(wanted.name)[0]
+            options = method_options(method, option or [], k)
+            made, record, text = _synthesize(fabric, wanted, method, options)
+        written = [] if made is None or output is None else write_schedule(made, output, form, num_bytes=num_bytes)
+        print(json.dumps(record | group_record(ranks)) if json_output else "\n".join([text, *written]))
+
+
+#: Three ways to plan: what each does, and the options that belong to it.
+_WAYS = {
+    "": ("a schedule is planned for all sizes", ("--method", "-k", "--option", "-o")),
+    "--sketch": ("--sketch plans by method sketch", ("--size", "--time-limit", "-o")),
+    "--summary": ("--summary plans a forest and makes no schedule", ()),
+}
+
+
+def _way(given: dict[str, bool], *, sketch: bool, summary: bool, method: str | None) -> str:
+    """Which of the three ways a command line asks for.
+
+    Raises:
+        UsageError: two of them, or an option that belongs to another.
+    """
+    if sketch and summary:
+        raise UsageError("--sketch and --summary are two ways to plan: give one of them")
+    way = "--sketch" if sketch else "--summary" if summary else ""
+    does, own = _WAYS[way]
+    if method == {"--sketch": "sketch", "--summary": "forest"}.get(way):
+        given = {**given, "--method": False}  # says what is so anyway
+    wrong = [name for name, is_given in given.items() if is_given and name not in own]
+    if wrong and not way:
+        raise UsageError(f"{', '.join(wrong)} would need --sketch FILE; without, {does}")
+    if wrong:
+        raise UsageError(f"{does}: leave out {', '.join(wrong)}")
+    return way
+
+
+def _synthesize(
+    fabric: Topology, wanted: Collective, method: str, options: dict[str, Any]
+) -> tuple[Schedule, dict[str, Any], str]:
+    """A verified schedule, its JSON object, and that in words."""
+    started = time.perf_counter()
+    best = bound(fabric, wanted)
+    with _drawn_progress() as report:
+        if method == "forest":
+            options["progress"] = report
+        schedule = synthesize(fabric, wanted, method, **options)
+        verify_schedule(schedule)
+    record = schedule_record(best, schedule, k=options.get("k"), seconds=time.perf_counter() - started)
+    return schedule, record, _in_words(best, schedule, record)
 
 
 @contextmanager
 def _drawn_progress() -> Iterator[Any]:
     """A progress bar on standard error, where that is a terminal."""
-    console = Console(stderr=True)
+    console = show.notes()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 
@@ -206,22 +249,16 @@ def _drawn_progress() -> Iterator[Any]:
         yield report
 
 
-def _show(best: Bound, schedule: Schedule, record: dict[str, Any], written: list[str]) -> None:
-    console = Console(highlight=False)
+def _in_words(best: Bound, schedule: Schedule, record: dict[str, Any]) -> str:
     ratio = f"{float(schedule.algbw / best.algbw):.1%}"
     verdict = "optimal" if record["optimal"] else f"{ratio} of the bound"
     if best.is_composition:
         verdict = f"{ratio} of what reduce-scatter and then all-gather guarantee"
-    console.print(
-        f"[bold]{float(schedule.algbw):.6g} {best.topology.unit}[/], {verdict}: {record['collective']} over "
-        f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified"
-    )
     noun = "paths" if schedule.collective.name in POINTED else "trees"
     share = "uneven shares" if record["k"] is None else f"k={record['k']}"
-    console.print(
+    return (
+        f"{float(schedule.algbw):.6g} {best.topology.unit}, {verdict}: {record['collective']} over "
+        f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified\n"
         f"{record['num_trees']} {noun} ({share}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
-        f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s"
+        f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s\n{best.explain()}"
     )
-    console.print(best.explain(), markup=False)
-    for line in written:
-        console.print(line, markup=False, soft_wrap=True)

@@ -9,7 +9,6 @@ from fractions import Fraction
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from mycel.cli.bound import (
     CollectiveOption,
@@ -96,13 +95,12 @@ def register(app: typer.Typer) -> None:
             }
             print(json.dumps(record | group_record(ranks)))
             return
-        console = Console(highlight=False)
         new = float(after.algbw * in_unit)
-        console.print(f"{wanted.name} over {wanted.num_ranks} ranks of {group.name}", markup=False)
-        console.print(f"before: {float(before.algbw):.6g} {fabric.unit}", markup=False)
-        console.print(f"after:  {new:.6g} {fabric.unit} ({_verdict(ratio)}): {'; '.join(words)}", markup=False)
-        console.print(f"before: {before.explain()}", markup=False)
-        console.print(f"after: {after.explain()}", markup=False)
+        print(f"{wanted.name} over {wanted.num_ranks} ranks of {group.name}")
+        print(f"before: {float(before.algbw):.6g} {fabric.unit}")
+        print(f"after:  {new:.6g} {fabric.unit} ({_verdict(ratio)}): {'; '.join(words)}")
+        print(f"before: {before.explain()}")
+        print(f"after: {after.explain()}")
 
 
 def _verdict(ratio: Fraction) -> str:

@@ -25,17 +25,18 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.allreduce_bound import Division, divide_links
 from mycel.collectives.balance import balance
 from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64
-from mycel.collectives.spec import POINTED, Collective
+from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Bound", "Optimum", "bound", "find_division", "find_optimum", "root_weights"]
+__all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +77,8 @@ class Bound:
     composition: Fraction | None = None
     is_composition: bool = False
     without_computing: Fraction | None = None
+
+    __repr__ = brief
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -165,15 +168,16 @@ def root_weights(collective: Collective) -> tuple[int, ...]:
     return tuple(int(rank == collective.root) for rank in range(collective.num_ranks))
 
 
-def bound(topology: Topology, collective: Collective) -> Bound:
+def bound(topology: Topology, collective: Collective | CollectiveName) -> Bound:
     """The least time of a collective on a fabric, exactly.
 
     Args:
         topology: the fabric.
-        collective: what to move, over all of the fabric's ranks.
+        collective: what to move, over all of the fabric's ranks; a name is enough where the root is rank 0 and all
+            blocks are equal.
 
     Raises:
-        UsageError: the collective is over another number of ranks.
+        UsageError: an unknown name, or a collective over another number of ranks.
         SynthesisError: capacities too large or too finely divided for exact 64-bit flows, or switches of which no
             balanced part connects the ranks.
 
@@ -185,9 +189,10 @@ def bound(topology: Topology, collective: Collective) -> Bound:
         ...     vertices=tuple(Vertex(kind="rank", label=f"r{i}") for i in range(4)),
         ...     links=tuple(Link(src=i, dst=(i + s) % 4, capacity=1) for i in range(4) for s in (1, 3)),
         ... )
-        >>> bound(ring, Collective(name="all_gather", num_ranks=4)).inverse_x
+        >>> bound(ring, "all_gather").inverse_x
         Fraction(3, 2)
     """
+    collective = as_collective(collective, topology.num_ranks)
     if collective.num_ranks != topology.num_ranks:
         raise UsageError(
             f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
@@ -289,6 +294,15 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
         arcs=arcs,
         by_dual=by_dual,
     )
+
+
+def cut_inverse_x(topology: Topology, collective: Collective) -> Fraction:
+    """What the cuts alone say: no schedule has a smaller ``inverse_x``, and where switches are balanced one has it.
+
+    For collectives of one forest: not for all_reduce, nor for those that copy nothing.
+    """
+    graph = FlowGraph.of(topology, is_reversed=collective.reduces)
+    return _newton(graph, [link.capacity for link in topology.links], root_weights(collective))[0]
 
 
 def _newton(

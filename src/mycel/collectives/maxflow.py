@@ -5,7 +5,8 @@ The question behind every bound and forest is one: with a source that feeds rank
 contracted into the source, because a cut that fails some other rank cannot contain it; flows to later ranks then
 stay local, and the residual network is kept from one rank to the next.
 
-The kernels are compiled by numba at their first call (then cached on disk) and work on int64 arrays.
+The kernels are compiled by numba at their first call (then cached on disk) and work on int64 arrays; bounds of small
+fabrics are found before numba would be imported, by the same kernels interpreted.
 
 References:
     Y. Dinitz, "Algorithm for solution of a problem of maximum flow in networks with power estimation", Soviet
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mycel.compiled import compiled
+from mycel.compiled import compiled, interpreted_while_small
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -225,7 +226,6 @@ def push_flow(
     return flow
 
 
-@compiled
 def shortfalls(
     num_vertices: int,
     tail: IntArray,
@@ -243,6 +243,20 @@ def shortfalls(
     Returns:
         ``deficit``, shape ``[num_sinks]``, and ``side``, shape ``[num_sinks, num_vertices - 1]`` (source left out).
     """
+    kernel = interpreted_while_small(_shortfalls, len(tail) * len(sinks))
+    return kernel(num_vertices, tail, head, capacity, source, sinks, target)
+
+
+@compiled
+def _shortfalls(
+    num_vertices: int,
+    tail: IntArray,
+    head: IntArray,
+    capacity: IntArray,
+    source: int,
+    sinks: IntArray,
+    target: int,
+) -> tuple[IntArray, BoolArray]:
     start, slot, ends = build_rows(num_vertices, tail, head)
     num_arcs = len(tail)
     residual = np.zeros(2 * num_arcs, dtype=np.int64)

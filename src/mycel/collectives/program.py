@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.spec import Collective
 from mycel.errors import ScheduleError
 
@@ -76,6 +77,8 @@ class Channel:
     dst: int
     path: tuple[int, ...]
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
@@ -96,6 +99,8 @@ class Instruction:
     operand_offset: int = 0
     final: bool = False
     needs: tuple[int, ...] = ()
+
+    __repr__ = brief
 
 
 #: One row an instruction; ``needs`` live in a separate pair of arrays (compressed sparse rows).
@@ -177,6 +182,8 @@ class Program:
     need_index: npt.NDArray[np.int64]
     block_elements: tuple[int, ...] | None = None
     version: int = PROGRAM_VERSION
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         for array in (self.columns, self.need_start, self.need_index):

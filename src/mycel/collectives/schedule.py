@@ -24,6 +24,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
+from mycel.brief import brief
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
@@ -66,6 +67,8 @@ class Transfer:
     path: tuple[int, ...]
     after: tuple[int, ...] = ()
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -85,6 +88,8 @@ class Schedule:
     chunks: tuple[Chunk, ...]
     transfers: tuple[Transfer, ...]
     version: int = SCHEDULE_VERSION
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.version != SCHEDULE_VERSION:

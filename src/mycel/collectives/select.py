@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, CollectiveName, as_collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
@@ -43,10 +44,18 @@ class Row:
     seconds: dict[str, float]
     piece_bytes: dict[str, int]
 
+    __repr__ = brief
+
     @property
     def method(self) -> str:
-        """The fastest; the earlier one in a tie."""
-        return min(self.seconds, key=lambda method: self.seconds[method])
+        """The fastest; of several that tie, the earliest."""
+        return self.tied[0]
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The fastest and all that take at most 1 % longer: the simulation cannot tell them apart."""
+        least = min(self.seconds.values())
+        return tuple(method for method, seconds in self.seconds.items() if seconds <= _TIE * least)
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -68,6 +77,8 @@ class Selection:
     topology: Topology
     rows: tuple[Row, ...]
     refused: dict[str, str]
+
+    __repr__ = brief
 
     def explain(self) -> str:
         """Where the fastest method changes, in words."""
@@ -95,7 +106,7 @@ class Selection:
 
 def select(
     topology: Topology,
-    collective: Collective,
+    collective: Collective | CollectiveName,
     sizes: Sequence[int] = DEFAULT_SIZES,
     *,
     methods: Sequence[str] | None = None,
@@ -104,7 +115,8 @@ def select(
 
     Args:
         topology: the fabric.
-        collective: what to move, over all of its ranks.
+        collective: what to move, over all of its ranks; a name is enough where the root is rank 0 and all blocks are
+            equal.
         sizes: in bytes, of the whole array.
         methods: candidates; all that serve the collective if not given. One that does not serve it, or not on this
             fabric, is left out.
@@ -112,6 +124,7 @@ def select(
     Raises:
         UsageError: no sizes, an unknown method, or no method that serves this collective on this fabric.
     """
+    collective = as_collective(collective, topology.num_ranks)
     known = [*SYNTHESIZERS, *CLASSICS]
     candidates = [*methods_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
     if unknown := [method for method in candidates if method not in known]:

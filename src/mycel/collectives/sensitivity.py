@@ -6,7 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mycel.collectives.bound import Bound, bound
+from mycel.brief import brief
+from mycel.collectives.bound import Bound, bound, cut_inverse_x
+from mycel.collectives.spec import POINTED
 from mycel.topology.model import Link, Topology
 
 __all__ = ["Gain", "sensitivity"]
@@ -30,6 +32,8 @@ class Gain:
     binding_only: Fraction
     every: Fraction
     then: tuple[tuple[int, int], ...]
+
+    __repr__ = brief
 
 
 def sensitivity(best: Bound, *, most: int = 4) -> tuple[Gain, ...]:
@@ -59,12 +63,12 @@ def sensitivity(best: Bound, *, most: int = 4) -> tuple[Gain, ...]:
         binding.setdefault(_kind(topology, ends), []).append(ends)
     gains = []
     for kind in sorted(binding, key=lambda kind: -len(binding[kind]))[:most]:
-        every = _raised(best, alike[kind])
+        every = bound(_raised(topology, alike[kind]), best.collective)
         gains.append(
             Gain(
                 binding=tuple(binding[kind]),
                 alike=tuple(alike[kind]),
-                binding_only=_raised(best, binding[kind]).algbw - best.algbw,
+                binding_only=_gained(best, binding[kind]),
                 every=every.algbw - best.algbw,
                 then=every.cut,
             )
@@ -78,11 +82,21 @@ def _kind(topology: Topology, ends: tuple[int, int]) -> object:
     return frozenset((src.kind, dst.kind)), topology.capacity[ends], inside
 
 
-def _raised(best: Bound, raised: Collection[tuple[int, int]]) -> Bound:
-    chosen, fabric = set(raised), best.topology
+def _gained(best: Bound, links: Collection[tuple[int, int]]) -> Fraction:
+    faster = _raised(best.topology, links)
+    collective = best.collective
+    # Faster links never do harm. Where a cut says that they do no good either, nothing else need be solved: a few
+    # faster links leave switches unbalanced, which would cost a linear programme.
+    is_one_forest = collective.name != "all_reduce" and collective.name not in POINTED
+    if is_one_forest and cut_inverse_x(faster, collective) == best.inverse_x:
+        return Fraction(0)
+    return bound(faster, collective).algbw - best.algbw
+
+
+def _raised(fabric: Topology, raised: Collection[tuple[int, int]]) -> Topology:
+    chosen = set(raised)
     links = tuple(
         Link(src=k.src, dst=k.dst, capacity=k.capacity + ((k.src, k.dst) in chosen), latency_s=k.latency_s)
         for k in fabric.links
     )
-    faster = Topology(name=fabric.name, unit=fabric.unit, vertices=fabric.vertices, links=links)
-    return bound(faster, best.collective)
+    return Topology(name=fabric.name, unit=fabric.unit, vertices=fabric.vertices, links=links)

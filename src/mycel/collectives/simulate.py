@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Channel, Op, Program
@@ -101,6 +102,8 @@ class Simulation:
     link_busy: dict[tuple[int, int], float]
     channels: tuple[Channel, ...]
     events: npt.NDArray[Any]
+
+    __repr__ = brief
 
     @property
     def algbw(self) -> float:

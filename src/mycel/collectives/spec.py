@@ -12,13 +12,16 @@ Blocks are of one size unless ``weights`` say how they relate: the v forms of ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from math import gcd
+from numbers import Integral
 from typing import Literal, get_args
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName"]
+__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName", "as_collective"]
 
 CollectiveName = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "gather", "scatter"
@@ -40,7 +43,7 @@ _MOST_WEIGHT = 1 << 40
 _A_BLOCK_A_RANK = ("all_gather", "reduce_scatter", "gather", "scatter")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Collective:
     """One collective operation over ranks ``0 .. num_ranks-1``.
 
@@ -56,20 +59,27 @@ class Collective:
             without blocks, too few or too many, negative, above 2^40 in all, or none that has to move.
 
     Examples:
-        >>> Collective(name="all_gather", num_ranks=3, weights=(4, 2, 0)).weights
+        >>> Collective("all_gather", 3, weights=(4, 2, 0)).weights
         (2, 1, 0)
-        >>> print(Collective(name="all_gather", num_ranks=3, weights=(5, 5, 5)).weights)
+        >>> print(Collective("all_gather", 3, weights=(5, 5, 5)).weights)
         None
     """
 
     name: CollectiveName
     num_ranks: int
+    _: KW_ONLY
     root: int | None = None
     weights: tuple[int, ...] | None = None
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         if self.name not in COLLECTIVES:
-            raise UsageError(f"unknown collective {self.name!r}; known: {', '.join(COLLECTIVES)}")
+            near = get_close_matches(str(self.name).lower().replace("-", "_"), COLLECTIVES, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise UsageError(f"unknown collective {self.name!r}; {hint}known: {', '.join(COLLECTIVES)}")
+        if isinstance(self.num_ranks, bool) or not isinstance(self.num_ranks, Integral):
+            raise UsageError(f"{self.name} over {self.num_ranks!r}: num_ranks is a whole number")
         if self.num_ranks < 2:
             raise UsageError(f"{self.name} over {self.num_ranks} rank(s); at least 2 are needed")
         if (self.name in ROOTED) != (self.root is not None):
@@ -173,3 +183,26 @@ class Collective:
         if self.name == "broadcast":
             return frozenset({self.root}) if self.root is not None else None
         return everyone if rank == self.root else None
+
+
+def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collective:
+    """A collective by its name alone, over so many ranks; what is a collective already stays as it is.
+
+    Args:
+        wanted: a collective, or one of ``COLLECTIVES``; one with a root has it at rank 0 then.
+        num_ranks: of the fabric.
+
+    Raises:
+        UsageError: an unknown name, or neither a name nor a collective.
+
+    Examples:
+        >>> as_collective("broadcast", 4).to_text()
+        'broadcast 4 root 0'
+    """
+    if isinstance(wanted, Collective):
+        return wanted
+    if not isinstance(wanted, str):
+        raise UsageError(
+            f"{type(wanted).__name__} is no collective: give one of {', '.join(COLLECTIVES)}, or a mycel.Collective"
+        )
+    return Collective(wanted, num_ranks, root=0 if wanted in ROOTED else None)

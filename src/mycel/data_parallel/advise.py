@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.brief import brief
 from mycel.cost import Line
 from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, Item, make_compressor
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Outcome, Request
@@ -64,6 +65,8 @@ class Prediction:
     sent_bytes: float
     error: float
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
@@ -78,6 +81,8 @@ class Advice:
     compute_s: float
     overlap: float
     predictions: tuple[Prediction, ...]
+
+    __repr__ = brief
 
     @property
     def best(self) -> Prediction:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["LevelChoice", "choose_levels"]
@@ -55,6 +56,8 @@ class LevelChoice:
     bound: int
     is_optimal: bool
     solve_s: float
+
+    __repr__ = brief
 
 
 def choose_levels(

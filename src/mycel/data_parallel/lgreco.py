@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.brief import brief
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.level_choice import LevelChoice, choose_levels
 from mycel.data_parallel.policy import CompressionPolicy
@@ -55,6 +56,8 @@ class LayerLevel:
     error: float
     uniform_bytes: int
     uniform_error: float
+
+    __repr__ = brief
 
 
 class LGreCo(CompressionPolicy):

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["Corpus", "is_held_out", "load_corpus", "sample_batch"]
@@ -43,6 +44,8 @@ class Corpus:
     held_out: Tensor
     num_files: tuple[int, int]
     source: str
+
+    __repr__ = brief
 
 
 def is_held_out(name: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions
 from mycel.bench.run import bench_cases, bound_algbw, make_cases, run_ranks, warm_up
+from mycel.brief import brief
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.emulate import check_support
@@ -49,6 +50,8 @@ class DemoOptions:
     bandwidth_repeats: int = 2
     train_arguments: tuple[str, ...] = ()
     timeout_s: float = 1800.0
+
+    __repr__ = brief
 
 
 def run_demo(options: DemoOptions, *, progress: Progress | None = None) -> Report:

@@ -20,7 +20,6 @@ from typing import Any
 
 from mycel.emulate.namespaces import NamespaceThread, write_sysctl
 from mycel.emulate.routing import PinnedTree
-from mycel.errors import EmulationError
 
 __all__ = ["MANAGEMENT_INTERFACE", "RANK_INTERFACE", "Cable", "Host", "management_address", "rank_address"]
 
@@ -228,10 +227,8 @@ def _interface(neighbour: int) -> str:
 
 
 def _open_netlink() -> Any:
-    try:
-        from pyroute2 import IPRoute
-    except ImportError:
-        raise EmulationError("emulation needs pyroute2; install it with: pip install 'mycel[run]'") from None
+    from pyroute2 import IPRoute
+
     for name, value in _SYSCTLS:
         write_sysctl(name, value)
     if not write_sysctl("net/ipv4/tcp_congestion_control", "cubic"):

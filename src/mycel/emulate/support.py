@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from mycel.emulate.namespaces import CLONE_NEWUSER, NamespaceThread
-from mycel.errors import EmulationError
+from mycel.errors import EmulationError, UsageError
+from mycel.extras import needs
 
 __all__ = ["acquire_privileges", "can_make_user_namespace", "check_support"]
 
@@ -101,9 +102,11 @@ def _has_privileges() -> bool:
 
 def _import_pyroute2() -> Any:
     try:
-        import pyroute2
-    except ImportError:
-        raise EmulationError("emulation needs pyroute2; install it with: pip install 'mycel[run]'") from None
+        needs("emulation", "pyroute2")
+    except UsageError as error:
+        raise EmulationError(str(error)) from None
+    import pyroute2
+
     return pyroute2
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.activations import activation as activation_named
 from mycel.moe.flex.weights import Cut, WeightGather
@@ -42,6 +43,9 @@ class ExpertWeights(NamedTuple):
     down: Tensor
     gate_up_bias: Tensor | None
     down_bias: Tensor | None
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     def split(self, parts: Sequence[range]) -> list[ExpertWeights]:
         """Those of consecutive experts each; experts that are not there are left out."""

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mycel.brief import brief
+
 __all__ = ["RoutingResult", "count_tokens", "narrow", "routing_from_slots", "slots_from_weights"]
 
 
@@ -36,6 +38,9 @@ class RoutingResult(NamedTuple):
     scores: Tensor
     tokens_per_expert: Tensor
     full: bool
+
+    def __repr__(self) -> str:
+        return brief(self)
 
     @property
     def num_experts(self) -> int:

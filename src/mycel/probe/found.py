@@ -8,8 +8,8 @@ from fractions import Fraction
 from statistics import median
 
 import numpy as np
-from scipy.optimize import nnls
 
+from mycel.brief import brief
 from mycel.probe.fit import Estimate, Fit
 from mycel.probe.observations import Pair
 from mycel.probe.structure import Hop, Structure, free_name, machine_switch
@@ -58,6 +58,8 @@ class LinkNote:
     spread: float
     series: int
 
+    __repr__ = brief
+
     def text(self) -> str:
         """How sure, in words.
 
@@ -102,6 +104,8 @@ class Found:
     seconds: float = 0.0
     num_bytes: int = 0
     num_patterns: int = 0
+
+    __repr__ = brief
 
     @property
     def confidence(self) -> str:
@@ -169,6 +173,8 @@ def link_latencies(structure: Structure, latency_s: Mapping[Pair, float]) -> dic
     alike = float(wanted.sum() / rows.sum())
     weight = 1e-2
     system = np.vstack([rows, weight * np.eye(len(cables))])
+    from scipy.optimize import nnls  # takes longer to import than all of mycel
+
     solution, _ = nnls(system, np.concatenate([wanted, np.full(len(cables), weight * alike)]))
     out: dict[Hop, float] = {}
     for (a, b), seconds in zip(cables, solution, strict=True):

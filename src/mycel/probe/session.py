@@ -161,4 +161,4 @@ def _store(launched: Launched, timeout_s: float) -> Any:
 
 def _store_key(launched: Launched) -> str:
     """Differs after a restart, so that nobody goes to where the first attempt listened."""
-    return f"mycel/probe/{launched.attempt}"
+    return f"mycel/probe/{launched.restarts}"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mycel.bench.measurement import Measurement
+from mycel.brief import brief
 from mycel.collectives.schedule import Schedule
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -66,6 +67,8 @@ class TrainingRun:
     alone_s: tuple[float, ...]
     steps: tuple[Step, ...]
     evaluations: tuple[Evaluation, ...]
+
+    __repr__ = brief
 
     @classmethod
     def from_records(cls, records: Iterable[Mapping[str, Any]]) -> TrainingRun:
@@ -156,6 +159,8 @@ class Report:
     bounds: Mapping[str, float]
     hardware: str
     versions: Mapping[str, str]
+
+    __repr__ = brief
 
     @property
     def speedup(self) -> float:

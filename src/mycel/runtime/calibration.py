@@ -35,7 +35,6 @@ from mycel.cost.processors import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S
 from mycel.errors import UsageError
 from mycel.runtime.libc import MSG_NOSIGNAL, recv, send
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine
-from mycel.settings import user_cache
 
 __all__ = ["calibration_file", "costs_from_text", "costs_to_text", "known_costs", "measure_costs"]
 
@@ -149,12 +148,18 @@ def calibration_file(cache: Path | None) -> Path:
     """Where this machine's costs are kept.
 
     Args:
-        cache: folder to use instead of the user's cache folder.
+        cache: folder to use instead of the one in the user's home, ``Settings.cache``.
 
     Raises:
         OSError: the user has no home folder.
     """
-    folder = user_cache() if cache is None else cache
+    if cache is not None:
+        folder = cache
+    else:
+        try:
+            folder = Path.home() / ".cache" / "mycel"
+        except RuntimeError as error:  # a container's user without a name
+            raise OSError(str(error)) from None
     cores = len(os.sched_getaffinity(0))
     versions = (_version("mycel"), _version("torch"))
     marks = (socket.gethostname(), platform.machine(), platform.release(), cores, *versions, *_THERE)

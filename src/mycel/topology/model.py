@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
+from mycel.brief import brief
 from mycel.errors import TopologyError
 from mycel.units import RATE_UNITS
 
@@ -34,6 +35,8 @@ class Vertex:
     label: str
     box: str | None = None
     computes: bool = False
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,8 @@ class Topology:
     vertices: tuple[Vertex, ...]
     links: tuple[Link, ...]
     _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "vertices", tuple(self.vertices))

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mycel.brief import brief
 from mycel.errors import TopologyError
 
 __all__ = ["Wiring", "read_wiring", "write_wiring"]
@@ -34,6 +35,8 @@ class Wiring:
 
     addresses: tuple[str, ...]
     paths: Mapping[tuple[int, ...], str] = field(default_factory=dict)
+
+    __repr__ = brief
 
 
 def write_wiring(wiring: Wiring, file: Path) -> None:

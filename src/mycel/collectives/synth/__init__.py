@@ -20,7 +20,7 @@ from inspect import signature
 from typing import Any
 
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName
+from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
 from mycel.collectives.synth import direct, flow, forest, sketch, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
@@ -61,21 +61,25 @@ def methods_for(name: CollectiveName) -> tuple[str, ...]:
     return tuple(method for method in ours if (method in _POINTED_METHODS) == (name in POINTED))
 
 
-def synthesize(topology: Topology, collective: Collective, method: str | None = None, **options: Any) -> Schedule:
+def synthesize(
+    topology: Topology, collective: Collective | CollectiveName, method: str | None = None, **options: Any
+) -> Schedule:
     """A schedule by the named method.
 
     Args:
         topology: the fabric.
-        collective: what to move, over all of the fabric's ranks.
+        collective: what to move, over all of the fabric's ranks; a name is enough where the root is rank 0 and all
+            blocks are equal.
         method: a key of ``SYNTHESIZERS`` that serves the collective, or of ``CLASSICS``; if not given, the first
             of ours that does.
         options: passed on to the method, such as ``k`` for ``forest``.
 
     Raises:
-        UsageError: unknown method, one for other collectives or for equal blocks only, an option the method does not
-            have, or a collective over another number of ranks than the fabric has.
+        UsageError: unknown collective or method, one for other collectives or for equal blocks only, an option the
+            method does not have, or a collective over another number of ranks than the fabric has.
         SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
     """
+    collective = as_collective(collective, topology.num_ranks)
     serving = methods_for(collective.name)
     if method is None:
         method = serving[0]

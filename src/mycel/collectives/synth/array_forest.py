@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import IntArray
 from mycel.collectives.symmetry import find_rotation, powers
@@ -52,6 +53,8 @@ class Forest:
     multiplicities: IntArray
     trees: npt.NDArray[np.int32]
     order: int
+
+    __repr__ = brief
 
     @property
     def num_trees(self) -> int:

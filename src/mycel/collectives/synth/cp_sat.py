@@ -1,10 +1,27 @@
-"""How CP-SAT models are solved here."""
+"""CP-SAT, which the extra ``solver`` brings: how it is imported, and how its models are solved here."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["solve"]
+from mycel.extras import needs
+
+__all__ = ["cp_sat", "solve"]
+
+
+def cp_sat(what: str) -> Any:
+    """The module ``ortools.sat.python.cp_model``.
+
+    Args:
+        what: that needs it, for people.
+
+    Raises:
+        UsageError: OR-tools is not installed.
+    """
+    needs(what, "ortools")
+    from ortools.sat.python import cp_model
+
+    return cp_model
 
 
 def solve(solver: Any, model: Any) -> Any:

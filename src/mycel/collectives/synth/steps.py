@@ -22,6 +22,7 @@ from fractions import Fraction
 from math import ceil
 from typing import Literal
 
+from mycel.brief import brief
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, Collective, CollectiveName
@@ -71,6 +72,8 @@ class Point:
     proof: Proof
     schedule: Schedule
 
+    __repr__ = brief
+
     @property
     def ratio(self) -> Fraction:
         """Rounds a chunk."""
@@ -89,6 +92,8 @@ class Front:
     points: tuple[Point, ...]
     optimum: Fraction
     ended: str
+
+    __repr__ = brief
 
 
 @dataclass(slots=True, kw_only=True)

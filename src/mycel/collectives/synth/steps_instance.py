@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -295,8 +295,7 @@ def find_sends(
     Raises:
         SynthesisError: the instance is too large to be tried.
     """
-    from ortools.sat.python import cp_model
-
+    cp_model = cp_sat("method steps")
     problem.check_size(steps, chunks)
     if steps < problem.least_steps or rounds < steps:
         return "none"

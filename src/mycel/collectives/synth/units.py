@@ -30,7 +30,7 @@ import numpy as np
 
 from mycel.collectives.cutting_planes import CuttingPlanes, Phase, Row
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 
 __all__ = ["UnitQuestions", "Units", "Verdict", "least_scale"]
 
@@ -139,6 +139,9 @@ class UnitQuestions:
 
         planes, model = self.planes, cp_model.CpModel()
         variables = [model.new_int_var(0, most, "") for _ in planes.phases for most in capacity]
+        cp_model = cp_sat("a forest for a given k")
+        model = cp_model.CpModel()
+        variables = [model.new_int_var(0, most, "") for most in limits.tolist()]
         if self.demand is None:
             variables += [model.new_int_var(0, self.total, "") for _ in self.roots]
         else:

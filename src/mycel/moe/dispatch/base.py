@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from mycel.brief import brief
 from mycel.comm.meter import ByteMeter
 from mycel.moe.routing import RoutingResult
 
@@ -66,6 +67,9 @@ class Dispatched(NamedTuple):
     rows: Tensor
     tokens_per_expert: Tensor
     state: Any
+
+    def __repr__(self) -> str:
+        return brief(self)
 
 
 class TokenDispatcher(ABC):

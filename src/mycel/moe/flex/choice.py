@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.brief import brief
 from mycel.comm.groups import flat_group
 from mycel.errors import UsageError
 from mycel.moe.flex.cost import CostModel, Load
@@ -60,6 +61,8 @@ class Flex:
     same_load: bool = False
     file: Path | None = None
 
+    __repr__ = brief
+
     def __post_init__(self) -> None:
         if min(self.finalists, self.trials, len(self.degrees), len(self.partitions)) < 1 or self.give_up < 1:
             raise UsageError("Flex: finalists, trials, degrees, partitions and give_up must all be at least 1")
@@ -95,6 +98,8 @@ class Choice:
     predicted_s: dict[Plan, float]
     measured_s: dict[Plan, list[float]] = field(default_factory=dict)
     chosen: Plan | None = None
+
+    __repr__ = brief
 
 
 class Chooser:

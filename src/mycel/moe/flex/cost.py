@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mycel.brief import brief
 from mycel.cost import Line, makespan
 from mycel.moe.flex.layout import ExpertLayout
 from mycel.moe.flex.plan import Plan
@@ -47,6 +48,8 @@ class CostModel:
     exchanges: Mapping[str, Line]
     gathers: Mapping[int, Line]
     rows: Line
+
+    __repr__ = brief
 
     def seconds(self, plan: Plan, load: Load, *, training: bool) -> float:
         """A forward pass; with ``training``, a backward pass as well: as many bytes, twice the arithmetic."""

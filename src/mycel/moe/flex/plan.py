@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["Partition", "Plan"]
@@ -31,6 +32,8 @@ class Plan:
     degree: int
     algorithm: str
     partition: Partition = "tokens"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.degree < 1:

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from mycel.brief import brief
 from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
@@ -47,6 +48,8 @@ class Applied:
     _own_backend: Any
     _handles: list[RemovableHandle] = field(default_factory=list)
     _attributes: dict[str, Any] = field(default_factory=dict)
+
+    __repr__ = brief
 
     @property
     def meter(self) -> ByteMeter:

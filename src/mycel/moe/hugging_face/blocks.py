@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.dispatch import TokenDispatcher
 
@@ -59,6 +60,8 @@ class Block:
     experts: nn.Module
     router: nn.Module
     kind: RouterKind
+
+    __repr__ = brief
 
     @property
     def experts_path(self) -> str:

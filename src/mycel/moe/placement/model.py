@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["EMPTY", "ExpertPlacement"]
@@ -38,6 +39,8 @@ class ExpertPlacement:
     num_experts: int
     slots: tuple[tuple[int, ...], ...]
     boxes: tuple[tuple[int, ...], ...] = ()
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         widths = {len(held) for held in self.slots}

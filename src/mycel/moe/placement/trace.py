@@ -14,6 +14,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.placement.model import ExpertPlacement
 from mycel.moe.placement.policies import Policy
@@ -39,6 +40,8 @@ class RoutingTrace:
 
     counts: NDArray[np.int64]
     layers: tuple[str, ...]
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.counts.ndim != 3 or self.counts.shape[1] != len(self.layers):
@@ -145,6 +148,8 @@ class Replayed:
     imbalance: float
     moved: int
     placement: ExpertPlacement
+
+    __repr__ = brief
 
 
 def replay(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
+from mycel.brief import brief
 from mycel.collectives.bound import bound
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.errors import MycelError
@@ -108,6 +109,8 @@ class Kind:
     median_moving_s: float
     of_bound: float | None
 
+    __repr__ = brief
+
     @property
     def total_s(self) -> float:
         """Everything together."""
@@ -152,6 +155,8 @@ class Unfinished:
     states: dict[int, str]
     stalled: tuple[tuple[int, int, int, int, int], ...]
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
@@ -170,6 +175,8 @@ class Findings:
     unfinished: tuple[Unfinished, ...]
     silent: tuple[int, ...]
     skipped: int
+
+    __repr__ = brief
 
     @cached_property
     def whole(self) -> tuple[Meeting, ...]:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mycel.brief import brief
 from mycel.report.flight.records import Dump, Group, Program
 
 __all__ = ["Carried", "Suspect", "carried", "suspect"]
@@ -48,6 +49,8 @@ class Carried:
     receiver_full_s: float
     retransmitted: int
 
+    __repr__ = brief
+
     @property
     def reached(self) -> float:
         """Part of ``fair`` that it got."""
@@ -70,6 +73,8 @@ class Suspect:
     slow: int
     fast: int
     others: tuple[tuple[str, str], ...]
+
+    __repr__ = brief
 
 
 def carried(dumps: Sequence[Dump]) -> list[Carried]:

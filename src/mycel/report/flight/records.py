@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from mycel.brief import brief
 from mycel.errors import MycelError, UsageError
 from mycel.topology.json_format import from_json
 from mycel.topology.model import Topology
@@ -35,6 +36,8 @@ class Program:
     paths: tuple[tuple[int, ...], ...]
     num_bytes: tuple[int, ...]
     num_messages: tuple[int, ...]
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +71,8 @@ class Call:
     ended_ns: int | None
     messages_done: tuple[int, ...] | None
 
+    __repr__ = brief
+
     @property
     def key(self) -> tuple[str, int, bool]:
         """Group, sequence and whether it is the round that confirms the collective: the same on every rank."""
@@ -92,6 +97,8 @@ class Connection:
     retransmitted: int
     round_trip_s: float
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
@@ -109,6 +116,8 @@ class Group:
     topology: Topology
     described: bool
     connections: tuple[Connection, ...]
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +142,8 @@ class Dump:
     recorded: int
     groups: dict[str, Group]
     calls: tuple[Call, ...]
+
+    __repr__ = brief
 
 
 def read_dumps(places: Sequence[Path]) -> list[Dump]:

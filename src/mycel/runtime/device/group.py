@@ -19,11 +19,7 @@ from mycel.runtime.device.lane import lane_of
 from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.device.work import DeviceWork
 
-__all__ = ["LEAST_BYTES", "DeviceGroup", "make_nccl"]
-
-#: A schedule is several groups of operations where NCCL's own collective is one kernel: not for what is soon over.
-#: Assumed, not measured.
-LEAST_BYTES = 1 << 22
+__all__ = ["DeviceGroup", "make_nccl"]
 
 
 def make_nccl(store: Store, rank: int, size: int, timeout: timedelta, members: Sequence[int], name: str) -> Any:
@@ -57,7 +53,7 @@ class DeviceGroup:
         communicator: whose schedules are run; ``None`` in a group of one rank.
         described: whether somebody has said what the fabric looks like. Of a fabric that is merely assumed, NCCL
             knows more than we do.
-        least_bytes: calls whose largest tensor is smaller are the backend's own; ``LEAST_BYTES`` if ``None``.
+        least_bytes: calls whose largest tensor is smaller are the backend's own.
         piece_bytes: a piece size to use instead of the model's.
     """
 
@@ -67,12 +63,12 @@ class DeviceGroup:
         communicator: Communicator | None,
         *,
         described: bool,
-        least_bytes: int | None = None,
+        least_bytes: int,
         piece_bytes: int | None = None,
     ) -> None:
         self.backend = backend
         self._communicator = communicator if described else None
-        self._least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
+        self._least_bytes = least_bytes
         self._piece_bytes = piece_bytes
         self._engines: dict[torch.device, DeviceEngine] = {}
         self._candidates: dict[tuple[CollectiveName, int | None], Mapping[str, Schedule]] = {}

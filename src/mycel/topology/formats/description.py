@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from mycel.brief import brief
 from mycel.errors import MycelError, TopologyError
 from mycel.topology.capacities import fitting_unit, read_rate, unit_of
 from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
@@ -30,6 +31,8 @@ class Reading:
 
     topology: Topology
     notes: tuple[str, ...] = ()
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

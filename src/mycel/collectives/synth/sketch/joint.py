@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.collectives.synth.sketch.routing import Orbits, kept_routes, usable_links
@@ -79,8 +79,7 @@ def search(
                     meets[r].append((name, link.alpha_s, rate))
     if sum(map(len, meets.values())) > MAX_INTERVALS:
         return None
-    from ortools.sat.python import cp_model
-
+    cp_model = cp_sat("method sketch")
     tick_s = min(link.alpha_s + chunk_bytes / link.rate for link in network.links) / _RESOLUTION
     model: Any = cp_model.CpModel()
     horizon = math.ceil(below_s / tick_s)

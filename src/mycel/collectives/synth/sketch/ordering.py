@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 
 __all__ = [
     "Lane",
@@ -300,8 +300,7 @@ def _search(
     problem: Problem, messages: Sequence[Message], least: int, time_limit_s: float, close: float, seed: int
 ) -> list[Message]:
     """One exact search: intervals that do not overlap, and neighbours on a lane that may join into one message."""
-    from ortools.sat.python import cp_model
-
+    cp_model = cp_sat("method sketch")
     model: Any = cp_model.CpModel()
     horizon = finish_of(problem, messages)
     count = len(problem.lane_of)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mycel.brief import brief
 from mycel.collectives.replay import replay
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
@@ -70,6 +71,8 @@ class SketchPlan:
     num_variables: int
     routing_seconds: float
     ordering_seconds: float
+
+    __repr__ = brief
 
     @property
     def gap(self) -> float:

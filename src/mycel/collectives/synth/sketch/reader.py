@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.topology.suggest import nearest
 
@@ -68,6 +69,8 @@ class Sketch:
     own_first: bool
     symmetry: tuple[tuple[int, int], ...]
     pieces: int
+
+    __repr__ = brief
 
 
 def read_sketch(file: str | Path) -> Sketch:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import solve
+from mycel.collectives.synth.cp_sat import cp_sat, solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.errors import SynthesisError
@@ -229,8 +229,7 @@ class _RoutingModel:
     """The integer programme; its clock ticks ``tick_s``."""
 
     def __init__(self, network: Network, demands: Sequence[Demand], orbits: Orbits, chunk_bytes: float) -> None:
-        from ortools.sat.python import cp_model
-
+        cp_model = cp_sat("method sketch")
         self._cp = cp_model
         self._network, self._demands, self._orbits = network, demands, orbits
         self.usable = usable_links(network, demands, orbits)

@@ -1,0 +1,56 @@
+"""What is not installed with mycel itself, and which extra brings it.
+
+The core plans with numpy, scipy and numba alone. Whatever needs more says so through ``needs``, before it begins.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from mycel.errors import UsageError
+
+__all__ = ["EXTRAS", "needs", "without"]
+
+#: Modules that only some of mycel needs, and the extra that installs each.
+EXTRAS = {
+    "torch": "run",
+    "pyroute2": "run",
+    "matplotlib": "plots",
+    "ortools": "solver",
+    "transformers": "examples",
+    "accelerate": "examples",
+}
+
+
+def needs(what: str, *modules: str) -> None:
+    """Makes sure that modules of extras are there; imports none of them.
+
+    Args:
+        what: that needs them, as a person would name it, such as ``mycel bench`` or ``method steps``.
+        modules: keys of ``EXTRAS``.
+
+    Raises:
+        UsageError: one is not installed; the message says how it can be.
+    """
+    missing = [module for module in modules if not _is_there(module)]
+    if missing:
+        raise UsageError(_sentence(what, missing))
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def without(error: ModuleNotFoundError, what: str) -> UsageError | None:
+    """What to say of a module that was not found on the way; ``None`` where it is not one of the extras'."""
+    module = (error.name or "").partition(".")[0]
+    return UsageError(_sentence(what, [module])) if module in EXTRAS else None
+
+
+def _sentence(what: str, missing: list[str]) -> str:
+    extras = ",".join(dict.fromkeys(EXTRAS[module] for module in missing))
+    verb = "is" if len(missing) == 1 else "are"
+    return f"{what} needs {' and '.join(missing)}, which {verb} not installed: pip install 'mycel[{extras}]'"
