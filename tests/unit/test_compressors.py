@@ -24,7 +24,7 @@ from mycel.data_parallel.compress import (
     kernels,
     make_compressor,
 )
-from mycel.data_parallel.compress.digits import digits_bytes, pack_digits, unpack_digits
+from mycel.wire.digits import digits_bytes, pack_digits, unpack_digits
 from mycel.data_parallel.compress.powersgd import orthonormal
 from mycel.errors import UsageError
 

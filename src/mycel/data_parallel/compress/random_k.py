@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import uniform
 from mycel.errors import UsageError
+from mycel.wire.noise import uniform
 
 __all__ = ["RandomK"]
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, pack, packed_bytes, unpack
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
 
 __all__ = ["Sign"]
 

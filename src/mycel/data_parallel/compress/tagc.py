@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, pack, packed_bytes, unpack
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.data_parallel.compress.sketch import insert, num_counters, peel
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
 
 __all__ = ["TAGC", "heavy_layers"]
 

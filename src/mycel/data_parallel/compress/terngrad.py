@@ -20,10 +20,11 @@ from torch import Tensor
 from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.conversations import joined, share_sizes
-from mycel.data_parallel.compress.digits import digits_bytes, pack_digits, unpack_digits
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, ternary
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Conversation, Item, Outcome
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in
+from mycel.wire.digits import digits_bytes, pack_digits, unpack_digits
+from mycel.wire.noise import ternary
 
 __all__ = ["TernGrad"]
 
