@@ -15,7 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Scattered
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.errors import UsageError
 from mycel.wire.buckets import bucket_scales, bytes_of, floats_in, packed_bytes
@@ -35,7 +36,7 @@ class Bucketed(Compressor):
         UsageError: an empty bucket.
     """
 
-    aggregation: ClassVar[Aggregation] = "quantised"
+    aggregation: ClassVar[Aggregation] = Scattered()
     is_elementwise: ClassVar[bool] = True
 
     def __init__(self, form: Format, bucket_size: int) -> None:
