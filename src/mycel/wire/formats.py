@@ -46,23 +46,19 @@ class Format(ABC):
     def from_codes(self, codes: Tensor) -> Tensor:
         """New float32 numbers from bytes."""
 
-    def encode(self, values: Tensor, scales: Tensor, *, bucket_size: int, seed: int | None = None) -> Tensor:
-        """Packed codes of a vector whose buckets have these largest magnitudes.
+    def encode(self, values: Tensor, scales: Tensor, *, bucket_size: int) -> Tensor:
+        """Packed codes of a vector whose buckets have these largest magnitudes, rounded to the nearest.
 
         Args:
             values: float32, 1-D, contiguous.
             scales: float32, one a bucket; values beyond them are cut off.
             bucket_size: elements that share a scale.
-            seed: round up or down by chance so that the mean is right; ``None`` rounds to the nearest.
 
         Returns:
             ``uint8`` of ``packed_bytes(len(values), bits)``.
         """
         numbers = values * of_elements(_inverses(scales, self.largest), bucket_size, len(values))
-        noise = None
-        if seed is not None:
-            noise = uniform(seed, len(values), values.device).mul_(256).to(torch.uint8)
-        return self.to_codes(numbers.clamp_(-self.largest, self.largest), noise)
+        return self.to_codes(numbers.clamp_(-self.largest, self.largest))
 
     def decode(self, packed: Tensor, scales: Tensor, out: Tensor, *, bucket_size: int, add: bool = False) -> None:
         """Writes what ``encode`` made to ``out`` (float32, contiguous), or adds it.
@@ -110,7 +106,14 @@ class Integers(Format):
         return codes.view(torch.int8).to(torch.float32)
 
     def encode(self, values: Tensor, scales: Tensor, *, bucket_size: int, seed: int | None = None) -> Tensor:
-        """See ``Format``: without a sign, ``round(values / scale * largest) + largest``, side by side."""
+        """See ``Format``: without a sign, ``round(values / scale * largest) + largest``, side by side.
+
+        Args:
+            values: as there.
+            scales: as there.
+            bucket_size: as there.
+            seed: round up or down by chance so that the mean is right; ``None`` rounds to the nearest.
+        """
         limit = int(self.largest)
         if values.is_cpu:
             packed = torch.empty(packed_bytes(len(values), self.bits), dtype=torch.uint8)

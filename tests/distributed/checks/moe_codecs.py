@@ -77,9 +77,7 @@ def layers(rank: int, size: int, dispatcher: str) -> dict[str, dict[str, float]]
     return out
 
 
-def trained(
-    rank: int, size: int, dispatcher: str, seed: int, saved: list[str] | None
-) -> tuple[str, list[bytes]]:
+def trained(rank: int, size: int, dispatcher: str, seed: int, saved: list[str] | None) -> tuple[str, list[bytes]]:
     """Two layers, of fp8 and int8 rows, trained for six steps, or from a checkpoint on for the last three.
 
     Returns:

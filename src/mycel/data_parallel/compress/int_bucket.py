@@ -88,7 +88,8 @@ class IntegerBuckets(Bucketed):
     """
 
     def __init__(self, bits: int, bucket_size: int) -> None:
-        super().__init__(Integers(bits), bucket_size)
+        self.integers = Integers(bits)
+        super().__init__(self.integers, bucket_size)
         if bucket_size % 8:
             raise UsageError(f"buckets of {bucket_size}: give a positive multiple of 8")
         self.bits = bits
@@ -131,4 +132,4 @@ class Quantised(IntegerBuckets):
 
     def _codes(self, flat: Tensor, scales: Tensor, context: Context) -> Tensor:
         seed = context.random_seed(shared=False) if self.stochastic else None
-        return self.form.encode(flat, scales, bucket_size=self.bucket_size, seed=seed)
+        return self.integers.encode(flat, scales, bucket_size=self.bucket_size, seed=seed)
