@@ -66,7 +66,6 @@ class DDPCompression(Handle):
         self.stats = CommStats()
         self.step = 0
         self._group = group
-        self._release = take_hook(model, self.hook)
         self._rank, self._size = group.rank(), group.size()
         self._wants_feedback = feedback
         self._fuse_bytes, self._seed = fuse_bytes, seed
@@ -78,6 +77,7 @@ class DDPCompression(Handle):
         self._thread = InBackground()
         self._waiting: list[_Bucket] = []
         self._waiting_bytes = 0.0
+        self._release = take_hook(model, self.hook)
 
     def bytes_per_step(self, step: int | None = None) -> float:
         """Bytes that this rank sends in a step, by the formula; see ``CommStats.sent_bytes``.
@@ -245,7 +245,7 @@ def attach_ddp(
         model: wrapped.
         method: a compressor, which is copied, for all matrices; or a policy, which belongs to this model from now on.
         feedback: whether to remember what compression loses; by default as each compressor wants it.
-        decay: share of the memory that survives a step.
+        decay: share of a residual that survives a step.
         start_step: exact steps before; for a bare compressor.
         fuse_bytes: buckets travel together until they have so many compressed bytes. Fewer overlap better with the
             backward pass, more save latencies.

@@ -158,14 +158,16 @@ class MASHA(torch.optim.Optimizer):
         again, so that ranks may have other parts of the data there.
 
         Args:
-            own: for the same ranks, to go on bit for bit: each saves a state with its own memories. Without it,
-                memories are averaged; all ranks get one state, which any number of ranks can load.
+            own: for the same ranks, to go on bit for bit: each saves a state with its own residuals. Without it,
+                residuals are averaged; all ranks get one state, which any number of ranks can load.
 
         Returns:
             Names, numbers and tensors, for ``torch.load(..., weights_only=True)``.
         """
-        memory = self.feedback.residuals if own else mean_residuals(self.feedback, self._shapes, self._group)
-        state = pack_state(self.steps, memory, self._policy.compressors(), (self._rank, self._size) if own else None)
+        residuals = self.feedback.residuals if own else mean_residuals(self.feedback, self._shapes, self._group)
+        state = pack_state(
+            self.steps, residuals, self._policy.compressors(), (self._rank, self._size) if own else None
+        )
         state["reference"] = {
             name: part.clone() for name, part in zip(self._names, self._reference.parts, strict=True)
         }
