@@ -64,24 +64,18 @@ def of_elements(scales: Tensor, bucket_size: int, count: int) -> Tensor:
 
 def pack(codes: Tensor, bits: int) -> Tensor:
     """Codes below ``2^bits`` (``uint8``, 1-D) side by side, the first in the lowest bits."""
-    count = codes.numel()
-    size = packed_bytes(count, bits)
-    if codes.device.type == "cpu":
-        packed = torch.empty(size, dtype=torch.uint8)
-        _pack(codes.numpy(), bits, packed.numpy())
-        return packed
-    groups = torch.nn.functional.pad(codes, (0, -count % 8)).view(-1, 8).long()
+    if bits == 1 and codes.is_cpu:
+        return torch.from_numpy(np.packbits(codes.numpy(), bitorder="little"))
+    groups = torch.nn.functional.pad(codes, (0, -len(codes) % 8)).view(-1, 8).long()
     word = (groups << torch.arange(0, 8 * bits, bits, device=codes.device)).sum(dim=1, keepdim=True)
     spread = (word >> torch.arange(0, 8 * bits, 8, device=codes.device)) & 0xFF
-    return spread.to(torch.uint8).view(-1)[:size].contiguous()
+    return spread.to(torch.uint8).view(-1)[: packed_bytes(len(codes), bits)].contiguous()
 
 
 def unpack(packed: Tensor, count: int, bits: int) -> Tensor:
     """``count`` codes (``uint8``, 1-D) again."""
-    if packed.device.type == "cpu":
-        codes = torch.empty(count, dtype=torch.uint8)
-        _unpack(packed.numpy(), bits, codes.numpy())
-        return codes
+    if bits == 1 and packed.is_cpu:
+        return torch.from_numpy(np.unpackbits(packed.numpy(), count=count, bitorder="little"))
     groups = torch.nn.functional.pad(packed, (0, -len(packed) % bits)).view(-1, bits).long()
     word = (groups << torch.arange(0, 8 * bits, 8, device=packed.device)).sum(dim=1, keepdim=True)
     codes = (word >> torch.arange(0, 8 * bits, bits, device=packed.device)) & ((1 << bits) - 1)
@@ -133,32 +127,3 @@ def decode_integers(packed: Any, scales: Any, bucket_size: int, bits: int, add: 
             word >>= np.uint64(bits)
             filled -= bits
             out[i] = out[i] + value if add else value
-
-
-@compiled_without_lock
-def _pack(codes: Any, bits: int, packed: Any) -> None:
-    at, word, filled = 0, np.uint64(0), 0
-    for i in range(len(codes)):
-        word |= np.uint64(codes[i]) << np.uint64(filled)
-        filled += bits
-        while filled >= 8:
-            packed[at] = word & np.uint64(255)
-            word >>= np.uint64(8)
-            filled -= 8
-            at += 1
-    if filled:
-        packed[at] = word & np.uint64(255)
-
-
-@compiled_without_lock
-def _unpack(packed: Any, bits: int, codes: Any) -> None:
-    at, word, filled = 0, np.uint64(0), 0
-    mask = np.uint64((1 << bits) - 1)
-    for i in range(len(codes)):
-        while filled < bits:
-            word |= np.uint64(packed[at]) << np.uint64(filled)
-            filled += 8
-            at += 1
-        codes[i] = word & mask
-        word >>= np.uint64(bits)
-        filled -= bits

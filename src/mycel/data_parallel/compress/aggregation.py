@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -38,26 +38,42 @@ from mycel.data_parallel.compress.rounds import (
     numel,
 )
 
-__all__ = ["Aggregation", "Gathered", "Linear", "Payloads", "Scattered", "joined", "share_sizes"]
+__all__ = ["Aggregation", "Gathered", "Linear", "Payloads", "Scattered", "Shapes", "joined", "share_sizes"]
 
 #: Shares begin at multiples of so many elements, so that bits and buckets fall on whole bytes.
 SHARE_ELEMENTS = 1024
 
 
-class Payloads(Protocol):
-    """What an aggregation needs of a compressor; see ``Compressor`` for each."""
+#: Of several tensors.
+Shapes = Sequence[Sequence[int]]
 
+
+class Payloads(ABC):
+    """Tensors to payloads and back: what an aggregation needs of a compressor."""
+
+    @abstractmethod
     def wire_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of a payload."""
+        """Bytes of the payload of a tensor of this shape, exactly."""
 
+    @abstractmethod
     def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """The payload of a tensor."""
+        """The payload.
 
+        Args:
+            tensor: float32, any shape, any strides; not changed.
+            context: which tensor this is.
+
+        Returns:
+            1-D tensor of ``wire_bytes(tensor.shape)`` bytes on the same device.
+        """
+
+    @abstractmethod
     def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
-        """The tensor of a payload."""
+        """What a payload stands for: a new float32 tensor of ``shape``."""
 
     def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
-        """Add the tensor of a payload."""
+        """Add what a payload stands for to ``out`` (float32, contiguous)."""
+        out.add_(self.decompress(payload, out.shape, context))
 
 
 class Aggregation(ABC):
@@ -75,9 +91,7 @@ class Aggregation(ABC):
         """The conversation; see ``Compressor.converse``."""
 
     @abstractmethod
-    def sent_bytes(
-        self, compressor: Payloads, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int
-    ) -> float:
+    def sent_bytes(self, compressor: Payloads, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """Bytes of the conversation; see ``Compressor.sent_bytes``."""
 
 
@@ -104,9 +118,7 @@ class Linear(Aggregation):
             for payload, item, residual in zip(total.split_with_sizes(lengths), items, residuals, strict=True)
         ]
 
-    def sent_bytes(
-        self, compressor: Payloads, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int
-    ) -> float:
+    def sent_bytes(self, compressor: Payloads, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Aggregation``."""
         return 2 * (world_size - 1) / world_size * sum(compressor.wire_bytes(shape) for shape in shapes)
 
@@ -135,9 +147,7 @@ class Gathered(Aggregation):
             for mean, residual in zip(means, residuals, strict=True)
         ]
 
-    def sent_bytes(
-        self, compressor: Payloads, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int
-    ) -> float:
+    def sent_bytes(self, compressor: Payloads, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Aggregation``."""
         return (world_size - 1) * sum(compressor.wire_bytes(shape) for shape in shapes)
 
@@ -183,9 +193,7 @@ class Scattered(Aggregation):
                     share.copy_(shares[i] - found)
         return _parted(items, mean, residual)
 
-    def sent_bytes(
-        self, compressor: Payloads, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int
-    ) -> float:
+    def sent_bytes(self, compressor: Payloads, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Aggregation``."""
         sizes = [compressor.wire_bytes((n,)) for n in share_sizes(sum(map(numel, shapes)), world_size)]
         return sum(sizes) - sizes[rank] + (world_size - 1) * sizes[rank]

@@ -8,14 +8,13 @@ A new compressor is one file with one class, and one line in ``mycel.data_parall
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.aggregation import Aggregation
+from mycel.data_parallel.compress.aggregation import Aggregation, Payloads, Shapes
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import Conversation, Item, numel
 from mycel.errors import UsageError
@@ -23,7 +22,7 @@ from mycel.errors import UsageError
 __all__ = ["Compressor", "numel"]
 
 
-class Compressor(ABC):
+class Compressor(Payloads):
     """Tensors to payloads and back.
 
     A payload is one 1-D tensor: of a floating type that may be added for ``Linear``, of ``uint8`` for all others,
@@ -49,30 +48,6 @@ class Compressor(ABC):
         """Whether error feedback is the default: what is lost is not noise that averages out."""
         return not self.is_unbiased
 
-    @abstractmethod
-    def wire_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of the payload of a tensor of this shape, exactly."""
-
-    @abstractmethod
-    def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """The payload.
-
-        Args:
-            tensor: float32, any shape, any strides; not changed.
-            context: which tensor this is.
-
-        Returns:
-            1-D tensor of ``wire_bytes(tensor.shape)`` bytes on the same device.
-        """
-
-    @abstractmethod
-    def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
-        """What a payload stands for: a new float32 tensor of ``shape``."""
-
-    def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
-        """Add what a payload stands for to ``out`` (float32, contiguous)."""
-        out.add_(self.decompress(payload, out.shape, context))
-
     def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """How the mean over all ranks comes about: rounds of communication, by ``aggregation``.
 
@@ -84,7 +59,7 @@ class Compressor(ABC):
         """
         return self.aggregation.converse(self, items, keep_residual=keep_residual)
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """Bytes that a rank sends for the mean of tensors of these shapes, in one conversation.
 
         An all_reduce counts ``2 (W-1)/W`` of its bytes, the least that any algorithm sends from a rank on average.
@@ -128,7 +103,7 @@ class Compressor(ABC):
         """``error`` at every level; families that find all at once override this."""
         return {level: self.error(tensor, level) for level in self.levels()}
 
-    def prime(self, name: str, mean: Tensor) -> None:  # noqa: B027 (most have nothing to do)
+    def prime(self, name: str, mean: Tensor) -> None:
         """Sees a mean gradient, or a sum of some, of a parameter that this compressor is about to take over.
 
         The same on all ranks. Compressors that keep something from step to step begin with it, whatever its length.

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mycel.data_parallel.compress.aggregation import Aggregation, Gathered
+from mycel.data_parallel.compress.aggregation import Aggregation, Gathered, Shapes
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
@@ -70,7 +70,7 @@ class TAGC(Compressor):
         count = numel(shape)
         return packed_bytes(count, 1) + 4 * num_counters(count, self.ratio)
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Compressor``: all_reduces of bitmaps and of sketches."""
         return 2 * (world_size - 1) / world_size * sum(self.wire_bytes(shape) for shape in shapes)
 

@@ -17,7 +17,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.aggregation import Aggregation, Scattered, joined, share_sizes
+from mycel.data_parallel.compress.aggregation import Aggregation, Scattered, Shapes, joined, share_sizes
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Conversation, Item, Outcome
@@ -83,7 +83,7 @@ class TernGrad(Compressor):
         values = unpack_digits(payload[4:], count, self._base).float().sub_(1)
         return values.mul_(_finite(floats_in(payload[:4]))).view(tuple(shape))
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Compressor``: scales, digits to their owners, sums to everybody."""
         sizes = share_sizes(sum(map(numel, shapes)), world_size)
         scales = 2 * (world_size - 1) / world_size * 4 * len(shapes)
