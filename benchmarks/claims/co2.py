@@ -184,7 +184,7 @@ def quality_rank(seeds: int, steps: int) -> None:
                     optimizer.zero_grad()
                     cross_entropy(model(x), y).backward()
                     optimizer.step()
-                updates.remove()
+                updates.close()
                 accuracy, loss = digits.judge(model)
                 line = {"part": "quality", "method": name, "learning_rate": learning_rate, "seed": seed}
                 if rank == 0:

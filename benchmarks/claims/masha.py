@@ -81,10 +81,10 @@ def extragradient(game: Game, rate: float, compressor: Compressor) -> Course:
             context = Context(name=f"{player}{step % 2}", step=step, rank=rank, world_size=size)
             items.append(Item(tensor=feedback.compensate(context.name, part), context=context))
         keep = compressor.wants_feedback and not isinstance(compressor, Cast)
-        (outcomes,) = exchange([compressor.converse(items, keep_lost=keep)], group, stats)
+        (outcomes,) = exchange([compressor.converse(items, keep_residual=keep)], group, stats)
         for item, outcome in zip(items, outcomes, strict=True):
-            if outcome.lost is not None:
-                feedback.remember(item.context.name, outcome.mean, outcome.lost)
+            if outcome.residual is not None:
+                feedback.remember(item.context.name, outcome.residual, mean=outcome.mean)
         return torch.cat([outcome.mean for outcome in outcomes])
 
     step = 0

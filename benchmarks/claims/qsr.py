@@ -79,7 +79,7 @@ def train(synchronizer: Synchronizer, seed: int, steps: int) -> dict[str, Any]:
         if updates.in_step:
             meetings.append(step + 1)
     accuracy, loss = digits.judge(model)
-    updates.remove()
+    updates.close()
     return {"meetings": meetings, "accuracy": 100 * accuracy, "loss": loss, "bytes": updates.num_bytes}
 
 

@@ -41,9 +41,9 @@ def test_losing_nothing_equals_plain_ddp(run_ranks: RunRanks, size: int) -> None
 
 def test_feedback_telescopes(run_ranks: RunRanks) -> None:
     for results in run_ranks(3, "compression", "each", "telescopes", WITH_FEEDBACK):
-        for name, (with_owed, without) in results.items():
+        for name, (with_residuals, without) in results.items():
             half = name in ("bf16", "fp16")  # sums of halves are rounded by the network, which nobody sees
-            assert with_owed < (4e-3 if half else 1e-5), name
+            assert with_residuals < (4e-3 if half else 1e-5), name
             assert half or without > 1e-4, name
 
 
@@ -73,17 +73,27 @@ def test_a_run_goes_on_with_other_ranks(run_ranks: RunRanks, tmp_path: Path) -> 
 
 def test_what_makes_no_sense_is_refused(run_ranks: RunRanks) -> None:
     said = run_ranks(1, "compression", "complaints")[0]
-    assert len(said) == 6
+    assert len(said) == 8
     wanted = (
         "wrap it first",
         "must not be negative",
         "belongs to the policy",
+        "compressed or combined already",
+        "compressed or combined already",
         "another version",
         "own state",
         "shape",
     )
     for message, part in zip(said, wanted, strict=True):
         assert part in message
+
+
+def test_a_closed_handle_leaves_plain_ddp(run_ranks: RunRanks) -> None:
+    for results in run_ranks(2, "compression", "closes"):
+        assert [name for name, _, _ in results] == ["compressed", "combined", "again"]
+        for name, attached, closed in results:
+            assert attached > 1e-2, name
+            assert closed < 1e-6, name
 
 
 def test_failures_are_raised_by_backward(run_ranks: RunRanks) -> None:

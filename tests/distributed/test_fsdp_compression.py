@@ -108,10 +108,10 @@ def test_memory_pays_back_what_rounding_lost(run_ranks: RunRanks) -> None:
 
 def test_a_state_is_for_any_number_of_ranks(run_ranks: RunRanks) -> None:
     three = run_ranks(3, MODULE, "goes_on", None, backend="gloo")
-    state, owed, losses = three[0]
-    assert any(abs(value) > 0 for value in owed.values())
+    state, residuals, losses = three[0]
+    assert any(abs(value) > 0 for value in residuals.values())
     for _, found, _ in run_ranks(2, MODULE, "goes_on", state, backend="gloo"):
-        assert found == pytest.approx(owed, rel=1e-4, abs=1e-6)
+        assert found == pytest.approx(residuals, rel=1e-4, abs=1e-6)
     assert all(np.isfinite(losses))
 
 

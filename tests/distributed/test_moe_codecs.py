@@ -32,6 +32,16 @@ def test_layers_are_as_near_as_their_codec(run_ranks: RunRanks, dispatcher: str)
             assert name == "identity" or max(errors.values()) > 1e-5
 
 
+@pytest.mark.parametrize(("size", "dispatcher"), [(1, "all_to_all"), (2, "all_to_all"), (4, "hierarchical")])
+def test_a_run_that_goes_on_rounds_as_the_unbroken_one(run_ranks: RunRanks, size: int, dispatcher: str) -> None:
+    through = run_ranks(size, "moe_codecs", "trained", dispatcher, 0, None)
+    saved = [middle for middle, _ in through]
+    again = run_ranks(size, "moe_codecs", "trained", dispatcher, 0, saved)
+    assert [weights for _, weights in again] == [weights for _, weights in through]
+    other = run_ranks(size, "moe_codecs", "trained", dispatcher, 1, None)
+    assert any(weights != others for (_, weights), (_, others) in zip(through, other, strict=True))
+
+
 def test_bytes_are_as_counted(run_ranks: RunRanks) -> None:
     for totals in run_ranks(4, "moe_codecs", "metered"):
         for name, (metered, counted) in totals.items():

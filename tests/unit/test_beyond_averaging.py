@@ -23,7 +23,7 @@ def watched(linear: nn.Linear, count: int = 3) -> Layer:
         directions=directions,
         own=slice(1, count),
         change=nn.Parameter(torch.zeros_like(directions[1:])),
-        lost=torch.zeros_like(linear.weight, dtype=torch.float32) if linear.weight.dtype.itemsize == 2 else None,
+        residual=torch.zeros_like(linear.weight, dtype=torch.float32) if linear.weight.dtype.itemsize == 2 else None,
     )
     linear.weight.requires_grad_(False)
     linear.register_forward_hook(layer.watch, with_kwargs=True)
@@ -109,8 +109,8 @@ def test_steps_smaller_than_rounding_arrive(dtype: torch.dtype) -> None:
         move(rounded, layer.directions, step)
         naive.copy_(rounded)
     change = (exact - begin).norm()
-    assert layer.lost is not None
-    assert (linear.weight.detach().float() + layer.lost - exact).norm() < 1e-3 * change
+    assert layer.residual is not None
+    assert (linear.weight.detach().float() + layer.residual - exact).norm() < 1e-3 * change
     assert (linear.weight.detach().float() - exact).norm() < 0.5 * change  # rounded once
     assert (naive.float() - exact).norm() > 0.9 * change  # rounded every time: most of it is lost
 

@@ -21,12 +21,14 @@ from mycel.data_parallel.compress import (
     Sign,
     TernGrad,
     TopK,
-    kernels,
     make_compressor,
 )
-from mycel.data_parallel.compress.digits import digits_bytes, pack_digits, unpack_digits
 from mycel.data_parallel.compress.powersgd import orthonormal
 from mycel.errors import UsageError
+from mycel.wire.buckets import bucket_scales, pack, packed_bytes, unpack
+from mycel.wire.digits import digits_bytes, pack_digits, unpack_digits
+from mycel.wire.formats import Integers
+from mycel.wire.noise import ternary, uniform
 
 SHAPES = [(0,), (1,), (7,), (8, 1), (33, 65), (3, 0, 5), (), (5000,), (4, 3, 3, 3)]
 #: As registered, and in the forms that claim something else.
@@ -59,7 +61,7 @@ def test_a_payload_has_the_bytes_that_were_promised(name: str, shape: tuple[int,
     payload = compressor.compress(x, Context(name="w"))
     assert payload.dim() == 1
     assert payload.numel() * payload.element_size() == compressor.wire_bytes(shape)
-    assert payload.is_floating_point() == (compressor.aggregation == "linear")
+    assert payload.is_floating_point() == compressor.aggregation.adds_payloads
     found = compressor.decompress(payload, shape, Context(name="w"))
     assert (found.shape, found.dtype) == (x.shape, torch.float32)
 
@@ -111,7 +113,7 @@ def test_contractive_where_it_says_so(name: str) -> None:
 def test_quantised_is_off_by_less_than_a_level(bits: int, stochastic: bool) -> None:
     x = tensor(3000)
     found = there_and_back(Quantised(bits, bucket_size=256, stochastic=stochastic), x)
-    level = kernels.bucket_scales(x, 256).repeat_interleave(256)[:3000] / ((1 << (bits - 1)) - 1)
+    level = bucket_scales(x, 256).repeat_interleave(256)[:3000] / ((1 << (bits - 1)) - 1)
     assert bool(((found - x).abs() <= level * (1.001 if stochastic else 0.501)).all())
 
 
@@ -128,9 +130,9 @@ def test_what_is_not_finite_is_seen() -> None:
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
 def test_packing_loses_nothing(bits: int, count: int) -> None:
     codes = torch.randint(0, 1 << bits, (count,), dtype=torch.uint8, generator=torch.Generator().manual_seed(count))
-    packed = kernels.pack(codes, bits)
-    assert len(packed) == kernels.packed_bytes(count, bits)
-    assert torch.equal(kernels.unpack(packed, count, bits), codes)
+    packed = pack(codes, bits)
+    assert len(packed) == packed_bytes(count, bits)
+    assert torch.equal(unpack(packed, count, bits), codes)
 
 
 @pytest.mark.parametrize("options", [{"bits": 1}, {"bits": 9}, {"bucket_size": 12}])
@@ -241,17 +243,17 @@ def test_powersgd_knows_the_errors_of_its_ranks() -> None:
 @pytest.mark.parametrize("stochastic", [True, False])
 def test_kernels_and_torch_give_the_same_bytes(bits: int, stochastic: bool) -> None:
     x, seed = tensor(1000), 123 if stochastic else None
-    scales = kernels.bucket_scales(x, 64)
-    compiled = kernels.encode(x, scales, bucket_size=64, bits=bits, seed=seed)
+    scales = bucket_scales(x, 64)
+    compiled = Integers(bits).encode(x, scales, bucket_size=64, seed=seed)
     inverse = ((1 << (bits - 1)) - 1) / scales
     levels = x * inverse.repeat_interleave(64)[:1000] + ((1 << (bits - 1)) - 1)
-    levels += kernels.uniform(123, 1000) if stochastic else 0.5
+    levels += uniform(123, 1000) if stochastic else 0.5
     codes = levels.floor().clamp_(0, 2 * ((1 << (bits - 1)) - 1)).to(torch.uint8)
-    assert torch.equal(compiled, kernels.pack(codes, bits))
+    assert torch.equal(compiled, pack(codes, bits))
 
 
 def test_ternary_digits_and_torch_agree() -> None:
     x, scale = tensor(1000), torch.tensor(3.5)
     x[7] = torch.nan
-    is_up = kernels.uniform(99, 1000) * scale < x.abs()
-    assert torch.equal(kernels.ternary(x, scale, 99), (x.nan_to_num(nan=0.0).sign() * is_up).to(torch.int8))
+    is_up = uniform(99, 1000) * scale < x.abs()
+    assert torch.equal(ternary(x, scale, 99), (x.nan_to_num(nan=0.0).sign() * is_up).to(torch.int8))

@@ -69,12 +69,12 @@ def test_nothing_and_what_is_not_finite() -> None:
     assert bool(peel(broken, torch.tensor([0]), seed=0)[0].isnan().all())
 
 
-def run(compressor: TAGC, tensors: list[Tensor], *, keep_lost: bool = True) -> list[tuple[Tensor, Tensor]]:
+def run(compressor: TAGC, tensors: list[Tensor], *, keep_residual: bool = True) -> list[tuple[Tensor, Tensor]]:
     """What every rank of a conversation gets: means and losses."""
     talks = []
     for rank, tensor in enumerate(tensors):
         context = Context(name="w", rank=rank, world_size=len(tensors))
-        talks.append(compressor.converse([Item(tensor=tensor, context=context)], keep_lost=keep_lost))
+        talks.append(compressor.converse([Item(tensor=tensor, context=context)], keep_residual=keep_residual))
     answers: list[Tensor | None] = [None] * len(talks)
     while True:
         requests, outcomes = [], []
@@ -82,7 +82,7 @@ def run(compressor: TAGC, tensors: list[Tensor], *, keep_lost: bool = True) -> l
             try:
                 requests.append(talk.send(answer))
             except StopIteration as end:
-                outcomes.append((end.value[0].mean, end.value[0].lost))
+                outcomes.append((end.value[0].mean, end.value[0].residual))
         if outcomes:
             return outcomes
         assert all(isinstance(request, AllReduce) for request in requests)
@@ -110,7 +110,7 @@ def test_a_density_that_does_not_fit_is_counted() -> None:
     generator = torch.Generator().manual_seed(0)
     for world_size, is_lossless in ((2, True), (4, False)):
         compressor.num_estimated = 0
-        run(compressor, [torch.randn(20_000, generator=generator) for _ in range(world_size)], keep_lost=False)
+        run(compressor, [torch.randn(20_000, generator=generator) for _ in range(world_size)], keep_residual=False)
         assert (compressor.num_estimated == 0) == is_lossless
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from mycel.data_parallel.advise import Advice, Prediction, advise
 from mycel.data_parallel.beyond_averaging import MASHA, HDPiSSA, hd_pissa
 from mycel.data_parallel.combine import (
     Adasum,
+    CombinedGradients,
     Combiner,
     Mean,
     ModelCombiner,
@@ -31,6 +33,7 @@ from mycel.data_parallel.ddp import DDPCompression
 from mycel.data_parallel.entry import compress
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp import QSDP, FSDPCompression
+from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.local import (
     CO2,
@@ -59,7 +62,9 @@ __all__ = [
     "QSR",
     "TAGC",
     "Adasum",
+    "Advice",
     "Cast",
+    "CombinedGradients",
     "Combiner",
     "CommStats",
     "CompressionPolicy",
@@ -70,6 +75,7 @@ __all__ = [
     "EveryStep",
     "FSDPCompression",
     "HDPiSSA",
+    "Handle",
     "LGreCo",
     "LocalUpdates",
     "Mean",
@@ -77,6 +83,7 @@ __all__ = [
     "Periodic",
     "PostLocal",
     "PowerSGD",
+    "Prediction",
     "Quantised",
     "RandomK",
     "Sign",
@@ -85,6 +92,7 @@ __all__ = [
     "Synchronizer",
     "TernGrad",
     "TopK",
+    "advise",
     "co2",
     "combine_gradients",
     "combine_rows",

@@ -255,8 +255,8 @@ def _rehearse(
             )
             for name in names
         ]
-        outcomes = _alone(chosen.converse(items, keep_lost=True), requests, group)
-        lost += sum(float(o.lost.square().sum()) for o in outcomes if o.lost is not None)
+        outcomes = _alone(chosen.converse(items, keep_residual=True), requests, group)
+        lost += sum(float(o.residual.square().sum()) for o in outcomes if o.residual is not None)
     seconds = time.perf_counter() - begin
     norm = sum(float(g.square().sum()) for g in gradients.values())
     return seconds, requests, (lost / norm) ** 0.5 if norm else 0.0

@@ -23,10 +23,12 @@ from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import Item
+from mycel.data_parallel.ddp_hook import take_hook
 from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
+from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.policy import CompressionPolicy
-from mycel.data_parallel.state import mean_memory, pack_state, unpack_state
+from mycel.data_parallel.state import mean_residuals, pack_state, unpack_state
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 
@@ -38,12 +40,12 @@ FUSE_BYTES = 256 << 10
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-class DDPCompression:
+class DDPCompression(Handle):
     """Compression at work on a DDP-wrapped model; made by ``attach_ddp``.
 
     Attributes:
         policy: chooses compressors.
-        feedback: what this rank owes.
+        feedback: this rank's residuals.
         stats: bytes and seconds since the last ``stats.reset()``.
         step: synchronised steps so far.
     """
@@ -75,6 +77,7 @@ class DDPCompression:
         self._thread = InBackground()
         self._waiting: list[_Bucket] = []
         self._waiting_bytes = 0.0
+        self._release = take_hook(model, self.hook)
 
     def bytes_per_step(self, step: int | None = None) -> float:
         """Bytes that this rank sends in a step, by the formula; see ``CommStats.sent_bytes``.
@@ -99,14 +102,14 @@ class DDPCompression:
         """What a later run needs. Every rank calls it, between steps.
 
         Args:
-            own: this rank's own memories, with which a run of the same ranks goes on bit for bit; each rank saves
+            own: this rank's own residuals, with which a run of the same ranks goes on bit for bit; each rank saves
                 its own. Otherwise their mean, the same on all ranks, for any number of ranks.
 
         Returns:
             Tensors, numbers and names; ``torch.load`` reads it with ``weights_only=True``.
         """
-        memory = self.feedback.memory if own else mean_memory(self.feedback, self._shapes, self._group)
-        return pack_state(self.step, memory, self.policy.compressors(), (self._rank, self._size) if own else None)
+        residuals = self.feedback.residuals if own else mean_residuals(self.feedback, self._shapes, self._group)
+        return pack_state(self.step, residuals, self.policy.compressors(), (self._rank, self._size) if own else None)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where the state was made.
@@ -130,6 +133,14 @@ class DDPCompression:
                 lambda: self._communicate(buckets, last=last), Bundle.over(taken.buffer, taken.gradients)
             )
         return taken.future()
+
+    def close(self) -> None:
+        """Have DDP average gradients exactly again, by its own all_reduce; call it on every rank, between steps.
+
+        Residuals that have not been sent are dropped. Torch cannot take a communication hook off a model: it stays
+        and passes buckets on, and ``compress`` may be called again.
+        """
+        self._release()
 
     def _compressed_bytes(self, bucket: _Bucket) -> float:
         return sum(
@@ -168,7 +179,7 @@ class DDPCompression:
             entries.sort(key=lambda entry: self._order[entry[0]])
         keeps = [self._keeps(compressor) for compressor, _ in work]
         conversations = [
-            compressor.converse([self._item(n, g, keep) for n, g in entries], keep_lost=keep)
+            compressor.converse([self._item(n, g, keep) for n, g in entries], keep_residual=keep)
             for (compressor, entries), keep in zip(work, keeps, strict=True)
         ]
         means = {}
@@ -176,8 +187,8 @@ class DDPCompression:
             for (name, gradient), outcome in zip(entries, outcomes, strict=True):
                 gradient.copy_(outcome.mean)
                 means[name] = gradient
-                if outcome.lost is not None:
-                    self.feedback.remember(name, outcome.mean, outcome.lost)
+                if outcome.residual is not None:
+                    self.feedback.remember(name, outcome.residual, mean=outcome.mean)
         self.policy.observe(means, self.step)
 
     def _keeps(self, compressor: Compressor) -> bool:
@@ -186,10 +197,10 @@ class DDPCompression:
         return compressor.wants_feedback if self._wants_feedback is None else self._wants_feedback
 
     def _item(self, name: str, gradient: Tensor, keep: bool) -> Item:
-        owed = keep or name in self.feedback.memory
-        tensor = self.feedback.compensate(name, gradient) if owed else gradient.float()
-        if owed and not keep:  # compressed so far, exact from now on: what is owed is paid at once
-            del self.feedback.memory[name]
+        kept = keep or name in self.feedback.residuals
+        tensor = self.feedback.compensate(name, gradient) if kept else gradient.float()
+        if kept and not keep:  # compressed so far, exact from now on: the residual goes out at once
+            del self.feedback.residuals[name]
         context = Context(name=name, step=self.step, rank=self._rank, world_size=self._size, seed=self._seed)
         return Item(tensor=tensor.contiguous(), context=context)
 
@@ -234,7 +245,7 @@ def attach_ddp(
         model: wrapped.
         method: a compressor, which is copied, for all matrices; or a policy, which belongs to this model from now on.
         feedback: whether to remember what compression loses; by default as each compressor wants it.
-        decay: share of the memory that survives a step.
+        decay: share of a residual that survives a step.
         start_step: exact steps before; for a bare compressor.
         fuse_bytes: buckets travel together until they have so many compressed bytes. Fewer overlap better with the
             backward pass, more save latencies.
@@ -243,10 +254,10 @@ def attach_ddp(
         seed: of everything random.
 
     Returns:
-        A handle: bytes, state.
+        A handle: bytes, state, ``close()``.
 
     Raises:
-        UsageError: options that make no sense.
+        UsageError: options that make no sense, or the model's gradients are compressed or combined already.
     """
     if fuse_bytes < 0:
         raise UsageError(f"buckets fused up to {fuse_bytes} bytes: must not be negative")
@@ -258,10 +269,4 @@ def attach_ddp(
         ranks = dist.get_process_group_ranks(model.process_group)
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
         group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
-    made = DDPCompression(model, method, group, feedback=feedback, decay=decay, fuse_bytes=fuse_bytes, seed=seed)
-    model.register_comm_hook(made, _hook)
-    return made
-
-
-def _hook(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are strings
-    return state.hook(bucket)
+    return DDPCompression(model, method, group, feedback=feedback, decay=decay, fuse_bytes=fuse_bytes, seed=seed)

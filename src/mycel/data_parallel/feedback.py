@@ -1,7 +1,9 @@
-"""Error feedback: what compression loses of a gradient is added to the next one.
+"""Error feedback: what compression loses of a gradient, its *residual*, is added to the next one.
 
-Over time everything arrives: the sum of what was applied differs from the sum of the gradients by what the memories
-still hold, and a contractive compressor keeps that bounded. Memories are float32, by parameter name.
+Over time everything arrives: the sum of what was applied differs from the sum of the gradients by the residuals that
+are kept, and a contractive compressor keeps those bounded. They are float32, by parameter name. For gradients that
+are sharded they take as much memory as a whole model's gradients on every rank, which is what FSDP saves elsewhere:
+for unbiased compressors, leave feedback out there.
 
 References:
     Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", ICML 2019,
@@ -21,44 +23,51 @@ __all__ = ["ErrorFeedback"]
 
 
 class ErrorFeedback:
-    """The memories of one rank.
+    """The residuals of one rank.
 
     Args:
-        decay: share of a memory that survives a step; 1 keeps everything.
+        decay: share of a residual that survives a step; 1 keeps everything.
 
     Raises:
         UsageError: the decay is not in (0, 1].
 
     Attributes:
-        memory: what is owed, by parameter name.
+        residuals: by parameter name, in the shape in which this rank sends the parameter's gradient.
     """
 
     def __init__(self, *, decay: float = 1.0) -> None:
         if not 0 < decay <= 1:
             raise UsageError(f"error feedback with decay {decay}: it must be above 0 and at most 1")
         self.decay = decay
-        self.memory: dict[str, Tensor] = {}
+        self.residuals: dict[str, Tensor] = {}
 
     def compensate(self, name: str, gradient: Tensor) -> Tensor:
-        """The gradient in float32 with what is owed added: a new tensor."""
-        owed = self.memory.get(name)
-        if owed is None:
+        """The gradient in float32 with its residual added: a new tensor."""
+        residual = self.residuals.get(name)
+        if residual is None:
             return gradient.detach().to(torch.float32, copy=True)
-        return torch.add(gradient.detach(), owed) if gradient.dtype == torch.float32 else gradient.float().add_(owed)
+        if gradient.dtype == torch.float32:
+            return torch.add(gradient.detach(), residual)
+        return gradient.detach().float().add_(residual)
 
-    def remember(self, name: str, mean: Tensor, lost: Tensor) -> None:
-        """Keep what was lost; nothing where the mean is not finite.
+    def remember(self, name: str, residual: Tensor, *, mean: Tensor | None = None) -> None:
+        """Keep a residual; nothing where the mean is not finite.
 
         Mixed-precision training skips a step whose gradients overflowed, on all ranks, since all see the same mean.
-        Then the memory stays what it was before.
+        Then the residual stays what it was before.
+
+        Args:
+            name: of the parameter.
+            residual: belongs to the memory from now on.
+            mean: what all ranks see; ``None`` where no rank sees all of it, as with shards.
         """
-        if bool(torch.isfinite(mean.sum())):
-            self.memory[name] = lost if self.decay == 1 else lost.mul_(self.decay)
+        if mean is None or bool(torch.isfinite(mean.sum())):
+            self.residuals[name] = residual if self.decay == 1 else residual.mul_(self.decay)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The memories."""
-        return dict(self.memory)
+        """The residuals."""
+        return dict(self.residuals)
 
-    def load_state_dict(self, memory: Mapping[str, Tensor]) -> None:
-        """Replace all memories by copies of these."""
-        self.memory = {name: owed.detach().to(torch.float32, copy=True) for name, owed in memory.items()}
+    def load_state_dict(self, residuals: Mapping[str, Tensor]) -> None:
+        """Replace all residuals by copies of these."""
+        self.residuals = {name: kept.detach().to(torch.float32, copy=True) for name, kept in residuals.items()}

@@ -69,7 +69,7 @@ class CompressionPolicy:
         return found
 
     def observe(self, means: Mapping[str, Tensor], step: int) -> None:
-        """Told what every step came to: mean gradients by name, the same on all ranks. Adaptive policies learn here.
+        """Sees what every step came to: mean gradients by name, the same on all ranks. Adaptive policies learn here.
 
         Called from the thread that communicates, once for each group of buckets; must not change the tensors. The
         means of the last exact step prime the compressors that will take over.

@@ -1,6 +1,6 @@
 """State of compression that outlives a run: by parameter name, for any number of ranks, tensors and numbers only.
 
-What ranks owe matters only in the mean: the mean gradient of the next step has the mean of the memories added. So a
+Residuals matter only in the mean: the mean gradient of the next step has their mean added. So a
 checkpoint holds that mean, one tensor a parameter, and every rank of the next run, however many there are, begins
 with it.
 """
@@ -18,51 +18,51 @@ from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.errors import UsageError
 
-__all__ = ["mean_memory", "pack_state", "unpack_state"]
+__all__ = ["mean_residuals", "pack_state", "unpack_state"]
 
 #: Of the layout below.
 _VERSION = 1
 
 
-def mean_memory(
+def mean_residuals(
     feedback: ErrorFeedback, shapes: Mapping[str, torch.Size], group: dist.ProcessGroup
 ) -> dict[str, Tensor]:
-    """The mean over ranks of what they owe. Every rank of the group calls it.
+    """The mean over ranks of their residuals. Every rank of the group calls it.
 
     Args:
-        feedback: this rank's memories.
-        shapes: of all parameters, in the same order on all ranks; those that nobody owes anything are left out.
+        feedback: this rank's residuals.
+        shapes: of all parameters, in the same order on all ranks; those without a residual anywhere are left out.
         group: whose mean it is.
     """
-    device = next((owed.device for owed in feedback.memory.values()), torch.device("cpu"))
-    known = torch.tensor([name in feedback.memory for name in shapes], dtype=torch.uint8, device=device)
+    device = next((kept.device for kept in feedback.residuals.values()), torch.device("cpu"))
+    known = torch.tensor([name in feedback.residuals for name in shapes], dtype=torch.uint8, device=device)
     dist.all_reduce(known, op=dist.ReduceOp.MAX, group=group)
     means = {}
     for (name, shape), is_known in zip(shapes.items(), known.tolist(), strict=True):
         if is_known:
-            owed = feedback.memory.get(name)
-            mean = torch.zeros(shape, device=device) if owed is None else owed.clone()
+            kept = feedback.residuals.get(name)
+            mean = torch.zeros(shape, device=device) if kept is None else kept.clone()
             dist.all_reduce(mean, group=group)
             means[name] = mean.div_(group.size())
     return means
 
 
 def pack_state(
-    step: int, memory: Mapping[str, Tensor], compressors: Iterable[Compressor], owner: tuple[int, int] | None
+    step: int, residuals: Mapping[str, Tensor], compressors: Iterable[Compressor], owner: tuple[int, int] | None
 ) -> dict[str, Any]:
     """A state as ``torch.save`` takes it and ``torch.load(weights_only=True)`` gives it back.
 
     Args:
-        owner: rank and world size where the memory is one rank's own and not the mean.
+        owner: rank and world size where residuals are one rank's own and not the mean.
     """
-    kept: dict[str, dict[str, Tensor]] = {}
+    held: dict[str, dict[str, Tensor]] = {}
     for compressor in compressors:
-        kept.setdefault(compressor.name, {}).update({k: v.clone() for k, v in compressor.state_dict().items()})
+        held.setdefault(compressor.name, {}).update({k: v.clone() for k, v in compressor.state_dict().items()})
     return {
         "version": _VERSION,
         "step": step,
-        "memory": {name: owed.clone() for name, owed in memory.items()},
-        "compressors": {name: state for name, state in kept.items() if state},
+        "residuals": {name: kept.clone() for name, kept in residuals.items()},
+        "compressors": {name: state for name, state in held.items() if state},
         "owner": None if owner is None else list(owner),
     }
 
@@ -74,7 +74,7 @@ def unpack_state(
     feedback: ErrorFeedback,
     owner: tuple[int, int],
 ) -> int:
-    """Gives memories and compressors what a state holds, and returns its step.
+    """Gives feedback and compressors what a state holds, and returns its step.
 
     Args:
         shapes: of the model's parameters.
@@ -93,12 +93,12 @@ def unpack_state(
             f"this is the own state of rank {rank} of {size}, and this is rank {owner[0]} of {owner[1]}; "
             "state_dict() without own=True fits any number of ranks"
         )
-    for name, owed in state["memory"].items():
-        if name not in shapes or owed.shape != shapes[name]:
+    for name, kept in state["residuals"].items():
+        if name not in shapes or kept.shape != shapes[name]:
             have = "no such parameter" if name not in shapes else f"shape {tuple(shapes[name])}"
-            raise UsageError(f"the state is of another model: {name} has shape {tuple(owed.shape)}, here: {have}")
+            raise UsageError(f"the state is of another model: {name} has shape {tuple(kept.shape)}, here: {have}")
     for compressor in compressors:
         if found := state["compressors"].get(compressor.name):
             compressor.load_state_dict(found)
-    feedback.load_state_dict(state["memory"])
+    feedback.load_state_dict(state["residuals"])
     return int(state["step"])

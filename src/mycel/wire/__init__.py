@@ -1,7 +1,9 @@
-"""What rows look like on the wire: one codec a file. A codec turns each row into a row of its own, and back.
+"""Number formats on the wire, and the random numbers they are rounded with.
 
-Dispatchers encode what they send, in both directions and in the backward pass as well; what stays on the rank passes
-through the codec too, so that a token's result does not depend on where its expert lives.
+Formats (``mycel.wire.formats``) turn numbers into codes; compressors of gradients use them by buckets. A *codec*
+turns each row into a row of its own, and back. Dispatchers encode what they send, in both directions and in the
+backward pass as well; what stays on the rank passes through the codec too, so that a token's result does not depend
+on where its expert lives.
 """
 
 from __future__ import annotations
@@ -10,11 +12,8 @@ from collections.abc import Callable
 
 from mycel.errors import UsageError
 from mycel.wire.base import WireCodec
-from mycel.wire.bfloat16 import BFloat16Codec
-from mycel.wire.fp8 import Float8Codec
-from mycel.wire.identity import IdentityCodec
-from mycel.wire.int4 import Int4Codec
-from mycel.wire.int8 import Int8Codec
+from mycel.wire.plain import BFloat16Codec, IdentityCodec
+from mycel.wire.scaled import Float8Codec, Int4Codec, Int8Codec
 
 __all__ = [
     "CODECS",

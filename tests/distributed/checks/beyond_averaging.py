@@ -305,7 +305,7 @@ def hd_pissa_equals_its_formula(rank: int, size: int) -> dict[str, Any]:
         "gradients": [name for name, p in net.named_parameters() if p.requires_grad or p.grad is not None],
         "names": sorted(net.state_dict()),
     }
-    handle.detach()
+    handle.close()
     loss_of(net, 0, 0).backward()
     found["after"] = [name for name, p in net.named_parameters() if p.grad is None]
     return found

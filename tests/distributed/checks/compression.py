@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.data_parallel import CompressionPolicy, compress
+from mycel.data_parallel import Adasum, CompressionPolicy, Sum, combine_gradients, compress
 from mycel.data_parallel.compress import Cast, Compressor, PowerSGD, Quantised, make_compressor
 
 
@@ -115,7 +116,7 @@ def equals_uncompressed(rank: int, size: int) -> float:
 
 
 def telescopes(rank: int, size: int, name: str) -> tuple[float, float]:
-    """Distance of the sum of what was applied from the sum of means, with what is owed and without; relative."""
+    """Distance of the sum of what was applied from the sum of means, with residuals and without; relative."""
     torch.manual_seed(0)
     model = nn.Linear(96, 64, bias=False)
     ddp = DistributedDataParallel(model)
@@ -130,8 +131,8 @@ def telescopes(rank: int, size: int, name: str) -> tuple[float, float]:
         (ddp(x) * y).sum().backward()
         applied += model.weight.grad
         model.zero_grad()
-    owed = handle.state_dict()["memory"]["weight"]
-    return float((applied + owed - exact).norm() / exact.norm()), float((applied - exact).norm() / exact.norm())
+    residual = handle.state_dict()["residuals"]["weight"]
+    return float((applied + residual - exact).norm() / exact.norm()), float((applied - exact).norm() / exact.norm())
 
 
 def zeros(rank: int, size: int, name: str) -> bool:
@@ -227,7 +228,7 @@ def first_half(rank: int, size: int, file: str) -> list[float]:
 
 
 def second_half(rank: int, size: int, file: str) -> list[float]:
-    """Go on with the mean of what was owed."""
+    """Go on with mean residuals."""
     loaded = torch.load(file, weights_only=True)
     weights, handle = _steps(loaded["compression"], rank, size, 6, 12, loaded["model"], PowerSGD(rank=2))
     assert handle.step == 12
@@ -244,14 +245,45 @@ def complaints(rank: int, size: int) -> list[str]:
         lambda: compress(model, Quantised(4)),
         lambda: compress(ddp, Quantised(4), fuse_bytes=-1),
         lambda: compress(ddp, CompressionPolicy(None), start_step=3),
+        lambda: compress(ddp, Quantised(4)),
+        lambda: combine_gradients(ddp, Adasum()),
         lambda: handle.load_state_dict({"version": 7}),
         lambda: handle.load_state_dict(handle.state_dict(own=True) | {"owner": [5, 9]}),
-        lambda: handle.load_state_dict(handle.state_dict() | {"memory": {"weight": torch.zeros(3)}}),
+        lambda: handle.load_state_dict(handle.state_dict() | {"residuals": {"weight": torch.zeros(3)}}),
     ):
         try:
             action()
         except ValueError as error:
             found.append(str(error))
+    return found
+
+
+def closes(rank: int, size: int) -> list[tuple[str, float, float]]:
+    """Distance from the exact mean gradient while something is attached, and after its handle was closed."""
+    model = nn.Linear(64, 64, bias=False)
+    ddp = DistributedDataParallel(model)
+    found = []
+
+    def off(step: int) -> float:
+        x = torch.randn(8, 64, generator=torch.Generator().manual_seed(10 * rank + step))
+        exact = torch.autograd.grad(model(x).square().sum(), model.weight)[0]
+        dist.all_reduce(exact)
+        ddp(x).square().sum().backward()
+        assert model.weight.grad is not None
+        distance = float((model.weight.grad - exact / size).norm() / exact.norm())
+        model.zero_grad()
+        return distance
+
+    attached: dict[str, Callable[[], Any]] = {
+        "compressed": lambda: compress(ddp, Quantised(2)),
+        "combined": lambda: combine_gradients(ddp, Sum()),
+        "again": lambda: compress(ddp, Quantised(2)),
+    }
+    for name, attach in attached.items():
+        with attach() as handle:
+            attached_off = off(0)
+        handle.close()  # twice is as good as once
+        found.append((name, attached_off, off(1)))
     return found
 
 

@@ -205,7 +205,7 @@ def feedback_pays_back(rank: int, size: int) -> tuple[float, float]:
 
 
 def goes_on(rank: int, size: int, state: str | None) -> tuple[str, dict[str, float], list[float]]:
-    """Three steps, or one more from a state: the state, the sum of what is owed by parameter, losses."""
+    """Three steps, or one more from a state: the state, the sum of residuals by parameter, losses."""
     model = sharded()
     made = attach(model, Quantised(2, stochastic=False, bucket_size=64))
     if state is not None:
@@ -214,8 +214,8 @@ def goes_on(rank: int, size: int, state: str | None) -> tuple[str, dict[str, flo
         train(model, rank, steps=3)
     file = io.BytesIO()
     torch.save(made.state_dict(), file)
-    owed = {n: float(t.double().sum()) for n, t in made.state_dict().items() if n.startswith("owed")}
-    return file.getvalue().hex(), owed, train(model, rank, begin=3, steps=1)
+    residuals = {n: float(t.double().sum()) for n, t in made.state_dict().items() if n.startswith("residual")}
+    return file.getvalue().hex(), residuals, train(model, rank, begin=3, steps=1)
 
 
 def resumes_exactly(rank: int, size: int) -> bool:
@@ -266,7 +266,7 @@ def adapts(rank: int, size: int) -> tuple[list[float], dict[str, float], str]:
 def detaches(rank: int, size: int) -> tuple[list[float], list[float]]:
     """Losses without compression, and after it was taken away."""
     model = sharded()
-    attach(model, QSDP(weight_bits=2, gradient_bits=2)).detach()
+    attach(model, QSDP(weight_bits=2, gradient_bits=2)).close()
     return train(sharded(), rank), train(model, rank)
 
 

@@ -189,7 +189,7 @@ def formulas(rank: int, size: int) -> dict[str, float]:
             assert updates.rounds == (STEPS if kind == "every step" else 4)
             found = [p.detach() for p in net.parameters()]
             out[f"{kind}, {'DDP' if wrap else 'plain'}"] = difference(kind, found, size)
-            updates.remove()
+            updates.close()
     return out
 
 
@@ -207,7 +207,7 @@ def sharded(rank: int, size: int) -> dict[str, float]:
         assert all(isinstance(v, DTensor) for v in saved["shared"].values())
         found = [p.full_tensor().detach() for p in net.parameters() if isinstance(p, DTensor)]
         out[kind] = difference(kind, found, 2, size // 2)
-        updates.remove()
+        updates.close()
     return out
 
 

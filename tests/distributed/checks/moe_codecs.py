@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.utils.checkpoint import checkpoint
 
 from mycel.moe import MoE, boxes_of
 from mycel.moe.dispatch import make_dispatcher
@@ -73,6 +75,42 @@ def layers(rank: int, size: int, dispatcher: str) -> dict[str, dict[str, float]]
         layer = moe.make_layer(moe.PLAIN, mesh=mesh_of(size, dispatcher), dispatcher=dispatcher, codec=name)
         out[name] = moe.errors_of(layer, moe.PLAIN, moe.make_layer(moe.PLAIN), rank, size, lengths)
     return out
+
+
+def trained(rank: int, size: int, dispatcher: str, seed: int, saved: list[str] | None) -> tuple[str, list[bytes]]:
+    """Two layers, of fp8 and int8 rows, trained for six steps, or from a checkpoint on for the last three.
+
+    Returns:
+        The checkpoint after three steps and the weights in the end.
+    """
+    codecs = Float8Codec(seed=seed), Int8Codec(seed=seed)
+    if saved is not None:  # other objects made and used before, as in a program that has changed since
+        for codec in (make_codec("int4"), make_codec("int8"), *codecs):
+            codec.encode(torch.randn(5, 7), gradient=True)
+    mesh = mesh_of(size, dispatcher)
+    options: dict[str, Any] = {"mesh": mesh, "dispatcher": dispatcher, "gradients": "sum"}
+    model = nn.ModuleList(moe.make_layer(moe.PLAIN, codec=codec, **options) for codec in codecs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    if saved is not None:
+        state = torch.load(io.BytesIO(bytes.fromhex(saved[rank])), weights_only=True)
+        model.load_state_dict(state["model"])  # strict: codecs add nothing
+        optimizer.load_state_dict(state["optimizer"])
+    middle = ""
+    for step in range(0 if saved is None else 3, 6):
+        for part in range(2):  # gradients of two micro-batches are added up, the first layer's by recomputation
+            generator = torch.Generator().manual_seed(100 * step + 10 * part + rank)
+            x = torch.randn(LENGTHS[rank] + part, moe.DIM, generator=generator)
+            y = model[1](checkpoint(model[0], x.requires_grad_(), use_reentrant=False))
+            (y * torch.randn(y.shape, generator=generator)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if saved is None and step % 2:
+            model[0](x.detach())  # evaluated in between
+        if step == 2:
+            file = io.BytesIO()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            middle = file.getvalue().hex()
+    return middle, [p.detach().numpy().tobytes() for p in model.parameters()]
 
 
 def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.beyond_averaging.directions import gather_rows, principal_directions, rows_of_ranks
 from mycel.data_parallel.beyond_averaging.layers import Layer, choose
+from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.local.outer import MakeOuter
 from mycel.data_parallel.local.state import load_tensors, read_optimizer, write_optimizer
 from mycel.data_parallel.stats import CommStats
@@ -67,7 +68,7 @@ def hd_pissa(
         group: the ranks, all by default.
 
     Returns:
-        A handle with the optimizer.
+        A handle with the optimizer and ``close()``.
 
     Raises:
         UsageError: no layer is chosen, one cannot be trained alone, or the model is wrapped.
@@ -82,7 +83,7 @@ def hd_pissa(
     return HDPiSSA(model, chosen, optimizer, rank, found, freeze_others=freeze_others)
 
 
-class HDPiSSA:
+class HDPiSSA(Handle):
     """HD-PiSSA at work; made by ``hd_pissa``.
 
     Attributes:
@@ -122,7 +123,7 @@ class HDPiSSA:
         """What the optimizer steps, for example to clip gradients: of each layer ``[dA, dB^T]``."""
         return (layer.change for layer in self._layers)
 
-    def detach(self) -> None:
+    def close(self) -> None:
         """Stop. Parameters require gradients as they did before; the model keeps what it has learned."""
         for hook in self._hooks:
             hook.remove()
@@ -161,7 +162,7 @@ class HDPiSSA:
         return {
             "version": _VERSION,
             "directions": {layer.name: layer.directions.clone() for layer in self._layers},
-            "lost": {layer.name: layer.lost.clone() for layer in self._layers if layer.lost is not None},
+            "residual": {layer.name: layer.residual.clone() for layer in self._layers if layer.residual is not None},
             "optimizer": found,
         }
 
@@ -183,8 +184,8 @@ class HDPiSSA:
             if found is None or found.shape[1] != width:
                 have = "is missing" if found is None else f"has directions of {found.shape[1]} numbers"
                 raise UsageError(f"the state is of other layers: {layer.name} {have} there, {width} numbers here")
-        rounded = {layer.name: layer.lost for layer in self._layers if layer.lost is not None}
-        load_tensors("rounding errors", state["lost"], list(rounded), list(rounded.values()))
+        rounded = {layer.name: layer.residual for layer in self._layers if layer.residual is not None}
+        load_tensors("rounding errors", state["residual"], list(rounded), list(rounded.values()))
         own = {}
         for layer in self._layers:
             layer.directions = state["directions"][layer.name].to(layer.directions, copy=True)
@@ -218,7 +219,7 @@ class HDPiSSA:
                     directions=directions,
                     own=own,
                     change=nn.Parameter(torch.zeros_like(directions[own])),
-                    lost=None if weight.dtype == exact else torch.zeros_like(weight, dtype=exact),
+                    residual=None if weight.dtype == exact else torch.zeros_like(weight, dtype=exact),
                 )
             )
         return layers

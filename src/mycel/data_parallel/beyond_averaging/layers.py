@@ -27,7 +27,7 @@ class Layer:
         directions: of all ranks, shape ``[directions, inputs + outputs]``.
         own: which of them are this rank's.
         change: what the optimizer steps, zero between steps, shape ``[this rank's directions, inputs + outputs]``.
-        lost: what rounding has taken from a weight of half precision so far, in float32.
+        residual: what rounding has taken from a weight of half precision so far, in float32.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Layer:
     directions: Tensor
     own: slice
     change: nn.Parameter
-    lost: Tensor | None
+    residual: Tensor | None
 
     @property
     def weight(self) -> Tensor:
@@ -49,13 +49,13 @@ class Layer:
 
     def move(self, changes: Tensor) -> None:
         """Move the weight by all ranks' changes; what rounding takes is added the next time."""
-        if self.lost is None:
+        if self.residual is None:
             move(self.weight, self.directions, changes)
             return
-        exact = self.weight.to(changes.dtype) + self.lost
+        exact = self.weight.to(changes.dtype) + self.residual
         move(exact, self.directions, changes)
         self.weight.copy_(exact)
-        self.lost.copy_(exact - self.weight)
+        self.residual.copy_(exact - self.weight)
 
 
 def choose(model: nn.Module, layers: str | Sequence[str], skip: str | Sequence[str]) -> dict[str, list[nn.Linear]]:

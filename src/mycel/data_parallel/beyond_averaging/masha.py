@@ -38,7 +38,7 @@ from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.local.state import load_tensors
 from mycel.data_parallel.policy import CompressionPolicy
-from mycel.data_parallel.state import mean_memory, pack_state, unpack_state
+from mycel.data_parallel.state import mean_residuals, pack_state, unpack_state
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 
@@ -158,14 +158,16 @@ class MASHA(torch.optim.Optimizer):
         again, so that ranks may have other parts of the data there.
 
         Args:
-            own: for the same ranks, to go on bit for bit: each saves a state with its own memories. Without it,
-                memories are averaged; all ranks get one state, which any number of ranks can load.
+            own: for the same ranks, to go on bit for bit: each saves a state with its own residuals. Without it,
+                residuals are averaged; all ranks get one state, which any number of ranks can load.
 
         Returns:
             Names, numbers and tensors, for ``torch.load(..., weights_only=True)``.
         """
-        memory = self.feedback.memory if own else mean_memory(self.feedback, self._shapes, self._group)
-        state = pack_state(self.steps, memory, self._policy.compressors(), (self._rank, self._size) if own else None)
+        residuals = self.feedback.residuals if own else mean_residuals(self.feedback, self._shapes, self._group)
+        state = pack_state(
+            self.steps, residuals, self._policy.compressors(), (self._rank, self._size) if own else None
+        )
         state["reference"] = {
             name: part.clone() for name, part in zip(self._names, self._reference.parts, strict=True)
         }
@@ -229,16 +231,16 @@ class MASHA(torch.optim.Optimizer):
             compressor = self._compressor(name, difference, self.steps)
             together.setdefault(compressor, []).append(Item(tensor=tensor.contiguous(), context=context))
             self._count_exact(difference)
-        conversations = [c.converse(items, keep_lost=self._keeps(c)) for c, items in together.items()]
+        conversations = [c.converse(items, keep_residual=self._keeps(c)) for c, items in together.items()]
         means: dict[str, Tensor] = {}
         outcomes = exchange(conversations, self._group, self.stats)
         for items, found in zip(together.values(), outcomes, strict=True):
             for item, outcome in zip(items, found, strict=True):
                 means[item.context.name] = outcome.mean
-                if outcome.lost is None:  # nothing is owed now, whatever was before
-                    self.feedback.memory.pop(item.context.name, None)
+                if outcome.residual is None:  # all came through, whatever was before
+                    self.feedback.residuals.pop(item.context.name, None)
                 else:
-                    self.feedback.remember(item.context.name, outcome.mean, outcome.lost)
+                    self.feedback.remember(item.context.name, outcome.residual, mean=outcome.mean)
         self._policy.observe(means, self.steps)
         return [means[name] for name in self._names]
 

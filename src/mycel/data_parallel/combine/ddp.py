@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -10,14 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
 from mycel.data_parallel.combine.base import Combiner
+from mycel.data_parallel.ddp_hook import take_hook
+from mycel.data_parallel.handle import Handle
 from mycel.errors import UsageError
 
-__all__ = ["combine_gradients"]
+__all__ = ["CombinedGradients", "combine_gradients"]
 
 
 def combine_gradients(
     model: DistributedDataParallel, combiner: Combiner, *, group: dist.ProcessGroup | None = None
-) -> None:
+) -> CombinedGradients:
     """Have a DDP-wrapped model's gradients combined by ``combiner``, layer by layer, while others are computed.
 
     Call it once, before the first backward pass. The combiner has a process group of its own and works through DDP's
@@ -28,8 +32,11 @@ def combine_gradients(
         combiner: for example ``Adasum()``.
         group: the ranks, for nothing else; by default a new group of the model's ranks.
 
+    Returns:
+        A handle with ``close()``.
+
     Raises:
-        UsageError: the model is not wrapped by DDP.
+        UsageError: the model is not wrapped by DDP, or its gradients are compressed or combined already.
     """
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
@@ -37,38 +44,40 @@ def combine_gradients(
             "for other models combine what local updates have changed: local_updates(..., combiner=...)"
         )
     ranks = dist.get_process_group_ranks(model.process_group)
-    state = _State(combiner, group or dist.new_group(ranks, use_local_synchronization=True))
-    model.register_comm_hook(state, _hook)
+    return CombinedGradients(model, combiner, group or dist.new_group(ranks, use_local_synchronization=True))
 
 
-class _State:
-    """What the hook keeps."""
+class CombinedGradients(Handle):
+    """A combiner at work on a DDP-wrapped model; made by ``combine_gradients``."""
 
-    def __init__(self, combiner: Combiner, group: dist.ProcessGroup) -> None:
-        self.combiner = combiner
-        self.group = group
-        self.thread = InBackground()
+    def __init__(self, model: DistributedDataParallel, combiner: Combiner, group: dist.ProcessGroup) -> None:
+        self._combiner, self._group = combiner, group
+        self._thread = InBackground()
+        self._release = take_hook(model, self._combined)
+
+    def close(self) -> None:
+        """Have DDP average gradients again; call it on every rank, between steps."""
+        self._release()
+
+    def _combined(self, bucket: Any) -> torch.futures.Future[Tensor]:
+        return _in_background(self._thread, self._combiner, self._group, bucket.buffer(), bucket.gradients())
 
 
-# Without annotations: DDP compares them with classes, and under ``from __future__ import annotations`` they are text.
-def _hook(state, bucket):  # type: ignore[no-untyped-def]
-    """A communication hook of DDP: a ``_State`` and a ``GradBucket`` become a future of the bucket's buffer."""
-    return _combined(state, bucket.buffer(), bucket.gradients())
-
-
-def _combined(state: _State, buffer: Tensor, gradients: list[Tensor]) -> torch.futures.Future[Tensor]:
+def _in_background(
+    thread: InBackground, combiner: Combiner, group: dist.ProcessGroup, buffer: Tensor, gradients: list[Tensor]
+) -> torch.futures.Future[Tensor]:
     bundle = Bundle.over(buffer, gradients)
     raw: torch.futures.Future[None] = torch.futures.Future()
     failures: list[BaseException] = []
 
     def job() -> None:
         try:
-            state.combiner.start(bundle, state.group)()
+            combiner.start(bundle, group)()
         except BaseException as error:  # raised by the callback below: DDP reads a future without asking how it went
             failures.append(error)
         raw.set_result(None)
 
-    state.thread.start(job, bundle)
+    thread.start(job, bundle)
 
     def value(_: object) -> Tensor:
         if failures:

@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 
-from mycel.data_parallel.compress.base import AGGREGATIONS, Aggregation, Compressor
+from mycel.data_parallel.compress.aggregation import Aggregation, Gathered, Linear, Scattered
+from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.fp8 import FP8
@@ -23,7 +24,6 @@ from mycel.data_parallel.compress.top_k import TopK
 from mycel.errors import UsageError
 
 __all__ = [
-    "AGGREGATIONS",
     "COMPRESSORS",
     "FP8",
     "TAGC",
@@ -35,11 +35,14 @@ __all__ = [
     "Compressor",
     "Context",
     "Conversation",
+    "Gathered",
     "Item",
+    "Linear",
     "Outcome",
     "PowerSGD",
     "Quantised",
     "RandomK",
+    "Scattered",
     "ShiftedLattice",
     "Sign",
     "TernGrad",

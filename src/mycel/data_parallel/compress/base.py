@@ -1,44 +1,31 @@
 """What a compressor is: tensors in, fewer bytes out, and which collective may carry them.
 
-A compressor says how its payloads may be *aggregated*; that alone selects the collective::
-
-    linear          the sum of payloads is the payload of the sum          all_reduce
-    indexed_linear  the same, after ranks have agreed on indices           all_reduce (or), all_reduce (sum)
-    quantised       codes with scales, which cannot be added               all_to_all, local sum, all_gather
-    sign            the same with one bit, which needs feedback on both halves
-    sparse          indices and values                                     all_gather
-    factors         matrices whose products are added                      all_gather
+A compressor says how its payloads are *aggregated* (``mycel.data_parallel.compress.aggregation``); that alone selects
+the collectives. Compressors whose ranks agree on something first bring a conversation of their own.
 
 A new compressor is one file with one class, and one line in ``mycel.data_parallel.compress.COMPRESSORS``.
 """
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from mycel.data_parallel.compress.aggregation import Aggregation, Payloads, Shapes
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.conversations import gathered, linear, scattered, share_sizes
-from mycel.data_parallel.compress.rounds import Conversation, Item
+from mycel.data_parallel.compress.rounds import Conversation, Item, numel
 from mycel.errors import UsageError
 
-__all__ = ["AGGREGATIONS", "Aggregation", "Compressor", "numel"]
-
-Aggregation = Literal["linear", "indexed_linear", "quantised", "sign", "sparse", "factors"]
-
-#: Every class of aggregation.
-AGGREGATIONS: tuple[Aggregation, ...] = ("linear", "indexed_linear", "quantised", "sign", "sparse", "factors")
+__all__ = ["Compressor", "numel"]
 
 
-class Compressor(ABC):
+class Compressor(Payloads):
     """Tensors to payloads and back.
 
-    A payload is one 1-D tensor: of a floating type that may be added for ``linear``, of ``uint8`` for all others,
+    A payload is one 1-D tensor: of a floating type that may be added for ``Linear``, of ``uint8`` for all others,
     scales and indices included. Its size in bytes depends on the shape alone and is what
     ``wire_bytes`` says, so that ranks know what they will receive.
 
@@ -61,63 +48,23 @@ class Compressor(ABC):
         """Whether error feedback is the default: what is lost is not noise that averages out."""
         return not self.is_unbiased
 
-    @abstractmethod
-    def wire_bytes(self, shape: Sequence[int]) -> int:
-        """Bytes of the payload of a tensor of this shape, exactly."""
-
-    @abstractmethod
-    def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """The payload.
-
-        Args:
-            tensor: float32, any shape, any strides; not changed.
-            context: which tensor this is.
-
-        Returns:
-            1-D tensor of ``wire_bytes(tensor.shape)`` bytes on the same device.
-        """
-
-    @abstractmethod
-    def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
-        """What a payload stands for: a new float32 tensor of ``shape``."""
-
-    def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
-        """Add what a payload stands for to ``out`` (float32, contiguous)."""
-        out.add_(self.decompress(payload, out.shape, context))
-
-    def converse(self, items: Sequence[Item], *, keep_lost: bool) -> Conversation:
+    def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """How the mean over all ranks comes about: rounds of communication, by ``aggregation``.
 
         Compressors whose ranks agree on something first, or that need several rounds, override this.
 
         Args:
             items: tensors of this rank; the same ones in the same order on every rank.
-            keep_lost: also say what this rank's tensors lost, for error feedback.
-
-        Raises:
-            UsageError: the class of aggregation has no way of its own; the compressor must bring one.
+            keep_residual: also say what this rank's tensors lost, for error feedback.
         """
-        if self.aggregation == "linear":
-            return linear(self, items, keep_lost=keep_lost)
-        if self.aggregation in ("quantised", "sign"):
-            return scattered(self, items, keep_lost=keep_lost)
-        if self.aggregation in ("sparse", "factors"):
-            return gathered(self, items, keep_lost=keep_lost)
-        raise UsageError(f"{self.name}: {self.aggregation} compressors bring a conversation of their own")
+        return self.aggregation.converse(self, items, keep_residual=keep_residual)
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """Bytes that a rank sends for the mean of tensors of these shapes, in one conversation.
 
         An all_reduce counts ``2 (W-1)/W`` of its bytes, the least that any algorithm sends from a rank on average.
         """
-        if self.aggregation == "linear":
-            return 2 * (world_size - 1) / world_size * sum(self.wire_bytes(shape) for shape in shapes)
-        if self.aggregation in ("quantised", "sign"):
-            sizes = [self.wire_bytes((n,)) for n in share_sizes(sum(map(numel, shapes)), world_size)]
-            return sum(sizes) - sizes[rank] + (world_size - 1) * sizes[rank]
-        if self.aggregation in ("sparse", "factors"):
-            return (world_size - 1) * sum(self.wire_bytes(shape) for shape in shapes)
-        raise UsageError(f"{self.name}: {self.aggregation} compressors say themselves what they send")
+        return self.aggregation.sent_bytes(self, shapes, rank=rank, world_size=world_size)
 
     def takes(self, shape: Sequence[int]) -> bool:
         """Whether compressing a tensor of this shape saves bytes; others travel as they are."""
@@ -156,8 +103,8 @@ class Compressor(ABC):
         """``error`` at every level; families that find all at once override this."""
         return {level: self.error(tensor, level) for level in self.levels()}
 
-    def prime(self, name: str, mean: Tensor) -> None:  # noqa: B027 (most have nothing to do)
-        """Told a mean gradient, or a sum of some, of a parameter that this compressor is about to take over.
+    def prime(self, name: str, mean: Tensor) -> None:
+        """Sees a mean gradient, or a sum of some, of a parameter that this compressor is about to take over.
 
         The same on all ranks. Compressors that keep something from step to step begin with it, whatever its length.
         Must not change the tensor.
@@ -175,13 +122,3 @@ class Compressor(ABC):
         """
         if state:
             raise UsageError(f"{self.name} keeps no state, but was given some for {', '.join(sorted(state)[:3])}")
-
-
-def numel(shape: Sequence[int]) -> int:
-    """Elements of a shape.
-
-    Examples:
-        >>> numel(()), numel((3, 0)), numel((2, 3))
-        (1, 0, 6)
-    """
-    return math.prod(shape)

@@ -8,7 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Linear
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.errors import UsageError
 
@@ -31,7 +32,7 @@ class Cast(Compressor):
     """
 
     name: ClassVar[str] = "cast"
-    aggregation: ClassVar[Aggregation] = "linear"
+    aggregation: ClassVar[Aggregation] = Linear()
     is_elementwise: ClassVar[bool] = True
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:

@@ -15,16 +15,69 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Scattered
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bucket_scales, bytes_of, decode, encode, floats_in, packed_bytes
 from mycel.errors import UsageError
+from mycel.wire.buckets import bucket_scales, bytes_of, floats_in, packed_bytes
+from mycel.wire.formats import Format, Integers
 
-__all__ = ["Bucketed", "Quantised"]
+__all__ = ["Bucketed", "IntegerBuckets", "Quantised"]
 
 
 class Bucketed(Compressor):
-    """Integers of a few bits, with a scale for each bucket of elements: what such compressors share.
+    """Numbers in a format, with a scale for each bucket of elements: what such compressors share.
+
+    Args:
+        form: of the numbers.
+        bucket_size: elements that share a scale.
+
+    Raises:
+        UsageError: an empty bucket.
+    """
+
+    aggregation: ClassVar[Aggregation] = Scattered()
+    is_elementwise: ClassVar[bool] = True
+
+    def __init__(self, form: Format, bucket_size: int) -> None:
+        if bucket_size < 1:
+            raise UsageError(f"buckets of {bucket_size} elements: at least 1")
+        self.form, self.bucket_size = form, bucket_size
+
+    def wire_bytes(self, shape: Sequence[int]) -> int:
+        """See ``Compressor``."""
+        count = numel(shape)
+        return packed_bytes(count, self.form.bits) + 4 * -(-count // self.bucket_size)
+
+    def compress(self, tensor: Tensor, context: Context) -> Tensor:
+        """See ``Compressor``: scales first, then codes."""
+        flat = tensor.reshape(-1)
+        scales = bucket_scales(flat, self.bucket_size)
+        return torch.cat([bytes_of(scales), self._codes(flat, scales, context)])
+
+    def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
+        """See ``Compressor``."""
+        out = torch.empty(tuple(shape), dtype=torch.float32, device=payload.device)
+        self._decode(payload, out, add=False)
+        return out
+
+    def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
+        """See ``Compressor``: in one pass."""
+        self._decode(payload, out, add=True)
+
+    def _codes(self, flat: Tensor, scales: Tensor, context: Context) -> Tensor:
+        return self.form.encode(flat, scales, bucket_size=self.bucket_size)
+
+    def _decode(self, payload: Tensor, out: Tensor, *, add: bool) -> Tensor:
+        """Writes to ``out`` or adds to it; gives the scales."""
+        cut = 4 * -(-out.numel() // self.bucket_size)
+        scales = floats_in(payload[:cut])
+        self.form.decode(payload[cut:], scales, out, bucket_size=self.bucket_size, add=add)
+        return scales
+
+
+class IntegerBuckets(Bucketed):
+    """Integers of a few bits in buckets.
 
     Args:
         bits: 2 to 8; 8 has 255 levels, 4 has 15.
@@ -34,32 +87,19 @@ class Bucketed(Compressor):
         UsageError: sizes out of range.
     """
 
-    aggregation: ClassVar[Aggregation] = "quantised"
-    is_elementwise: ClassVar[bool] = True
-
     def __init__(self, bits: int, bucket_size: int) -> None:
-        if not 2 <= bits <= 8:
-            raise UsageError(f"{bits} bits a value; 2 to 8 are possible (1 is the compressor 'sign')")
-        if bucket_size < 8 or bucket_size % 8:
+        self.integers = Integers(bits)
+        super().__init__(self.integers, bucket_size)
+        if bucket_size % 8:
             raise UsageError(f"buckets of {bucket_size}: give a positive multiple of 8")
-        self.bits, self.bucket_size = bits, bucket_size
-
-    def wire_bytes(self, shape: Sequence[int]) -> int:
-        """See ``Compressor``."""
-        count = numel(shape)
-        return packed_bytes(count, self.bits) + 4 * -(-count // self.bucket_size)
+        self.bits = bits
 
     def levels(self) -> tuple[float, ...]:
         """Bits."""
         return (8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0)
 
-    def apart(self, payload: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Scales and codes of a payload of so many elements."""
-        cut = 4 * -(-count // self.bucket_size)
-        return floats_in(payload[:cut]), payload[cut:]
 
-
-class Quantised(Bucketed):
+class Quantised(IntegerBuckets):
     """``bits`` a value and four bytes a bucket.
 
     Args:
@@ -85,29 +125,11 @@ class Quantised(Bucketed):
         # Rounding by chance with few levels can lose more than a bucket holds; to the nearest cannot.
         self.is_contractive = not stochastic
 
-    def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """See ``Compressor``: scales first, then codes."""
-        flat = tensor.reshape(-1)
-        scales = bucket_scales(flat, self.bucket_size)
-        seed = context.random_seed(shared=False) if self.stochastic else None
-        codes = encode(flat, scales, bucket_size=self.bucket_size, bits=self.bits, seed=seed)
-        return torch.cat([bytes_of(scales), codes])
-
-    def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
-        """See ``Compressor``."""
-        out = torch.empty(tuple(shape), dtype=torch.float32, device=payload.device)
-        self._decode(payload, out, add=False)
-        return out
-
-    def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
-        """See ``Compressor``: in one pass."""
-        self._decode(payload, out, add=True)
-
     def at(self, level: float) -> Compressor:
         """The same with other bits."""
         super().at(level)
         return Quantised(int(level), bucket_size=self.bucket_size, stochastic=self.stochastic)
 
-    def _decode(self, payload: Tensor, out: Tensor, *, add: bool) -> None:
-        scales, codes = self.apart(payload, out.numel())
-        decode(codes, scales, out, bucket_size=self.bucket_size, bits=self.bits, add=add)
+    def _codes(self, flat: Tensor, scales: Tensor, context: Context) -> Tensor:
+        seed = context.random_seed(shared=False) if self.stochastic else None
+        return self.integers.encode(flat, scales, bucket_size=self.bucket_size, seed=seed)

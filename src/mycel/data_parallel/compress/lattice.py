@@ -21,21 +21,16 @@ from torch import Tensor
 
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.int_bucket import Bucketed
-from mycel.data_parallel.compress.kernels import (
-    bucket_scales,
-    bytes_of,
-    decode,
-    encode,
-    uniform,
-)
+from mycel.data_parallel.compress.int_bucket import IntegerBuckets
+from mycel.wire.buckets import of_elements
+from mycel.wire.noise import uniform
 
 __all__ = ["ShiftedLattice"]
 
 _SEED_BITS = (1 << 63) - 1
 
 
-class ShiftedLattice(Bucketed):
+class ShiftedLattice(IntegerBuckets):
     """``bits`` a value and four bytes a bucket.
 
     Args:
@@ -62,27 +57,24 @@ class ShiftedLattice(Bucketed):
         self.is_unbiased = shifted
         self.is_contractive = not shifted
 
-    def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """See ``Compressor``: scales first, then codes."""
-        flat = tensor.reshape(-1)
-        scales = bucket_scales(flat, self.bucket_size)
-        shifts = self._spread(scales, flat.numel(), context)
-        moved = flat if shifts is None else flat - shifts
-        codes = encode(moved, scales, bucket_size=self.bucket_size, bits=self.bits, seed=None)
-        return torch.cat([bytes_of(scales), codes])
-
     def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
         """See ``Compressor``."""
         out = torch.empty(tuple(shape), dtype=torch.float32, device=payload.device)
-        scales, codes = self.apart(payload, out.numel())
-        decode(codes, scales, out, bucket_size=self.bucket_size, bits=self.bits, add=False)
-        shifts = self._spread(scales, out.numel(), context)
+        shifts = self._spread(self._decode(payload, out, add=False), out.numel(), context)
         return out if shifts is None else out.add_(shifts.view(out.shape))
+
+    def accumulate(self, payload: Tensor, out: Tensor, context: Context) -> None:
+        """See ``Compressor``."""
+        out.add_(self.decompress(payload, out.shape, context))
 
     def at(self, level: float) -> Compressor:
         """The same with other bits."""
         super().at(level)
         return ShiftedLattice(int(level), bucket_size=self.bucket_size, shifted=self.shifted)
+
+    def _codes(self, flat: Tensor, scales: Tensor, context: Context) -> Tensor:
+        shifts = self._spread(scales, flat.numel(), context)
+        return super()._codes(flat if shifts is None else flat - shifts, scales, context)
 
     def _spread(self, scales: Tensor, count: int, context: Context) -> Tensor | None:
         """The shift of each element, at most half a step to either side."""
@@ -94,4 +86,4 @@ class ShiftedLattice(Bucketed):
         seed = context.random_seed(shared=True)
         at = uniform((digest + seed) & _SEED_BITS, len(scales), scales.device) - 0.5
         step = scales / ((1 << (self.bits - 1)) - 1)
-        return (at * step).repeat_interleave(self.bucket_size)[:count]
+        return of_elements(at * step, self.bucket_size, count)

@@ -3,8 +3,8 @@
     P = sum M Q,  orthonormal P,  Q = sum M^T P,  mean = P Q^T
 
 Q is kept for the next step, where it is nearly right already. Both sums are linear, so each is one all_reduce for
-all layers together. What a rank owes is its own matrix minus its own share of the product, ``M - P (M^T P)^T``, as
-in the paper; taking the mean's product instead gives the same means, but lets the memories of ranks drift apart.
+all layers together. A rank's residual is its own matrix minus its own share of the product, ``M - P (M^T P)^T``, as
+in the paper; taking the mean's product instead gives the same means, but lets the residuals of ranks drift apart.
 
 References:
     Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2;
@@ -19,7 +19,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Linear
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.errors import UsageError
@@ -53,7 +54,7 @@ class PowerSGD(Compressor):
     """
 
     name: ClassVar[str] = "powersgd"
-    aggregation: ClassVar[Aggregation] = "linear"
+    aggregation: ClassVar[Aggregation] = Linear()
     is_contractive = True
 
     def __init__(self, rank: int = 4, *, wire: torch.dtype = torch.float32, min_ratio: float = 2.0) -> None:
@@ -86,7 +87,7 @@ class PowerSGD(Compressor):
         p, q = payload.float().split_with_sizes([rows * rank, columns * rank])
         return (p.view(rows, rank) @ q.view(columns, rank).t()).view(tuple(shape))
 
-    def converse(self, items: Sequence[Item], *, keep_lost: bool) -> Conversation:
+    def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """See ``Compressor``: two sums, of all P and of all Q."""
         world_size = items[0].context.world_size
         stacks = _stacks(items)
@@ -109,18 +110,18 @@ class PowerSGD(Compressor):
         outcomes: dict[int, Outcome] = {}
         for k, s in enumerate(stacks):
             q = parts[k].view(own[k].shape)
-            mean, lost = ps[k] @ q.mT, None
-            if keep_lost:
+            mean, residual = ps[k] @ q.mT, None
+            if keep_residual:
                 multiply = torch.addmm if mean.dim() == 2 else torch.baddbmm
-                lost = multiply(matrices[k], ps[k], own[k].mT, alpha=-world_size)
+                residual = multiply(matrices[k], ps[k], own[k].mT, alpha=-world_size)
             finite = bool(torch.isfinite(q.sum()))
             for j, i in enumerate(s):
                 pick: slice | int = j if len(s) > 1 else slice(None)
                 if finite:
                     self._q[items[i].context.name] = q[pick].contiguous()
                 shape = items[i].tensor.shape
-                owed = None if lost is None else lost[pick].reshape(shape)
-                outcomes[i] = Outcome(mean=mean[pick].reshape(shape), lost=owed)
+                rest = None if residual is None else residual[pick].reshape(shape)
+                outcomes[i] = Outcome(mean=mean[pick].reshape(shape), residual=rest)
         return [outcomes[i] for i in range(len(items))]
 
     def levels(self) -> tuple[float, ...]:

@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Linear
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import uniform
 from mycel.errors import UsageError
+from mycel.wire.noise import uniform
 
 __all__ = ["RandomK"]
 
@@ -43,7 +44,7 @@ class RandomK(Compressor):
     """
 
     name: ClassVar[str] = "random_k"
-    aggregation: ClassVar[Aggregation] = "linear"
+    aggregation: ClassVar[Aggregation] = Linear()
 
     def __init__(self, density: float = 0.01, *, unbiased: bool = False) -> None:
         if not 0 < density <= 1:

@@ -7,7 +7,8 @@ collective and latencies are paid once for all of them.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import math
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mycel.data_parallel.compress.context import Context
 
-__all__ = ["AllGather", "AllReduce", "AllToAll", "Conversation", "Item", "Outcome", "Request"]
+__all__ = ["AllGather", "AllReduce", "AllToAll", "Conversation", "Item", "Outcome", "Request", "numel"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class Item:
     """A tensor to take part with.
 
     Attributes:
-        tensor: float32, contiguous, any shape; what was lost earlier is added already. Not to be changed.
+        tensor: float32, contiguous, any shape; the residual is added already. Not to be changed.
         context: which tensor, and when.
     """
 
@@ -37,12 +38,12 @@ class Outcome:
 
     Attributes:
         mean: over all ranks, as far as it came through; float32, bit-identical on all ranks.
-        lost: what must be added to this rank's next tensor so that nothing is lost in the long run: its mean over
+        residual: what must be added to this rank's next tensor so that nothing is lost in the long run: its mean over
             ranks is the exact mean minus ``mean``. ``None`` where nobody asked.
     """
 
     mean: Tensor
-    lost: Tensor | None = None
+    residual: Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,3 +88,13 @@ class AllGather:
 Request = AllReduce | AllToAll | AllGather
 #: The answer is a tensor for ``AllReduce``, else a list of them, which the type of a generator cannot say.
 Conversation = Generator[Request, Any, list[Outcome]]
+
+
+def numel(shape: Sequence[int]) -> int:
+    """Elements of a shape.
+
+    Examples:
+        >>> numel(()), numel((3, 0)), numel((2, 3))
+        (1, 0, 6)
+    """
+    return math.prod(shape)

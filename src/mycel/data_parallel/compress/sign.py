@@ -1,7 +1,7 @@
 """One bit a value: its sign, and for each bucket the mean magnitude.
 
 Biased, so nearly useless without error feedback, which is on by default. Both halves of the exchange are signs; the
-feedback covers both (``conversations.scattered``).
+feedback covers both (``aggregation.Scattered``).
 
 References:
     Seide et al., "1-Bit Stochastic Gradient Descent", Interspeech 2014;
@@ -16,10 +16,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Scattered
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, pack, packed_bytes, unpack
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
 
 __all__ = ["Sign"]
 
@@ -39,7 +40,7 @@ class Sign(Compressor):
     """
 
     name: ClassVar[str] = "sign"
-    aggregation: ClassVar[Aggregation] = "sign"
+    aggregation: ClassVar[Aggregation] = Scattered()
     is_elementwise: ClassVar[bool] = True
     is_contractive = True
 

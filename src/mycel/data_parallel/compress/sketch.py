@@ -23,6 +23,8 @@ import math
 import torch
 from torch import Tensor
 
+from mycel.wire.noise import GOLDEN, mixed
+
 __all__ = ["LOAD_LIMIT", "insert", "num_counters", "peel"]
 
 #: Indices a counter up to which a large sketch peels.
@@ -30,9 +32,6 @@ LOAD_LIMIT = 0.818
 _ROWS = 3
 #: Bits after the point while peeling; the sum of all indices of a counter fits as well.
 _FRACTION_BITS = 38
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 
 
 def num_counters(count: int, ratio: float) -> int:
@@ -102,9 +101,6 @@ def _hashed(indices: Tensor, counters: int, seed: int) -> tuple[Tensor, Tensor]:
     """Counters and signs of each index, each of shape ``[3, indices]``."""
     third = counters // _ROWS
     rows = torch.arange(_ROWS, device=indices.device)[:, None]
-    z = (indices[None, :] * _ROWS + rows + 1) * _GOLDEN + seed
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _FIRST
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _SECOND
-    z = z ^ ((z >> 31) & ((1 << 33) - 1))
+    z = mixed((indices[None, :] * _ROWS + rows + 1) * GOLDEN + seed)
     places = ((z >> 1) & ((1 << 62) - 1)) % third + rows * third
     return places, 1.0 - 2.0 * (z & 1).float()

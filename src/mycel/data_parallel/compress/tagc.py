@@ -19,12 +19,13 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Gathered, Shapes
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, pack, packed_bytes, unpack
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.data_parallel.compress.sketch import insert, num_counters, peel
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
 
 __all__ = ["TAGC", "heavy_layers"]
 
@@ -55,7 +56,7 @@ class TAGC(Compressor):
     """
 
     name: ClassVar[str] = "tagc"
-    aggregation: ClassVar[Aggregation] = "indexed_linear"
+    aggregation: ClassVar[Aggregation] = Gathered()
     is_contractive = True
 
     def __init__(self, ratio: float = 2.0, *, density: float | None = None) -> None:
@@ -69,7 +70,7 @@ class TAGC(Compressor):
         count = numel(shape)
         return packed_bytes(count, 1) + 4 * num_counters(count, self.ratio)
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Compressor``: all_reduces of bitmaps and of sketches."""
         return 2 * (world_size - 1) / world_size * sum(self.wire_bytes(shape) for shape in shapes)
 
@@ -97,7 +98,7 @@ class TAGC(Compressor):
         cut = packed_bytes(numel(shape), 1)
         return self._joined(payload[:cut], floats_in(payload[cut:]), shape, context)
 
-    def converse(self, items: Sequence[Item], *, keep_lost: bool) -> Conversation:
+    def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """See ``Compressor``: or, then sum."""
         world_size = items[0].context.world_size
         parts = [self._split(item.tensor / world_size, item.context) for item in items]
@@ -107,12 +108,12 @@ class TAGC(Compressor):
         sketches = total.split_with_sizes([len(sketch) for _, sketch, _ in parts])
         outcomes = []
         for item, bitmap, sketch, (_, _, kept) in zip(items, bitmaps, sketches, parts, strict=True):
-            lost: Any = None
-            if keep_lost:
-                lost = item.tensor.clone()
-                lost.view(-1)[kept] = 0
+            residual: Any = None
+            if keep_residual:
+                residual = item.tensor.clone()
+                residual.view(-1)[kept] = 0
             mean = self._joined(bitmap, sketch, item.tensor.shape, item.context)
-            outcomes.append(Outcome(mean=mean, lost=lost))
+            outcomes.append(Outcome(mean=mean, residual=residual))
         return outcomes
 
     def _split(self, tensor: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:

@@ -17,13 +17,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Scattered, Shapes, joined, share_sizes
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.conversations import joined, share_sizes
-from mycel.data_parallel.compress.digits import digits_bytes, pack_digits, unpack_digits
-from mycel.data_parallel.compress.kernels import bytes_of, floats_in, ternary
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Conversation, Item, Outcome
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of, floats_in
+from mycel.wire.digits import digits_bytes, pack_digits, unpack_digits
+from mycel.wire.noise import ternary
 
 __all__ = ["TernGrad"]
 
@@ -44,7 +45,7 @@ class TernGrad(Compressor):
     """
 
     name: ClassVar[str] = "terngrad"
-    aggregation: ClassVar[Aggregation] = "quantised"
+    aggregation: ClassVar[Aggregation] = Scattered()
 
     def __init__(self, clip: float | None = 2.5, *, packing: Literal["trits", "bits"] = "trits") -> None:
         if clip is not None and not clip > 0:
@@ -82,14 +83,14 @@ class TernGrad(Compressor):
         values = unpack_digits(payload[4:], count, self._base).float().sub_(1)
         return values.mul_(_finite(floats_in(payload[:4]))).view(tuple(shape))
 
-    def sent_bytes(self, shapes: Sequence[Sequence[int]], *, rank: int, world_size: int) -> float:
+    def sent_bytes(self, shapes: Shapes, *, rank: int, world_size: int) -> float:
         """See ``Compressor``: scales, digits to their owners, sums to everybody."""
         sizes = share_sizes(sum(map(numel, shapes)), world_size)
         scales = 2 * (world_size - 1) / world_size * 4 * len(shapes)
         digits = sum(digits_bytes(n, self._base) for i, n in enumerate(sizes) if i != rank)
         return scales + digits + (world_size - 1) * digits_bytes(sizes[rank], 2 * world_size + 1)
 
-    def converse(self, items: Sequence[Item], *, keep_lost: bool) -> Conversation:
+    def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """See ``Compressor``: largest magnitudes, digits, sums of digits."""
         rank, world_size = items[0].context.rank, items[0].context.world_size
         clipped = [self._clipped(item.tensor.reshape(-1)) for item in items]
@@ -120,8 +121,8 @@ class TernGrad(Compressor):
             items, values.split_with_sizes(lengths), digits.split_with_sizes(lengths), scales, strict=True
         ):
             shape = item.tensor.shape
-            lost = item.tensor - (digit.float() * scale).view(shape) if keep_lost else None
-            outcomes.append(Outcome(mean=(value * scale).view(shape), lost=lost))
+            residual = item.tensor - (digit.float() * scale).view(shape) if keep_residual else None
+            outcomes.append(Outcome(mean=(value * scale).view(shape), residual=residual))
         return outcomes
 
     def _clipped(self, flat: Tensor) -> Tensor:

@@ -17,10 +17,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mycel.data_parallel.compress.base import Aggregation, Compressor, numel
+from mycel.data_parallel.compress.aggregation import Aggregation, Gathered
+from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.data_parallel.compress.kernels import bytes_of
 from mycel.errors import UsageError
+from mycel.wire.buckets import bytes_of
 
 __all__ = ["TopK"]
 
@@ -43,7 +44,7 @@ class TopK(Compressor):
     """
 
     name: ClassVar[str] = "top_k"
-    aggregation: ClassVar[Aggregation] = "sparse"
+    aggregation: ClassVar[Aggregation] = Gathered()
     is_contractive = True
 
     def __init__(self, density: float = 0.01) -> None:

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from mycel.data_parallel.compress import Compressor
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp.layout import Unit, units_of
-from mycel.data_parallel.fsdp.memory import Memory
 from mycel.data_parallel.fsdp.qsdp import QSDP
 from mycel.data_parallel.fsdp.replicas import ReplicaMean
 from mycel.data_parallel.fsdp.route import Route, boxes_between
+from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
@@ -24,21 +24,19 @@ from mycel.topology.model import Topology
 
 __all__ = ["FSDPCompression", "attach"]
 
-#: Aggregations that a reduce-scatter can do in one round; the others run between replicas only.
-_ONE_ROUND = ("quantised", "sign", "sparse", "indexed_linear")
 
-
-class FSDPCompression:
+class FSDPCompression(Handle):
     """Compression at work on a model; made by ``attach``.
 
     Attributes:
         units: what ``fully_shard`` made, in the order of modules.
+        feedback: this rank's residuals; ``None`` keeps none.
         stats: bytes that have left this rank, as the collectives' direct form sends them, without headers: of
             gathers and reductions, or of means over replicas.
     """
 
-    def __init__(self, units: list[Unit], route: Route) -> None:
-        self.units = units
+    def __init__(self, units: list[Unit], route: Route, feedback: ErrorFeedback | None) -> None:
+        self.units, self.feedback = units, feedback
         self.stats = route.stats
         self._route = route
         self._hooks: dict[str, ReplicaMean] = {}
@@ -67,18 +65,16 @@ class FSDPCompression:
         return total * (self._route.num_sent - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Steps by unit and, with error feedback, what is owed by parameter. Every rank calls it and gets the same.
+        """Steps by unit and, with error feedback, residuals by parameter. Every rank calls it and gets the same.
 
         Tensors only, so that ``torch.load(weights_only=True)`` reads it.
         """
         state = {}
-        for name, hook in self._hooks.items():
+        for name, hook in self._steppers().items():
             state[f"step.{name}"] = torch.tensor(hook.step)
-            state |= {f"owed.{owner}": owed for owner, owed in hook.state_dict().items()}
-        for name, reducer in self._reducers.items():
-            state[f"step.{name}"] = torch.tensor(reducer.step)
-            if reducer.memory is not None:
-                state |= {f"owed.{owner}": owed for owner, owed in reducer.memory.state_dict().items()}
+            if self.feedback is not None:
+                kept = hook.residual_rows().state_dict(self.feedback)
+                state |= {f"residual.{owner}": residual for owner, residual in kept.items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -90,33 +86,33 @@ class FSDPCompression:
         if set(state) != set(expected := self._keys()):
             odd = sorted(set(state) ^ set(expected))
             raise UsageError(f"the state is of other parameters or another method: {', '.join(odd[:4])}")
-        owed = {key.removeprefix("owed."): value for key, value in state.items() if key.startswith("owed.")}
-        for name, hook in self._hooks.items():
+        kept = {key.removeprefix("residual."): value for key, value in state.items() if key.startswith("residual.")}
+        for name, hook in self._steppers().items():
             hook.step = int(state[f"step.{name}"])
-            hook.load_state_dict(owed)
-        for name, reducer in self._reducers.items():
-            reducer.step = int(state[f"step.{name}"])
-            if reducer.memory is not None:
-                reducer.memory.load_state_dict(owed)
+            if self.feedback is not None:
+                hook.residual_rows().load_state_dict(self.feedback, kept)
 
     def steps(self) -> int:
         """Steps that have been reduced so far; of those since the start of this process where nothing is."""
         return max((reducer.step for reducer in self._reducers.values()), default=0)
 
-    def detach(self) -> None:
-        """Have FSDP2 communicate as it did before."""
+    def close(self) -> None:
+        """Have FSDP2 communicate as it did before; twice is as good as once."""
         for unit in self.units if self._hooks else ():
             unit.module.set_all_reduce_hook(None)
         for unit, gather, reducer in self._before:
             unit.module.set_custom_all_gather(gather)
             unit.module.set_custom_reduce_scatter(reducer)
 
+    def _steppers(self) -> dict[str, ReplicaMean | Any]:
+        """What counts steps and has residuals, by unit."""
+        return {**self._hooks, **self._reducers}
+
     def _keys(self) -> list[str]:
-        keys = [f"step.{name}" for name in (*self._hooks, *self._reducers)]
-        for unit in self.units:
-            reducer, hook = self._reducers.get(unit.name), self._hooks.get(unit.name)
-            if (reducer and reducer.memory) or (hook and hook.feedback):
-                keys += [f"owed.{segment.name}" for segment in unit.segments if segment.trainable]
+        keys = [f"step.{name}" for name in self._steppers()]
+        for unit in self.units if self.feedback is not None else ():
+            if unit.name in self._steppers():
+                keys += [f"residual.{segment.name}" for segment in unit.segments if segment.trainable]
         return keys
 
 
@@ -143,13 +139,13 @@ def attach(
             them (HSDP). Only the mean of gradients over them is compressed, by any compressor; ``fully_shard`` has
             been given the inner dimension of the mesh alone.
         exact: patterns, as of file names, of parameters that travel as they are too.
-        feedback: remember what was lost, which takes a whole model's gradients in float32 on each rank; by default
+        feedback: remember residuals, which takes a whole model's gradients in float32 on each rank; by default
             for compressors that are not unbiased.
         seed: of rounding by chance.
         timeout_s: of the groups that are made for boxes; by default the backend's.
 
     Returns:
-        A handle: bytes, state, and the way back.
+        A handle: bytes, state, and ``close()``.
 
     Raises:
         UsageError: the model is not fully sharded, or over meshes that are not supported; the compressor needs
@@ -161,10 +157,12 @@ def attach(
     if replicas is not None:
         return _between_replicas(model, gradients, replicas, topology, feedback, seed)
     for compressor in () if gradients is None else gradients.compressors():
-        if compressor.aggregation not in _ONE_ROUND and not compressor.is_elementwise:
+        # Payloads that the network adds need as many rounds as their sums; element by element they can be cut too.
+        if compressor.aggregation.adds_payloads and not compressor.is_elementwise:
             raise UsageError(
-                f"{compressor.name} compresses in several rounds of {compressor.aggregation} sums, a reduce-scatter "
-                f"has one; compressors for sharded gradients are of the classes {', '.join(_ONE_ROUND)}"
+                f"{compressor.name} compresses in several rounds of sums that the network adds up, a reduce-scatter "
+                "has one; for sharded gradients take a compressor whose payloads are scattered or gathered, or one "
+                "that works element by element; between replicas, replicas=..., all work"
             )
     units = units_of(model)
     if len({dist.get_process_group_ranks(unit.group)[0] for unit in units}) > 1:
@@ -172,15 +170,12 @@ def attach(
     route = Route(
         units[0].group, CommStats(), None if topology is None else boxes_between(topology), timeout_s=timeout_s
     )
-    made = FSDPCompression(units, route)
-    if feedback is None:
-        feedback = gradients is not None and any(c.wants_feedback for c in gradients.compressors())
+    made = FSDPCompression(units, route, _feedback(gradients, feedback))
     if isinstance(gradients, LGreCo):
         gradients.sharded(units[0].group)
     for unit in units:
         if gradients is not None:
-            memory = Memory(unit, route) if feedback else None
-            reducer = CompressedReduceScatter(unit, gradients, route, seed, memory)
+            reducer = CompressedReduceScatter(unit, gradients, route, seed, made.feedback)
             unit.module.set_custom_reduce_scatter(reducer)
             if hasattr(unit.module, "set_force_sum_reduction_for_comms"):
                 unit.module.set_force_sum_reduction_for_comms(True)  # any factor to divide by, torch divides then
@@ -211,14 +206,19 @@ def _between_replicas(
     if isinstance(policy, LGreCo):
         policy.sharded(units[0].group)
     route = Route(units[0].group, CommStats())
-    made = FSDPCompression(units, route)
-    keeps = any(c.wants_feedback for c in policy.compressors()) if feedback is None else feedback
-    memories = ErrorFeedback() if keeps else None
+    made = FSDPCompression(units, route, _feedback(policy, feedback))
     for unit in units:
-        hook = ReplicaMean(unit, policy, replicas, memories, route.stats, seed)
+        hook = ReplicaMean(unit, policy, replicas, made.feedback, route.stats, seed)
         unit.module.set_all_reduce_hook(hook)
         made._hooks[unit.name] = hook
     return made
+
+
+def _feedback(policy: CompressionPolicy | None, wanted: bool | None) -> ErrorFeedback | None:
+    if policy is None:
+        return None
+    keeps = any(c.wants_feedback for c in policy.compressors()) if wanted is None else wanted
+    return ErrorFeedback() if keeps else None
 
 
 def _policies(

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.data_parallel.compress import Context
+from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp.layout import Segment, Unit, layout_of
-from mycel.data_parallel.fsdp.memory import Memory
+from mycel.data_parallel.fsdp.residuals import ResidualRows
 from mycel.data_parallel.fsdp.route import Route
 from mycel.data_parallel.fsdp.rows import RowCodec
 from mycel.data_parallel.policy import CompressionPolicy
@@ -111,12 +112,14 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
 
     Attributes:
         step: sums so far.
-        memory: what was lost on the way, to be sent later; ``None`` keeps nothing.
+        feedback: residuals of what was lost on the way, to be sent later; ``None`` keeps none.
     """
 
-    def __init__(self, unit: Unit, policy: CompressionPolicy, route: Route, seed: int, memory: Memory | None) -> None:
+    def __init__(
+        self, unit: Unit, policy: CompressionPolicy, route: Route, seed: int, feedback: ErrorFeedback | None
+    ) -> None:
         super().__init__(unit, policy, route, seed)
-        self.step, self.memory = 0, memory
+        self.step, self.feedback = 0, feedback
         self._warned = False
 
     def __call__(
@@ -134,8 +137,11 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
         rows = self.route.add_inside(rows)
         codec = self.codec(segments, rows.dtype, self.step)
         self.route.stats.exact_bytes += (self.route.num_sent - 1) * rows[0].nbytes
-        if self.memory is not None:
-            rows = self.memory.added(rows, segments)
+        if self.feedback is not None:
+            parts = rows.split_with_sizes([segment.numel for segment in segments], dim=1)
+            rows = torch.cat(
+                [self.feedback.compensate(s.name, part) for s, part in zip(segments, parts, strict=True)], dim=1
+            )
         payloads = torch.empty((len(rows), codec.num_bytes), dtype=torch.uint8, device=rows.device)
         sources, own = self.route.sources(), self.route.own
         for place, (row, payload) in enumerate(zip(rows, payloads, strict=True)):
@@ -146,24 +152,37 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
         others = [place for place in range(len(rows)) if place != own]
         senders = [self.context(sources[place], self.route.rank, step=self.step) for place in others]
         codec.add([heard[place] for place in others], total, senders)
-        if self.memory is not None:
-            lost = rows.float().clone() if rows.dtype != torch.float32 else rows.clone()
-            lost[own] = 0
+        if self.feedback is not None:
+            rows[own] = 0  # compensated rows are new and done with: what is left of them are the residuals
             for place, payload in enumerate(payloads):
                 if place != own:
                     found = torch.zeros_like(total)
                     codec.add([payload], found, [self.context(self.route.rank, sources[place], step=self.step)])
-                    lost[place] -= found
-            self.memory.keep(lost, segments)
+                    rows[place] -= found
+            parts = rows.split_with_sizes([segment.numel for segment in segments], dim=1)
+            for segment, part in zip(segments, parts, strict=True):
+                if segment.name:
+                    self.feedback.remember(segment.name, part.clone())
         if divisor != 1:
             total /= divisor
         output_tensor.copy_(total)
-        self._tell(total if divisor != 1 else total / self.route.num_rows, segments)
+        self._notify(total if divisor != 1 else total / self.route.num_rows, segments)
         self.step += 1
         if self.unit.name == "":
             self.route.stats.steps += 1
 
-    def _tell(self, mean: Tensor, segments: tuple[Segment, ...]) -> None:
+    def residual_rows(self) -> ResidualRows:
+        """Where this rank's residuals lie in whole parameters."""
+        return ResidualRows(
+            unit=self.unit,
+            places=self.route.sources(),
+            num_rows=self.route.num_rows,
+            groups=[self.route.group],
+            num_keepers=self.route.num_rows,
+            share=self.route.num_rows / self.route.num_sent,
+        )
+
+    def _notify(self, mean: Tensor, segments: tuple[Segment, ...]) -> None:
         """Show the policy this rank's shards of the mean gradient."""
         shards = mean.split_with_sizes([segment.numel for segment in segments])
         named = {s.name: shard.view(s.shard_shape) for s, shard in zip(segments, shards, strict=True) if s.name}

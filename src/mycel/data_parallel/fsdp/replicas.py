@@ -8,7 +8,7 @@ those of several rounds too. Torch calls this after its own reduce-scatter; a me
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -18,7 +18,8 @@ from torch import Tensor
 from mycel.data_parallel.compress import AllReduce, Compressor, Context, Conversation, Item, Outcome
 from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
-from mycel.data_parallel.fsdp.layout import Segment, Unit, layout_of, rows_of, whole_of
+from mycel.data_parallel.fsdp.layout import Segment, Unit, layout_of
+from mycel.data_parallel.fsdp.residuals import ResidualRows
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
 
@@ -32,7 +33,7 @@ class ReplicaMean:
         unit: whose gradients.
         policy: says how each parameter's shard travels.
         group: the ranks that hold the same shard.
-        feedback: memories of what was lost; ``None`` keeps nothing.
+        feedback: residuals; ``None`` keeps none.
         stats: counts bytes.
         seed: of chance.
 
@@ -74,37 +75,23 @@ class ReplicaMean:
         ):
             for i, outcome in zip(members, outcomes, strict=True):
                 parts[i].copy_(outcome.mean.view(-1))
-                if chosen is not None and self.feedback is not None and outcome.lost is not None:
-                    self.feedback.remember(segments[i].name, outcome.mean, outcome.lost)
+                if chosen is not None and self.feedback is not None and outcome.residual is not None:
+                    self.feedback.remember(segments[i].name, outcome.residual.view(1, -1), mean=outcome.mean)
         named = {s.name: part.view(s.shard_shape) for s, part in zip(segments, parts, strict=True) if s.name}
         self.policy.observe(named, self.step)
         self.step += 1
         if self.unit.name == "":
             self.stats.steps += 1
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """What replicas owe together, by parameter, in its whole shape. Every rank calls it."""
-        found = {}
-        for segment in self.unit.segments:
-            if self.feedback is None or not segment.trainable:
-                continue
-            rows = torch.zeros(
-                (dist.get_world_size(self.unit.group), segment.numel), device=self.unit.param_group.device
-            )
-            if segment.name in self.feedback.memory:
-                rows[self._shard] = self.feedback.memory[segment.name].view(-1)
-            dist.all_reduce(rows, group=self.group)
-            dist.all_reduce(rows, group=self.unit.group)
-            found[segment.name] = whole_of(rows / dist.get_world_size(self.group), segment).clone()
-        return found
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Every replica takes the mean of what replicas owed."""
-        for segment in self.unit.segments:
-            if self.feedback is not None and segment.name in state:
-                whole = state[segment.name].to(self.unit.param_group.device)
-                rows = rows_of(whole, segment, dist.get_world_size(self.unit.group))
-                self.feedback.memory[segment.name] = rows[self._shard].view(segment.shard_shape).clone()
+    def residual_rows(self) -> ResidualRows:
+        """Where this rank's residuals lie in whole parameters."""
+        return ResidualRows(
+            unit=self.unit,
+            places=[self._shard],
+            num_rows=dist.get_world_size(self.unit.group),
+            groups=[self.group, self.unit.group],
+            num_keepers=dist.get_world_size(self.group),
+        )
 
     def _converse(self, chosen: Compressor | None, members: list[tuple[Segment, Tensor]]) -> Conversation:
         world_size = dist.get_world_size(self.group)
@@ -112,9 +99,9 @@ class ReplicaMean:
             return _exact_mean([part for _, part in members], world_size)
         items = []
         for segment, part in members:
-            tensor = part.view(segment.shard_shape)
             if self.feedback is not None:
-                tensor = self.feedback.compensate(segment.name, tensor)
+                part = self.feedback.compensate(segment.name, part.view(1, -1))
+            tensor = part.view(segment.shard_shape)
             context = Context(
                 name=segment.name,
                 step=self.step,
@@ -124,7 +111,7 @@ class ReplicaMean:
                 seed=self.seed,
             )
             items.append(Item(tensor=tensor.float().contiguous(), context=context))
-        return chosen.converse(items, keep_lost=self.feedback is not None)
+        return chosen.converse(items, keep_residual=self.feedback is not None)
 
     def _exact_bytes(self, shard: Tensor) -> float:
         size = dist.get_world_size(self.group)

@@ -1,4 +1,4 @@
-"""Local updates: when ranks meet, what becomes of what they have learned, and the hooks that do it."""
+"""Local updates: when ranks synchronise, what becomes of what they have learned, and the hooks that do it."""
 
 from __future__ import annotations
 

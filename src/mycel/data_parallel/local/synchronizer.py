@@ -1,7 +1,7 @@
-"""When ranks that train alone meet: the number of steps of each round.
+"""When ranks that train alone synchronise: the number of steps of each round.
 
 A synchronizer is asked once a round, with the step that begins it and the learning rate of that step, so that the
-length of a round changes only right after a meeting. It has no state; whoever asks keeps count.
+length of a round changes only right after a synchronisation. It has no state; whoever asks keeps count.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Synchronizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EveryStep:
-    """A meeting after every step."""
+    """After every step."""
 
     delayed = False
 
@@ -41,7 +41,7 @@ class EveryStep:
 
 @dataclass(frozen=True, slots=True)
 class Periodic:
-    """Local SGD: a meeting every ``steps`` steps.
+    """Local SGD: every ``steps`` steps.
 
     References:
         S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.

@@ -1,4 +1,4 @@
-"""Local updates: ranks train alone for some steps, then meet."""
+"""Local updates: ranks train alone for some steps, then synchronise."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from mycel.comm.pending import Finish
 from mycel.comm.start import group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
+from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.local.outer import MakeOuter
 from mycel.data_parallel.local.state import as_saved, load_tensors, local_part, read_optimizer, write_optimizer
 from mycel.data_parallel.local.synchronizer import Synchronizer
@@ -22,7 +23,7 @@ from mycel.errors import UsageError
 
 __all__ = ["LocalUpdates", "local_updates"]
 
-#: What a meeting does with the local optimizer's state.
+#: What a synchronisation does with the local optimizer's state.
 OptimizerState = Literal["keep", "average", "reset"]
 
 
@@ -38,31 +39,31 @@ def local_updates(
     optimizer_state: OptimizerState = "keep",
     group: dist.ProcessGroup | None = None,
 ) -> LocalUpdates:
-    """Let ranks train alone and meet when ``synchronizer`` says; the training loop stays as it is.
+    """Let ranks train alone and synchronise when ``synchronizer`` says; the training loop stays as it is.
 
     The optimizer is watched by hooks, so learning-rate schedulers and trainers see the object that they know. All
     ranks of the group call this together, after the model has its weights: those of the first rank become
     everybody's.
 
     A model wrapped by DDP averages gradients no longer, except in rounds of a single step without outer optimizer,
-    which then cost what DDP costs. Of an FSDP2 model, sharded over a one-dimensional mesh, each rank's shards meet
-    those of ``group``, the replicas of the same shard.
+    which then cost what DDP costs. Of an FSDP2 model, sharded over a one-dimensional mesh, each rank's shards are
+    synchronised with those of ``group``, the replicas of the same shard.
 
     Args:
         optimizer: the local one; what accelerate has wrapped is found.
-        synchronizer: when to meet, for example ``QSR(alpha=0.2)`` or ``Delayed(Periodic(48))``.
+        synchronizer: when to synchronise, for example ``QSR(alpha=0.2)`` or ``Delayed(Periodic(48))``.
         model: has the optimizer's parameters; plain, or wrapped by DDP or ``fully_shard``.
         outer: makes the optimizer of the shared parameters, for example ``diloco()``; none: they become what the
             combiner makes of the changes.
         combiner: how the ranks' changes become one; by default their mean.
         total_steps: of the training; the last round ends there, and with it everything that was under way.
-        average_buffers: average floating-point buffers, such as running statistics of batch norms, at every meeting,
+        average_buffers: average floating-point buffers, such as running statistics of batch norms, every time,
             with delayed rounds only at the last.
-        optimizer_state: what a meeting does with the local optimizer's state, such as momentum.
-        group: the ranks that meet; by default those of DDP or all.
+        optimizer_state: what a synchronisation does with the local optimizer's state, such as momentum.
+        group: the ranks that synchronise; by default those of DDP or all.
 
     Returns:
-        The handle: ``synchronize``, ``state_dict``, ``remove``.
+        The handle: ``synchronize``, ``state_dict``, ``close``.
 
     Raises:
         UsageError: a combination that cannot work; the message says which.
@@ -80,12 +81,12 @@ def local_updates(
     )
 
 
-class LocalUpdates:
+class LocalUpdates(Handle):
     """Local updates at work; made by ``local_updates``.
 
     Attributes:
         step: optimizer steps so far.
-        rounds: meetings so far.
+        rounds: synchronisations so far.
         num_bytes: handed to combiners so far; what travels depends on the combiner.
     """
 
@@ -145,11 +146,11 @@ class LocalUpdates:
         return self.step == self._round_begin
 
     def synchronize(self) -> None:
-        """Meet now and use everything that is under way. All ranks of the group call it at the same step."""
+        """Synchronise now and use everything that is under way. All ranks of the group call it at the same step."""
         if not self.in_step or self._pending is not None:
-            self._meet(last=True)
+            self._end_round(last=True)
 
-    def remove(self) -> None:
+    def close(self) -> None:
         """Stop watching the optimizer; DDP averages gradients again. Call ``synchronize`` first."""
         for hook in self._hooks:
             hook.remove()
@@ -173,11 +174,11 @@ class LocalUpdates:
         self._diverged |= not self._exchanges_gradients()
 
     def _exchanges_gradients(self) -> bool:
-        """Whether DDP exchanges gradients in this round, which makes a meeting unnecessary."""
+        """Whether DDP exchanges gradients in this round, after which there is nothing to synchronise."""
         return self._ddp is not None and self._outer is None and self._round_length == 1
 
     def _choose_gradients(self) -> None:
-        """Tell DDP before every forward pass: ``no_sync`` around one puts back, at its end, what it found before.
+        """Set DDP before every forward pass: ``no_sync`` around one puts back, at its end, what it found before.
 
         Where gradients were exchanged before and are now, DDP is left alone, since the user may be accumulating.
         """
@@ -190,10 +191,10 @@ class LocalUpdates:
     def _after_step(self) -> None:
         self.step += 1
         if self.step - self._round_begin >= (self._round_length or 1):
-            self._meet(last=self._total_steps is not None and self.step >= self._total_steps)
+            self._end_round(last=self._total_steps is not None and self.step >= self._total_steps)
 
     @torch.no_grad()
-    def _meet(self, *, last: bool) -> None:
+    def _end_round(self, *, last: bool) -> None:
         if self._outer is None:
             if self._diverged:
                 self._average(self._shared, self._targets)
@@ -264,7 +265,7 @@ class LocalUpdates:
     # -- groups and first values ------------------------------------------------------------------------------
 
     def _own_group(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-        """The ranks that meet; a group of our own where messages travel while others do."""
+        """The ranks that synchronise; a group of our own where messages travel while others do."""
         if group is None and self._ddp is not None:
             group = self._ddp.process_group
         if self._synchronizer.delayed:
@@ -289,8 +290,8 @@ class LocalUpdates:
         """Everything that a restart needs beside the model and its optimizer, by parameters' names.
 
         Plain containers of tensors and numbers. Waits for what is under way and takes its result along, which every
-        rank has; no rank needs another one for it. Right after a meeting (``in_step``) all ranks' states are the
-        same, and one of them restarts any number of ranks. In between, a rank's parameters are its own: call
+        rank has; no rank needs another one for it. Right after a synchronisation (``in_step``) all ranks' states are
+        the same, and one of them restarts any number of ranks. In between, a rank's parameters are its own: call
         ``synchronize`` before saving one rank's for all.
         """
         state: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Rows rounded to bfloat16."""
+"""Rows as they are, or rounded to bfloat16: no scales."""
 
 from __future__ import annotations
 
@@ -7,7 +7,23 @@ from torch import Tensor
 
 from mycel.wire.base import WireCodec
 
-__all__ = ["BFloat16Codec"]
+__all__ = ["BFloat16Codec", "IdentityCodec"]
+
+
+class IdentityCodec(WireCodec):
+    """As they are."""
+
+    def encode(self, rows: Tensor, *, gradient: bool = False) -> Tensor:
+        """See ``WireCodec``."""
+        return rows
+
+    def decode(self, wire: Tensor, width: int, dtype: torch.dtype, *, gradient: bool = False) -> Tensor:
+        """See ``WireCodec``."""
+        return wire
+
+    def row_error(self, *, gradient: bool = False) -> float:
+        """See ``WireCodec``."""
+        return 0.0
 
 
 class BFloat16Codec(WireCodec):

@@ -1,0 +1,25 @@
+"""What attaching something to a model or an optimizer returns: the way back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Handle"]
+
+
+class Handle(ABC):
+    """Something at work on a model or an optimizer, until ``close()``; also the end of a ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the model or the optimizer as it was, from the next step on. May be called again, between steps."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
