@@ -48,14 +48,8 @@ class Row:
 
     @property
     def method(self) -> str:
-        """The fastest; of several that tie, the earliest."""
-        return self.tied[0]
-
-    @property
-    def tied(self) -> tuple[str, ...]:
-        """The fastest and all that take at most 1 % longer: the simulation cannot tell them apart."""
-        least = min(self.seconds.values())
-        return tuple(method for method, seconds in self.seconds.items() if seconds <= _TIE * least)
+        """The fastest; the earlier one where times are equal."""
+        return min(self.seconds, key=lambda method: self.seconds[method])
 
     @property
     def tied(self) -> tuple[str, ...]:

@@ -135,13 +135,9 @@ class UnitQuestions:
 
     def decide(self, capacity: Sequence[int]) -> tuple[Verdict, list[int] | None]:
         """An answer in whole numbers that satisfies the sets known so far."""
-        from ortools.sat.python import cp_model
-
-        planes, model = self.planes, cp_model.CpModel()
-        variables = [model.new_int_var(0, most, "") for _ in planes.phases for most in capacity]
-        cp_model = cp_sat("a forest for a given k")
+        cp_model, planes = cp_sat("a forest for a given k"), self.planes
         model = cp_model.CpModel()
-        variables = [model.new_int_var(0, most, "") for most in limits.tolist()]
+        variables = [model.new_int_var(0, most, "") for _ in planes.phases for most in capacity]
         if self.demand is None:
             variables += [model.new_int_var(0, self.total, "") for _ in self.roots]
         else:
