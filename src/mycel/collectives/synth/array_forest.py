@@ -18,7 +18,8 @@ import numpy.typing as npt
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import IntArray
 from mycel.collectives.symmetry import find_rotation, powers
-from mycel.collectives.synth.bulk import LogicalArcs, path_lengths, replace_switches
+from mycel.collectives.synth.bulk import replace_switches
+from mycel.collectives.synth.logical_arcs import LogicalArcs, path_lengths
 from mycel.collectives.synth.speculative import orbits_of_arcs, pack_speculatively
 from mycel.compiled import compiled
 from mycel.errors import SynthesisError
@@ -175,7 +176,9 @@ def grow_forest(
             continue
         orbit, table = orbits
         lengths = path_lengths(topology, arcs.paths, is_reversed=best.is_reversed)
-        grown = pack_speculatively(len(graph.ranks), arcs, lengths, demand, orbit, rank_images, progress=progress)
+        grown = pack_speculatively(
+            len(graph.ranks), arcs, lengths, demand, orbit=orbit, rank_images=rank_images, progress=progress
+        )
         if grown is None:
             continue
         roots = [rank_images[:, tree.root] for tree in grown]

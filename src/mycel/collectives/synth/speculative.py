@@ -25,7 +25,7 @@ from typing import Literal
 import numpy as np
 
 from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, violated_sets
-from mycel.collectives.synth.bulk import LogicalArcs
+from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.compiled import compiled
 
 __all__ = ["PackedTree", "farthest", "flatten", "longest_way", "orbits_of_arcs", "pack_speculatively"]
@@ -100,9 +100,9 @@ def pack_speculatively(
     arcs: LogicalArcs,
     lengths: IntArray,
     demand: IntArray,
-    orbit: IntArray,
-    rank_images: IntArray,
     *,
+    orbit: IntArray | None = None,
+    rank_images: IntArray | None = None,
     progress: Progress | None = None,
 ) -> list[PackedTree] | None:
     """Trees such that they and their images are a packing; ``None`` if the search got stuck.
@@ -112,10 +112,12 @@ def pack_speculatively(
         arcs: its links.
         lengths: what each of them adds to the depth of a tree, positive; shape ``[num_arcs]``.
         demand: trees wanted at each root; equal within an orbit.
-        orbit: of each arc.
+        orbit: of each arc; each is its own if not given.
         rank_images: image of each rank under each power of the symmetry, shape ``[order, num_ranks]``.
         progress: called with ``("trees", packed, total)``.
     """
+    orbit = np.arange(len(lengths)) if orbit is None else orbit
+    rank_images = np.arange(num_ranks)[None] if rank_images is None else rank_images
     best: list[PackedTree] | None = None
     for preference in _PREFERENCES:
         packer = _Packer(num_ranks, arcs, lengths, demand, orbit, rank_images, preference)
