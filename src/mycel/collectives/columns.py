@@ -23,8 +23,10 @@ __all__ = ["Columns"]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Transfers of which text is put together at a time.
-_BATCH = 100_000
+#: Of a number that counts chunks, nodes or transfers.
+_MOST_DIGITS = 19
+#: Between the numbers of a transfer: of a copy, and of a reduction.
+_WORDS = tuple(np.frombuffer(word, dtype=np.uint8) for word in (b', "copy", ', b', "reduce", '))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -84,23 +86,16 @@ class Columns:
             waits = tuple(after[begin[number] : begin[number + 1]])
             yield Transfer(chunk=chunk, src=src, dst=dst, reduce=reduce, path=self.paths[path], after=waits)
 
-    def json_rows(self) -> Iterator[str]:
-        """What ``json.dumps`` makes of the transfers in ``Schedule.to_json``, without brackets, in several pieces."""
-        paths = [f"{list(path)}, " for path in self.paths]
-        kinds = ('"copy"', '"reduce"')
-        for low in range(0, len(self), _BATCH):
-            part = slice(low, low + _BATCH)
-            begin = self.after_start[low : low + _BATCH + 1].tolist()
-            after = self.after[begin[0] : begin[-1]].tolist()
-            rows = zip(
-                *(column[part].tolist() for column in (self.chunk, self.src, self.dst, self.reduce, self.path)),
-                *((stop - begin[0] for stop in side) for side in (begin[:-1], begin[1:])),
-                strict=True,
-            )
-            text = ", ".join(
-                [f"[{c}, {s}, {d}, {kinds[r]}, {paths[p]}{after[low:high]}]" for c, s, d, r, p, low, high in rows]
-            )
-            yield f", {text}" if low else text
+    def json_rows(self) -> str:
+        """What ``json.dumps`` makes of the transfers in ``Schedule.to_json``, without the outer brackets."""
+        texts = [str(list(path)).encode() for path in self.paths]
+        size = max((len(text) for text in texts), default=0) + 32 + 3 * _MOST_DIGITS
+        room = len(self) * size + len(self.after) * (2 + _MOST_DIGITS)
+        letters = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        columns = self.chunk, self.src, self.dst, self.reduce, self.path, self.after_start, self.after
+        out = np.empty(room, dtype=np.uint8)  # of which only what is written becomes memory
+        length = _write_rows(out, *columns, starts([len(text) for text in texts]), letters, *_WORDS)
+        return out[:length].tobytes().decode("ascii")
 
     def levels(self) -> IntArray:
         """Of each transfer, how many must come before it, one after the other."""
@@ -119,3 +114,61 @@ def _levels(after_start: IntArray, after: IntArray) -> IntArray:
         for i in range(after_start[t], after_start[t + 1]):
             levels[t] = max(levels[t], 1 + levels[after[i]])
     return levels
+
+
+@compiled
+def _write_rows(
+    out: npt.NDArray[np.uint8],
+    chunk: IntArray,
+    src: IntArray,
+    dst: IntArray,
+    reduce: BoolArray,
+    path: IntArray,
+    after_start: IntArray,
+    after: IntArray,
+    letter_start: IntArray,
+    letters: npt.NDArray[np.uint8],
+    copies: npt.NDArray[np.uint8],
+    adds: npt.NDArray[np.uint8],
+) -> int:
+    """Write ``[chunk, src, dst, kind, path, after]`` of each transfer, with ``, `` in between; how much that was."""
+    comma, blank, opening, closing = 44, 32, 91, 93
+    at = 0
+    for t in range(len(chunk)):
+        if t:
+            out[at], out[at + 1] = comma, blank
+            at += 2
+        out[at] = opening
+        at = _write_number(out, at + 1, chunk[t])
+        for number in (src[t], dst[t]):
+            out[at], out[at + 1] = comma, blank
+            at = _write_number(out, at + 2, number)
+        word = adds if reduce[t] else copies
+        out[at : at + len(word)] = word
+        at += len(word)
+        text = letters[letter_start[path[t]] : letter_start[path[t] + 1]]
+        out[at : at + len(text)] = text
+        at += len(text)
+        out[at], out[at + 1], out[at + 2] = comma, blank, opening
+        at += 3
+        for i in range(after_start[t], after_start[t + 1]):
+            if i > after_start[t]:
+                out[at], out[at + 1] = comma, blank
+                at += 2
+            at = _write_number(out, at, after[i])
+        out[at], out[at + 1] = closing, closing
+        at += 2
+    return at
+
+
+@compiled
+def _write_number(out: npt.NDArray[np.uint8], at: int, number: int) -> int:
+    """Write a number that is not negative; the place behind it."""
+    stop, rest = at + 1, number // 10
+    while rest:
+        stop, rest = stop + 1, rest // 10
+    rest = number
+    for place in range(stop - 1, at - 1, -1):
+        out[place] = 48 + rest % 10
+        rest //= 10
+    return stop

@@ -295,7 +295,7 @@ class Schedule:
     def to_json_text(self) -> str:
         """What ``json.dumps`` makes of ``to_json``, in a tenth of its time and memory."""
         head = json.dumps(self._json_head())
-        return "".join([head[:-1], ', "transfers": [', *self.columns.json_rows(), "]}"])
+        return f'{head[:-1]}, "transfers": [{self.columns.json_rows()}]}}'
 
     def _json_head(self) -> dict[str, Any]:
         return {

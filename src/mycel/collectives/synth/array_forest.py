@@ -189,7 +189,7 @@ def grow_forest(
             arcs=arcs,
             roots=np.concatenate(roots),
             multiplicities=np.repeat([tree.multiplicity for tree in grown], len(images)),
-            trees=np.concatenate([table[:, tree.arcs].astype(np.int32) for tree in grown]),
+            trees=np.concatenate([table[:, tree.arcs] for tree in grown]),
             order=len(images),
         )
     return None

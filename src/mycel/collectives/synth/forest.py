@@ -291,8 +291,8 @@ def _take_paths(tree: IntArray, bounds: IntArray, left: IntArray, rest: int) -> 
                 widest = path
         chosen[i] = fitting if fitting >= 0 else widest
         part = min(part, int(left[chosen[i]]))
-    for path in chosen:
-        left[path] -= part
+    for taken in chosen:
+        left[taken] -= part
     return part, chosen
 
 

@@ -53,11 +53,13 @@ def path_lengths(topology: Topology, paths: Iterable[Path], *, is_reversed: bool
 
     What counts is how ways compare; and few different lengths keep growth by length as quick as growth by steps.
     """
-    latency = {(link.src, link.dst): link.latency_s for link in topology.links}
+    paths, latency = list(paths), topology.latency_s
+    if not any(latency.values()):
+        return np.ones(len(paths), dtype=np.int64)
     hops = [[(b, a) if is_reversed else (a, b) for a, b in pairwise(path)] for path in paths]
     seconds = [sum(latency[hop] for hop in way) for way in hops]
     longest = max(seconds, default=0.0)
-    if not longest:
+    if not longest:  # latency only where no path goes
         return np.ones(len(seconds), dtype=np.int64)
     lengths = np.array([max(1, round(16 * s / longest)) for s in seconds], dtype=np.int64)
     return lengths // int(np.gcd.reduce(lengths))

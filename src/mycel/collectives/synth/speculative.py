@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, violated_sets
 from mycel.collectives.synth.logical_arcs import LogicalArcs
@@ -68,7 +69,9 @@ class PackedTree:
     arcs: IntArray
 
 
-def orbits_of_arcs(arcs: LogicalArcs, images: IntArray, rank_images: IntArray) -> tuple[IntArray, IntArray] | None:
+def orbits_of_arcs(
+    arcs: LogicalArcs, images: IntArray, rank_images: IntArray
+) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
     """Which arcs a symmetry takes to each other.
 
     Args:
@@ -86,12 +89,13 @@ def orbits_of_arcs(arcs: LogicalArcs, images: IntArray, rank_images: IntArray) -
     step = np.array(moved, dtype=np.int64)
     if (step < 0).any() or not np.array_equal(arcs.capacity[step], arcs.capacity):
         return None
-    rows = [np.arange(len(moved), dtype=np.int64)]
-    for _ in range(len(images) - 1):
-        rows.append(step[rows[-1]])
-    table = np.array(rows)
-    if not np.array_equal(arcs.head[table], rank_images[:, arcs.head]):
+    # Where one step takes ends to ends, so do all of its powers.
+    if not np.array_equal(arcs.head[step], rank_images[1 % len(images)][arcs.head]):
         return None
+    table = np.empty((len(images), len(moved)), dtype=np.int32)
+    table[0] = np.arange(len(moved))
+    for power in range(1, len(images)):
+        table[power] = step[table[power - 1]]
     return np.unique(table.min(axis=0), return_inverse=True)[1].astype(np.int64), table
 
 
