@@ -241,7 +241,6 @@ def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
     )
 
 
-@lru_cache(maxsize=4)  # as ``_find_optimum``
 def find_division(topology: Topology) -> tuple[Division, Fraction]:
     """How all_reduce best divides the links, and the ``algbw`` of its composition.
 
