@@ -100,7 +100,7 @@ class Forest:
         ranks, rank_of, capacity = fabric.ranks, fabric.rank_of, fabric.capacity
         ends = zip(self.arcs.tail.tolist(), self.arcs.head.tolist(), self.arcs.paths, loads.tolist(), strict=True)
         for tail, head, path, load in ends:
-            if (path[0], path[-1]) != (ranks[tail], ranks[head]) or any(v in rank_of for v in path[1:-1]):
+            if (path[0], path[-1]) != (ranks[tail], ranks[head]) or not rank_of.keys().isdisjoint(path[1:-1]):
                 raise SynthesisError(f"{fabric.name}: {path} is no path from rank {tail} to rank {head}")
             for a, b in pairwise(path):
                 link = (b, a) if self.is_reversed else (a, b)

@@ -301,7 +301,7 @@ def scale(best: Optimum) -> tuple[IntArray, IntArray]:
     x = 1 / best.inverse_x_achieved
     values = [*best.capacities, *(x * w for w in best.weights)]
     unit = lcm(*(v.denominator for v in values))
-    whole = [int(v * unit) for v in values]
+    whole = [v.numerator * (unit // v.denominator) for v in values]
     divisor = gcd(*whole)
     whole = [v // divisor for v in whole]
     as_int64(whole)
