@@ -18,7 +18,9 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.forest import build_forest
+from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.collectives.synth.packing import pack_shallow, pack_trees
+from mycel.collectives.synth.speculative import longest_way
 from mycel.collectives.synth.splitting import trim_to_balance
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
@@ -149,11 +151,11 @@ def test_transfers_stand_by_level_and_wait_for_no_more_than_they_read():
 
 def test_uneven_shares_get_trees_in_proportion():
     topology = load_topology("star:ranks=4")
-    trees = build_forest(topology, (3, 1, 0, 2), is_reversed=False)
-    carried = [sum(t.multiplicity for t in trees if t.root == rank) for rank in range(4)]
+    forest = build_forest(topology, (3, 1, 0, 2), is_reversed=False)
+    carried = [int(forest.multiplicities[forest.roots == rank].sum()) for rank in range(4)]
     assert carried[2] == 0 and carried[0] == 3 * carried[1] and carried[3] == 2 * carried[1]
-    for tree in trees:
-        assert sorted([tree.root, *(dst for _, dst, _ in tree.edges)]) == [0, 1, 2, 3]
+    for root, tree in zip(forest.roots.tolist(), forest.trees, strict=True):
+        assert sorted([root, *forest.arcs.head[tree].tolist()]) == [0, 1, 2, 3]
 
 
 def test_paths_do_not_visit_a_switch_twice():
@@ -182,24 +184,28 @@ def complete_graph(n):
     return np.array([a for a, _ in pairs]), np.array([b for _, b in pairs])
 
 
+def arcs_of(tail, head, capacity):
+    return LogicalArcs(tail=tail, head=head, capacity=capacity, paths=())
+
+
 def test_packing_spans_within_capacity_and_is_flat_where_it_can_be():
     tail, head = complete_graph(5)
-    capacity, demand = np.full(20, 4), np.full(5, 4)
-    trees = pack_shallow(5, tail, head, capacity, demand)
+    lengths, demand = np.ones(20, dtype=np.int64), np.full(5, 4)
+    trees = pack_shallow(5, arcs_of(tail, head, np.full(20, 4)), lengths, demand)
     load = {}
     for tree in trees:
-        assert sorted([tree.root, *(dst for _, dst in tree.edges)]) == list(range(5))
-        for edge in tree.edges:
-            load[edge] = load.get(edge, 0) + tree.multiplicity
+        assert sorted([tree.root, *head[tree.arcs].tolist()]) == list(range(5))
+        for arc in tree.arcs.tolist():
+            load[arc] = load.get(arc, 0) + tree.multiplicity
     assert [sum(t.multiplicity for t in trees if t.root == r) for r in range(5)] == [4] * 5
     assert max(load.values()) <= 4
-    assert max(tree.depth for tree in trees) == 1
+    assert max(longest_way(5, tail, head, lengths, tree.root, tree.arcs) for tree in trees) == 1
 
 
 def test_packing_more_than_fits_is_refused():
     tail, head = complete_graph(3)
     with pytest.raises(SynthesisError, match="no spanning tree"):
-        pack_trees(3, tail, head, np.full(6, 1), np.full(3, 2))
+        pack_trees(3, arcs_of(tail, head, np.full(6, 1)), np.ones(6, dtype=np.int64), np.full(3, 2))
 
 
 def test_trimming_balances_or_says_that_it_cannot():

@@ -10,7 +10,8 @@ import pytest
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
-from mycel.collectives.verify import order, verify_link_loads, verify_schedule
+from mycel.collectives.verify import schedule as checker
+from mycel.collectives.verify import verify_link_loads, verify_schedule
 from mycel.errors import UsageError, VerificationError
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -172,7 +173,7 @@ def test_many_events_are_traced_in_several_passes(monkeypatch):
     tied = ring_all_reduce(12, tie_chunks=True)
     wrong = edit(tied, 150, after=())
     whole = str(refusal(wrong))
-    monkeypatch.setattr(order, "_MAX_BITS", 1)  # 64 events a pass
+    monkeypatch.setattr(checker, "_MAX_BITS", 1)  # 64 events a pass
     assert len(tied.transfers) > 4 * 64
     verify_schedule(tied)
     assert str(refusal(wrong)) == whole

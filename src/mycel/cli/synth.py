@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 from rich.progress import Progress
 
@@ -43,10 +44,14 @@ __all__ = ["count_trees", "method_options", "register", "schedule_record", "tree
 
 def count_trees(schedule: Schedule) -> int:
     """Different trees in a schedule; a chunk that is reduced up one and copied down another has two."""
-    edges: dict[tuple[int, bool], list[tuple[int, ...]]] = {}
-    for t in schedule.transfers:
-        edges.setdefault((t.chunk, t.reduce), []).append(t.path)
-    return len({(reduce, *sorted(paths)) for (_, reduce), paths in edges.items()})
+    columns = schedule.columns
+    tree = 2 * columns.chunk + columns.reduce
+    order = np.lexsort((columns.path, tree))
+    first = np.flatnonzero(np.diff(tree[order], prepend=-1))
+    paths = np.split(columns.path[order], first[1:])
+    return len(
+        {(reduce, row.tobytes()) for reduce, row in zip(columns.reduce[order[first]].tolist(), paths, strict=True)}
+    )
 
 
 def trees_a_root(schedule: Schedule) -> int | None:
@@ -62,14 +67,12 @@ def trees_a_root(schedule: Schedule) -> int | None:
         return schedule.num_units // sum(root_weights(schedule.collective)) or 1
     if schedule.num_nodes > schedule.collective.num_ranks:
         return None
-    receivers: list[set[int]] = [set() for _ in schedule.chunks]
-    for t in schedule.transfers:
-        if not t.reduce:
-            receivers[t.chunk].add(t.dst)
-    share: dict[frozenset[int], int] = {}  # a root is who receives no copy
-    for chunk, ranks in zip(schedule.chunks, receivers, strict=True):
-        root = frozenset(range(schedule.collective.num_ranks)) - ranks
-        share[root] = share.get(root, 0) + chunk.num_units
+    columns = schedule.columns
+    receives = np.zeros((len(schedule.chunks), schedule.collective.num_ranks), dtype=np.bool_)
+    receives[columns.chunk[~columns.reduce], columns.dst[~columns.reduce]] = True
+    share: dict[bytes, int] = {}  # a root is who receives no copy
+    for chunk, ranks in zip(schedule.chunks, receives, strict=True):
+        share[ranks.tobytes()] = share.get(ranks.tobytes(), 0) + chunk.num_units
     return next(iter(share.values())) if len(set(share.values())) == 1 else None
 
 
@@ -259,6 +262,6 @@ def _in_words(best: Bound, schedule: Schedule, record: dict[str, Any]) -> str:
     return (
         f"{float(schedule.algbw):.6g} {best.topology.unit}, {verdict}: {record['collective']} over "
         f"{record['num_ranks']} ranks of {best.topology.name} by {schedule.method}, verified\n"
-        f"{record['num_trees']} {noun} ({share}), {len(schedule.chunks)} chunks, {len(schedule.transfers)} "
+        f"{record['num_trees']} {noun} ({share}), {len(schedule.chunks)} chunks, {len(schedule.columns)} "
         f"transfers, {schedule.depth} deep, {record['seconds']:.2f} s\n{best.explain()}"
     )

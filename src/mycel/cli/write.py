@@ -56,7 +56,7 @@ def write_schedule(schedule: Schedule, output: Path, form: str, *, num_bytes: in
         ScheduleError: the form cannot express the schedule.
     """
     if form == "json":
-        files = {output: (json.dumps(schedule.to_json()) + "\n").encode()}
+        files = {output: (schedule.to_json_text() + "\n").encode()}
     elif form == "text":
         files = {output: schedule.to_text().encode()}
     elif form in FORMATS:

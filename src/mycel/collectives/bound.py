@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,15 @@ from mycel.collectives.balance import balance
 from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
-from mycel.collectives.maxflow import FlowGraph, as_int64
+from mycel.collectives.maxflow import FlowGraph, as_int64, violated_sets
 from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
+
+#: Most cuts that one step of the search for the least looks at; each of them improves on the step before.
+_CUTS_A_STEP = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -273,6 +277,11 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
     Raises:
         SynthesisError: as ``bound``.
     """
+    return _find_optimum(topology, tuple(weights), is_reversed)
+
+
+@lru_cache(maxsize=8)  # a bound and then a schedule, both phases of an all-reduce: each is asked for several times
+def _find_optimum(topology: Topology, weights: tuple[int, ...], is_reversed: bool) -> Optimum:
     graph = FlowGraph.of(topology, is_reversed=is_reversed)
     capacity = [link.capacity for link in topology.links]
     inverse_x, side = _newton(graph, capacity, weights)
@@ -287,7 +296,7 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
     return Optimum(
         graph=graph,
         is_reversed=is_reversed,
-        weights=tuple(weights),
+        weights=weights,
         inverse_x=inverse_x,
         capacities=capacities,
         inverse_x_achieved=achieved,
@@ -317,22 +326,24 @@ def _newton(
         missing = total - sum(w for w, inside in zip(weights, side[ranks].tolist(), strict=True) if inside)
         return Fraction(missing, int(exact[~side[graph.tail] & side[graph.head]].sum()))
 
-    best, best_side = Fraction(0), np.zeros(graph.num_vertices, dtype=np.bool_)
-    for vertex in ranks.tolist():
-        single = np.zeros(graph.num_vertices, dtype=np.bool_)
-        single[vertex] = True
-        if (value := ratio(single)) > best:
-            best, best_side = value, single
+    into = np.zeros(graph.num_vertices, dtype=object)
+    np.add.at(into, graph.head, exact)
+    singles = [Fraction(total - w, c) for w, c in zip(weights, into[ranks].tolist(), strict=True)]
+    best = max(singles)
+    best_side = np.arange(graph.num_vertices) == ranks[singles.index(best)]
     while True:
         # A cut lacks nothing at rate p/q iff p * capacity + q * weight inside >= q * total.
         p, q = best.numerator, best.denominator
-        demand = as_int64([q * w for w in weights])
+        demand = np.zeros(graph.num_vertices, dtype=np.int64)
+        demand[ranks] = as_int64([q * w for w in weights])
         as_int64([p * c for c in capacity] + [q * total])
-        deficit, side = graph.check(as_int64([p * c for c in capacity]), demand)
-        failing = np.flatnonzero(deficit).tolist()
-        if not failing:
+        scaled = as_int64([p * c for c in capacity])
+        found, sides = violated_sets(
+            graph.num_vertices, graph.tail, graph.head, scaled, demand, ranks, min(len(ranks), _CUTS_A_STEP)
+        )
+        if not found:
             return best, best_side
-        value, found = max(((ratio(side[j]), j) for j in failing), key=lambda item: item[0])
+        value, side = max(((ratio(side), side) for side in sides[:found]), key=lambda item: item[0])
         if value <= best:
             raise SynthesisError(f"internal: the bound search found no better cut than {best}")
-        best, best_side = value, side[found]
+        best, best_side = value, side

@@ -22,9 +22,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from mycel.brief import brief
+from mycel.collectives.columns import BoolArray, Columns
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
@@ -100,8 +103,45 @@ class Schedule:
                 f"{self.topology.num_ranks}"
             )
         self._check_chunks()
-        for position, transfer in enumerate(self.transfers):
-            self._check_transfer(position, transfer)
+        self._check_transfers()
+
+    @classmethod
+    def of_columns(
+        cls,
+        *,
+        collective: Collective,
+        topology: Topology,
+        method: str,
+        num_units: int,
+        chunks: tuple[Chunk, ...],
+        columns: Columns,
+    ) -> Schedule:
+        """The schedule of transfers given as columns; ``transfers`` is made of them when somebody asks for it.
+
+        Raises:
+            ScheduleError: as for transfers.
+        """
+        schedule = object.__new__(cls)
+        fields = {"collective": collective, "topology": topology, "method": method, "num_units": num_units}
+        for name, value in (fields | {"chunks": chunks, "version": SCHEDULE_VERSION, "columns": columns}).items():
+            object.__setattr__(schedule, name, value)
+        schedule.__post_init__()
+        return schedule
+
+    @cached_property
+    def columns(self) -> Columns:
+        """The transfers as columns."""
+        return Columns.of(self.transfers)
+
+    if not TYPE_CHECKING:  # so that the type checker still knows every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            """``transfers`` of a schedule that was made of columns; called only while it is missing."""
+            if name != "transfers" or "columns" not in self.__dict__:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            transfers = tuple(self.columns.transfers())
+            object.__setattr__(self, "transfers", transfers)
+            return transfers
 
     def _check_chunks(self) -> None:
         weight = self.collective.total_weight
@@ -119,6 +159,34 @@ class Schedule:
             reached = chunk.stop
         if reached != self.num_units:
             raise ScheduleError(f"chunks cover {reached} of {self.num_units} units")
+
+    def _check_transfers(self) -> None:
+        """Test all columns at once; only what fails is looked at one by one, for the message."""
+        try:
+            suspects = np.flatnonzero(self._malformed(self.columns)).tolist()
+        except OverflowError:
+            suspects = list(range(len(self.transfers)))
+        for position in suspects:
+            self._check_transfer(position, self.transfers[position])
+
+    def _malformed(self, columns: Columns) -> BoolArray:
+        nodes = np.array(self.topology.nodes, dtype=np.int64)
+        links, vertices = self.topology.capacity, self.topology.vertices
+        is_path = [
+            len(path) >= 2
+            and all(hop in links for hop in pairwise(path))
+            and all(vertices[vertex].kind == "switch" for vertex in path[1:-1])
+            for path in columns.paths
+        ]
+        ends = np.array([(p[0], p[-1]) if fine else (-1, -1) for p, fine in zip(columns.paths, is_path, strict=True)])
+        first, last = ends.reshape(-1, 2)[columns.path].T
+        found: BoolArray = (columns.chunk < 0) | (columns.chunk >= len(self.chunks)) | (columns.src == columns.dst)
+        for node, end in ((columns.src, first), (columns.dst, last)):
+            exists = (node >= 0) & (node < len(nodes))
+            found |= ~exists | (end != nodes[np.where(exists, node, 0)])
+        waiting = np.repeat(np.arange(len(columns)), np.diff(columns.after_start))
+        found[waiting[(columns.after < 0) | (columns.after >= waiting)]] = True
+        return found
 
     def _check_transfer(self, position: int, transfer: Transfer) -> None:
         where = f"transfer {position} (chunk {transfer.chunk}, {transfer.src} -> {transfer.dst})"
@@ -145,19 +213,24 @@ class Schedule:
     @cached_property
     def num_nodes(self) -> int:
         """Ranks and, where transfers end in switches, those up to the last one used: places per chunk."""
-        last = max((max(t.src, t.dst) for t in self.transfers), default=0)
-        return max(self.collective.num_ranks, last + 1)
+        last = (int(column.max(initial=0)) for column in (self.columns.src, self.columns.dst))
+        return max(self.collective.num_ranks, *(node + 1 for node in last))
 
     # -- what it costs ------------------------------------------------------------------------------------
 
     @cached_property
     def link_load(self) -> dict[tuple[int, int], int]:
         """Units that cross each link, by ``(src, dst)`` vertex."""
+        columns = self.columns
+        # Sums of units may pass 64 bits where the array has very many.
+        is_small = self.num_units * (len(columns) + 1) < 1 << 62
+        units = np.array([chunk.num_units for chunk in self.chunks], dtype=np.int64 if is_small else object)
+        carried = np.zeros(len(columns.paths), dtype=units.dtype)
+        np.add.at(carried, columns.path, units[columns.chunk])
         load: dict[tuple[int, int], int] = {}
-        for transfer in self.transfers:
-            units = self.chunks[transfer.chunk].num_units
-            for hop in pairwise(transfer.path):
-                load[hop] = load.get(hop, 0) + units
+        for path, amount in zip(columns.paths, carried.tolist(), strict=True):
+            for hop in pairwise(path):
+                load[hop] = load.get(hop, 0) + amount
         return load
 
     @cached_property
@@ -173,10 +246,7 @@ class Schedule:
     @cached_property
     def levels(self) -> tuple[int, ...]:
         """Of each transfer, how many transfers must come before it, one after the other."""
-        levels: list[int] = []
-        for transfer in self.transfers:
-            levels.append(1 + max((levels[i] for i in transfer.after), default=-1))
-        return tuple(levels)
+        return tuple(self.columns.levels().tolist())
 
     @cached_property
     def order_levels(self) -> tuple[int, ...]:
@@ -197,12 +267,12 @@ class Schedule:
     @property
     def depth(self) -> int:
         """Longest chain of transfers that wait for each other."""
-        return 1 + max(self.levels, default=-1)
+        return 1 + int(self.columns.levels().max(initial=-1))
 
     @cached_property
     def is_from_one(self) -> bool:
         """Whether one rank sends everything, and waits for nothing: no transfer can be late."""
-        return self.depth == 1 and len({t.src for t in self.transfers}) == 1
+        return self.depth == 1 and len(set(self.columns.src.tolist())) == 1
 
     @cached_property
     def block_starts(self) -> tuple[int, ...]:
@@ -220,6 +290,19 @@ class Schedule:
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object that ``from_json`` reads back to an equal schedule."""
+        return self._json_head() | {
+            "transfers": [
+                [t.chunk, t.src, t.dst, "reduce" if t.reduce else "copy", list(t.path), list(t.after)]
+                for t in self.transfers
+            ],
+        }
+
+    def to_json_text(self) -> str:
+        """What ``json.dumps`` makes of ``to_json``, with no Python object for any transfer."""
+        head = json.dumps(self._json_head())
+        return f'{head[:-1]}, "transfers": [{self.columns.json_rows()}]}}'
+
+    def _json_head(self) -> dict[str, Any]:
         return {
             "format": "mycel.schedule",
             "version": self.version,
@@ -240,10 +323,6 @@ class Schedule:
             },
             "num_units": self.num_units,
             "chunks": [[c.start, c.stop] for c in self.chunks],
-            "transfers": [
-                [t.chunk, t.src, t.dst, "reduce" if t.reduce else "copy", list(t.path), list(t.after)]
-                for t in self.transfers
-            ],
         }
 
     @classmethod

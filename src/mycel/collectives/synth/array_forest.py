@@ -19,7 +19,8 @@ from mycel.brief import brief
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import IntArray
 from mycel.collectives.symmetry import find_rotation, powers
-from mycel.collectives.synth.bulk import LogicalArcs, path_lengths, replace_switches
+from mycel.collectives.synth.bulk import replace_switches
+from mycel.collectives.synth.logical_arcs import LogicalArcs, path_lengths
 from mycel.collectives.synth.speculative import orbits_of_arcs, pack_speculatively
 from mycel.compiled import compiled
 from mycel.errors import SynthesisError
@@ -102,7 +103,7 @@ class Forest:
         ranks, rank_of, capacity = fabric.ranks, fabric.rank_of, fabric.capacity
         ends = zip(self.arcs.tail.tolist(), self.arcs.head.tolist(), self.arcs.paths, loads.tolist(), strict=True)
         for tail, head, path, load in ends:
-            if (path[0], path[-1]) != (ranks[tail], ranks[head]) or any(v in rank_of for v in path[1:-1]):
+            if (path[0], path[-1]) != (ranks[tail], ranks[head]) or not rank_of.keys().isdisjoint(path[1:-1]):
                 raise SynthesisError(f"{fabric.name}: {path} is no path from rank {tail} to rank {head}")
             for a, b in pairwise(path):
                 link = (b, a) if self.is_reversed else (a, b)
@@ -178,7 +179,9 @@ def grow_forest(
             continue
         orbit, table = orbits
         lengths = path_lengths(topology, arcs.paths, is_reversed=best.is_reversed)
-        grown = pack_speculatively(len(graph.ranks), arcs, lengths, demand, orbit, rank_images, progress=progress)
+        grown = pack_speculatively(
+            len(graph.ranks), arcs, lengths, demand, orbit=orbit, rank_images=rank_images, progress=progress
+        )
         if grown is None:
             continue
         roots = [rank_images[:, tree.root] for tree in grown]
@@ -189,7 +192,7 @@ def grow_forest(
             arcs=arcs,
             roots=np.concatenate(roots),
             multiplicities=np.repeat([tree.multiplicity for tree in grown], len(images)),
-            trees=np.concatenate([table[:, tree.arcs].astype(np.int32) for tree in grown]),
+            trees=np.concatenate([table[:, tree.arcs] for tree in grown]),
             order=len(images),
         )
     return None

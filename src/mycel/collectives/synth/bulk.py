@@ -10,52 +10,16 @@ pair instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from mycel.collectives.maxflow import FlowGraph, IntArray, violated_sets
-from mycel.collectives.synth.splitting import without_loops
-from mycel.topology.model import Topology
+from mycel.collectives.synth.logical_arcs import LogicalArcs, Path, without_loops
 
-__all__ = ["LogicalArcs", "path_lengths", "replace_switches", "representatives"]
+__all__ = ["replace_switches", "representatives"]
 
-Path = tuple[int, ...]
 Proportions = Callable[[int], list[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogicalArcs:
-    """Links between ranks as arrays; links between the same ranks that differ in path stand apart.
-
-    Attributes:
-        tail: rank each leaves; shape ``[num_arcs]``.
-        head: rank each reaches; shape ``[num_arcs]``.
-        capacity: units; shape ``[num_arcs]``.
-        paths: vertices each passes, ends included.
-    """
-
-    tail: IntArray
-    head: IntArray
-    capacity: IntArray
-    paths: tuple[Path, ...]
-
-
-def path_lengths(topology: Topology, paths: Iterable[Path], *, is_reversed: bool) -> IntArray:
-    """Latency of each path in 16ths of the longest; 1 of each where no link has a latency, or all have the same.
-
-    What counts is how ways compare; and few different lengths keep growth by length as quick as growth by steps.
-    """
-    latency = {(link.src, link.dst): link.latency_s for link in topology.links}
-    hops = [[(b, a) if is_reversed else (a, b) for a, b in pairwise(path)] for path in paths]
-    seconds = [sum(latency[hop] for hop in way) for way in hops]
-    longest = max(seconds, default=0.0)
-    if not longest:
-        return np.ones(len(seconds), dtype=np.int64)
-    lengths = np.array([max(1, round(16 * s / longest)) for s in seconds], dtype=np.int64)
-    return lengths // int(np.gcd.reduce(lengths))
 
 
 def _binomial(count: int) -> list[int]:
@@ -148,13 +112,7 @@ class _Replacement:
             groups = self.groups(switch)
             if groups is None or not self.replace(switch, groups, proportions(len(groups)), is_reversed):
                 return None
-        paths = sorted(self.done)
-        return LogicalArcs(
-            tail=np.array([self.rank_of[path[0]] for path in paths], dtype=np.int64),
-            head=np.array([self.rank_of[path[-1]] for path in paths], dtype=np.int64),
-            capacity=np.array([self.done[path] for path in paths], dtype=np.int64),
-            paths=tuple(paths),
-        )
+        return LogicalArcs.of(dict(sorted(self.done.items())), self.rank_of)
 
     def groups(self, switch: int) -> list[list[int]] | None:
         """The neighbours, in an order that the symmetry respects: equal positions of the boxes it joins."""

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
-from itertools import pairwise
 from math import ceil, gcd, lcm
 
 import numpy as np
@@ -27,47 +26,27 @@ from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
 from mycel.collectives.in_network_bound import NetworkDivision, divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
-from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
-from mycel.collectives.synth.bulk import LogicalArcs, path_lengths
-from mycel.collectives.synth.in_network import root_at_switch, without_idle_switches
-from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.packing import Tree, pack_large, pack_shallow
-from mycel.collectives.synth.splitting import LogicalGraph, remove_switches, trim_to_balance
+from mycel.collectives.synth.emission import emit
+from mycel.collectives.synth.logical_arcs import LogicalArcs, path_lengths
+from mycel.collectives.synth.packing import pack_shallow
+from mycel.collectives.synth.speculative import pack_speculatively
+from mycel.collectives.synth.splitting import remove_switches, trim_to_balance
 from mycel.collectives.synth.units import UnitQuestions, Units, Verdict, least_scale
+from mycel.compiled import compiled
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["RoutedTree", "build_forest", "divided", "grow_trees", "scale", "synthesize"]
+__all__ = ["build_forest", "divided", "grow_carefully", "grow_trees", "scale", "synthesize"]
 
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
-Path = tuple[int, ...]
 
 #: Up to this many ranks, trees are packed arc by arc: few fat links, and the best of several packings.
 _SMALL = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutedTree:
-    """A spanning out-tree in which each edge is one physical path.
-
-    Attributes:
-        root: a rank.
-        multiplicity: units of the root's share that use it.
-        edges: ``(src, dst, path)`` in the order of growth, as data spreads from the root.
-    """
-
-    root: int
-    multiplicity: int
-    edges: tuple[tuple[int, int, Path], ...]
-
-    def reversed(self) -> RoutedTree:
-        """The in-tree: edges turned round, leaves first."""
-        edges = tuple((dst, src, path[::-1]) for src, dst, path in reversed(self.edges))
-        return RoutedTree(root=self.root, multiplicity=self.multiplicity, edges=edges)
 
 
 def synthesize(
@@ -93,13 +72,11 @@ def synthesize(
     if k is not None and k < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
     weights = root_weights(collective)
-    up = down = None
-    if collective.reduces:
-        forest = build_forest(topology, weights, is_reversed=True, k=k, progress=progress)
-        up = [tree.reversed() for tree in forest]
+    ways = [True] if collective.reduces else []
     if collective.name in ("all_gather", "all_reduce", "broadcast"):
-        down = build_forest(topology, weights, is_reversed=False, k=k, progress=progress)
-    schedule = _emit(topology, collective, weights, up, down)
+        ways.append(False)
+    forests = [build_forest(topology, weights, is_reversed=turned, k=k, progress=progress) for turned in ways]
+    schedule = emit(topology, collective, weights, [(forest, 1) for forest in forests])
     if collective.name == "all_reduce":
         # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
         division, _ = find_division(topology)
@@ -142,9 +119,8 @@ def _synthesize_units(
             arcs=(),
             by_dual=True,
         )
-        forests.append(grow_trees(topology, best, part, units.demand, progress))
-    down, up = forests
-    return _emit(topology, composition.collective, weights, [tree.reversed() for tree in up], down)
+        forests.append((grow_trees(topology, best, part, units.demand, progress), 1))
+    return emit(topology, composition.collective, weights, forests)
 
 
 def _synthesize_divided(
@@ -152,8 +128,8 @@ def _synthesize_divided(
 ) -> Schedule:
     """All-reduce with the shares of a division, each direction within its part of the links."""
     directions = divided(topology, division)
-    down, up = (grow_trees(topology, best, *scale(best), progress) for best in directions)
-    return _emit(topology, collective, directions[0].weights, [tree.reversed() for tree in up], down)
+    forests = [(grow_trees(topology, best, *scale(best), progress), 1) for best in directions]
+    return emit(topology, collective, directions[0].weights, forests)
 
 
 def divided(topology: Topology, division: Division) -> tuple[Optimum, Optimum]:
@@ -181,7 +157,7 @@ def _synthesize_in_network(
     topology: Topology, collective: Collective, division: NetworkDivision, progress: Progress | None
 ) -> Schedule:
     """All-reduce through switches that copy and add: in each phase, those that it spans are packed as ranks are."""
-    forests: list[tuple[bool, Fraction, list[RoutedTree]]] = []
+    grown: list[tuple[Forest, Fraction]] = []
     for phase in division.phases:
         fabric = topology.with_vertices(
             replace(vertex, kind="rank", computes=False) if number in phase.switches else vertex
@@ -202,31 +178,18 @@ def _synthesize_in_network(
             by_dual=True,
         )
         capacity, demand = scale(best)
-        node = [topology.node_of[vertex] for vertex in fabric.ranks]
-        trees = [
-            replace(
-                tree,
-                root=node[tree.root],
-                edges=without_idle_switches(
-                    tuple((node[src], node[dst], path) for src, dst, path in tree.edges), topology.num_ranks
-                ),
-            )
-            for tree in grow_trees(fabric, best, capacity, demand, progress)
-        ]
-        forests.append((phase.is_reversed, int(demand.sum()) / sum(shares, Fraction(0)), trees))
+        grown.append(
+            (grow_trees(fabric, best, capacity, demand, progress), int(demand.sum()) / sum(shares, Fraction(0)))
+        )
     # Each phase counts in units of its own; all together in the largest that divides those of each.
-    common = Fraction(lcm(*(units.numerator for _, units, _ in forests)))
-    up, down = (
-        [
-            replace(tree, multiplicity=int(tree.multiplicity * (common / units)))
-            for phase_reversed, units, trees in forests
-            if phase_reversed == is_reversed
-            for tree in trees
-        ]
-        for is_reversed in (True, False)
-    )
-    weights = [sum(tree.multiplicity for tree in down if tree.root == node) for node in range(len(topology.nodes))]
-    return _emit(topology, collective, weights, [tree.reversed() for tree in up], down)
+    common = Fraction(lcm(*(units.numerator for _, units in grown)))
+    forests = [(forest, int(common / units)) for forest, units in grown]
+    weights = [0] * len(topology.nodes)
+    for forest, factor in forests:
+        for root, multiplicity in zip(forest.roots.tolist(), forest.multiplicities.tolist(), strict=True):
+            if not forest.is_reversed:
+                weights[topology.node_of[forest.topology.ranks[root]]] += multiplicity * factor
+    return emit(topology, collective, weights, forests)
 
 
 # -- from fabric to trees -------------------------------------------------------------------------------------
@@ -239,7 +202,7 @@ def build_forest(
     is_reversed: bool,
     k: int | None = None,
     progress: Progress | None = None,
-) -> list[RoutedTree]:
+) -> Forest:
     """Out-trees on the fabric (turned round on request): rank ``r`` roots ``weights[r]`` shares of k units each.
 
     Raises:
@@ -252,49 +215,85 @@ def build_forest(
 
 def grow_trees(
     topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
-) -> list[RoutedTree]:
+) -> Forest:
     """Trees within capacities that are balanced at switches and serve every rank."""
     if topology.num_ranks > _SMALL:
         forest = grow_forest(topology, best, capacity, demand, progress=progress)
         if forest is not None:
-            return _as_objects(forest)
+            return forest
+    return grow_carefully(topology, best, capacity, demand, progress)
+
+
+def grow_carefully(
+    topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
+) -> Forest:
+    """The same on fabrics of any kind: switches are removed pair by pair, and trees packed arc by arc."""
+    n = topology.num_ranks
     boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
-    logical = remove_switches(
-        best.graph, capacity, demand, boxes=boxes, is_reversed=best.is_reversed, progress=progress
+    arcs = remove_switches(best.graph, capacity, demand, boxes=boxes, is_reversed=best.is_reversed, progress=progress)
+    # Trees are packed into wide links, one from a rank to another, and then divided among the paths of each.
+    is_first = np.ones(len(arcs.tail), dtype=np.bool_)
+    is_first[1:] = (np.diff(arcs.tail) != 0) | (np.diff(arcs.head) != 0)
+    first = np.flatnonzero(is_first)
+    wide = LogicalArcs(
+        tail=arcs.tail[first], head=arcs.head[first], capacity=np.add.reduceat(arcs.capacity, first), paths=()
     )
-    rank_of = topology.rank_of
-    keys = sorted(logical.arcs)
-    paths = [path for key in keys for path, _ in logical.arcs[key]]
-    length_of = dict(zip(paths, path_lengths(topology, paths, is_reversed=best.is_reversed).tolist(), strict=True))
-    arcs = LogicalArcs(
-        tail=np.array([rank_of[t] for t, _ in keys], dtype=np.int64),
-        head=np.array([rank_of[h] for _, h in keys], dtype=np.int64),
-        capacity=np.array([sum(size for _, size in logical.arcs[key]) for key in keys], dtype=np.int64),
-        paths=(),
-    )
-    lengths = np.array([max(length_of[path] for path, _ in logical.arcs[key]) for key in keys], dtype=np.int64)
+    lengths = np.maximum.reduceat(path_lengths(topology, arcs.paths, is_reversed=best.is_reversed), first)
     trees = None
-    if topology.num_ranks > _SMALL:
-        trees = pack_large(topology.num_ranks, arcs, lengths, demand, progress=progress)
+    if n > _SMALL:
+        trees = pack_speculatively(n, wide, lengths, demand, progress=progress)
     if trees is None:
-        trees = pack_shallow(
-            *(topology.num_ranks, arcs.tail, arcs.head, arcs.capacity, demand), lengths=lengths, progress=progress
-        )
-    return _route(trees, logical, topology.ranks)
+        trees = pack_shallow(n, wide, lengths, demand, progress=progress)
+    trees = sorted(trees, key=lambda tree: tree.root)
+    rows, multiplicities, roots = [], [], []
+    left, bounds = arcs.capacity.copy(), np.append(first, len(arcs.tail))
+    for tree in trees:
+        rest = tree.multiplicity
+        while rest:
+            part, row = _take_paths(tree.arcs, bounds, left, rest)
+            rows.append(row)
+            multiplicities.append(part)
+            roots.append(tree.root)
+            rest -= part
+    return Forest(
+        topology=topology,
+        is_reversed=best.is_reversed,
+        weights=best.weights,
+        arcs=arcs,
+        roots=np.array(roots, dtype=np.int64),
+        multiplicities=np.array(multiplicities, dtype=np.int64),
+        trees=np.array(rows, dtype=np.int32),
+        order=1,
+    )
 
 
-def _as_objects(forest: Forest) -> list[RoutedTree]:
-    arcs = forest.arcs
-    links = list(zip(arcs.tail.tolist(), arcs.head.tolist(), arcs.paths, strict=True))
-    rows = sorted(range(forest.num_trees), key=lambda i: (int(forest.roots[i]), i))
-    return [
-        RoutedTree(
-            root=int(forest.roots[i]),
-            multiplicity=int(forest.multiplicities[i]),
-            edges=tuple(links[a] for a in forest.trees[i].tolist()),
-        )
-        for i in rows
-    ]
+@compiled
+def _take_paths(tree: IntArray, bounds: IntArray, left: IntArray, rest: int) -> tuple[int, IntArray]:
+    """Of each wide link of a tree, the narrowest path that has ``rest`` left, or else the widest.
+
+    Args:
+        tree: wide links.
+        bounds: where the paths of each wide link begin, and after them the end.
+        left: capacity of each path; what is taken is taken off.
+        rest: most that is taken.
+
+    Returns:
+        How much was taken, and the paths.
+    """
+    chosen = np.empty(len(tree), dtype=np.int64)
+    part = rest
+    for i in range(len(tree)):
+        fitting, widest = -1, int(bounds[tree[i]])
+        for path in range(bounds[tree[i]], bounds[tree[i] + 1]):
+            if left[path] >= rest and (fitting < 0 or left[path] < left[fitting]):
+                fitting = path
+            if left[path] > left[widest]:
+                widest = path
+        chosen[i] = fitting if fitting >= 0 else widest
+        part = min(part, int(left[chosen[i]]))
+    for taken in chosen:
+        left[taken] -= part
+    return part, chosen
 
 
 def scale(best: Optimum) -> tuple[IntArray, IntArray]:
@@ -302,7 +301,7 @@ def scale(best: Optimum) -> tuple[IntArray, IntArray]:
     x = 1 / best.inverse_x_achieved
     values = [*best.capacities, *(x * w for w in best.weights)]
     unit = lcm(*(v.denominator for v in values))
-    whole = [int(v * unit) for v in values]
+    whole = [v.numerator * (unit // v.denominator) for v in values]
     divisor = gcd(*whole)
     whole = [v // divisor for v in whole]
     as_int64(whole)
@@ -334,120 +333,3 @@ def _scale_to_k(best: Optimum, topology: Topology, k: int) -> tuple[IntArray, In
     if not is_proved:
         _log.info("%s: better forests of %d trees a root may exist", topology.name, k)
     return (optimal_capacity * copies if units is None else units.parts[0]), demand
-
-
-def _route(trees: Sequence[Tree], logical: LogicalGraph, vertex: Sequence[int]) -> list[RoutedTree]:
-    """Divide trees so that each edge of each follows one physical path, within the paths' amounts."""
-    left = {key: list(paths) for key, paths in logical.arcs.items()}
-    routed: list[RoutedTree] = []
-    for tree in trees:
-        rest = tree.multiplicity
-        while rest:
-            chosen: list[int] = []
-            for src, dst in tree.edges:
-                paths = left[vertex[src], vertex[dst]]
-                fitting = [i for i, (_, size) in enumerate(paths) if size >= rest]
-                if fitting:
-                    chosen.append(min(fitting, key=lambda i: paths[i][1]))
-                else:
-                    chosen.append(max(range(len(paths)), key=lambda i: paths[i][1]))
-            keys = [(vertex[src], vertex[dst]) for src, dst in tree.edges]
-            part = min([rest, *(left[key][i][1] for key, i in zip(keys, chosen, strict=True))])
-            edges = []
-            for (src, dst), key, i in zip(tree.edges, keys, chosen, strict=True):
-                path, size = left[key][i]
-                edges.append((src, dst, path))
-                if size == part:
-                    del left[key][i]
-                else:
-                    left[key][i] = (path, size - part)
-            routed.append(RoutedTree(root=tree.root, multiplicity=part, edges=tuple(edges)))
-            rest -= part
-    return routed
-
-
-# -- from trees to a schedule ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
-    """A run of units with the tree that reduces it and the tree that spreads it."""
-
-    start: int
-    stop: int
-    up: tuple[tuple[int, int, Path], ...]
-    down: tuple[tuple[int, int, Path], ...]
-
-
-def _emit(
-    topology: Topology,
-    collective: Collective,
-    weights: Sequence[int],
-    up: list[RoutedTree] | None,
-    down: list[RoutedTree] | None,
-) -> Schedule:
-    pieces = _pieces(len(weights), weights, up, down)
-    if up is not None and down is not None:
-        pieces = [_at_switch(piece, topology.num_ranks) for piece in pieces]
-    divisor = gcd(*(piece.stop - piece.start for piece in pieces))
-    transfers: list[Transfer] = []
-    for chunk, piece in enumerate(pieces):
-        first = len(transfers)
-        into: dict[int, list[int]] = {}
-        for src, dst, path in piece.up:
-            after = tuple(into.get(src, ()))
-            into.setdefault(dst, []).append(len(transfers))
-            transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=True, path=path, after=after))
-        has_reduced = len(transfers) > first
-        for position, (src, dst, path) in enumerate(piece.down):
-            if position == 0 and not has_reduced:
-                into = {src: []}
-            after = tuple(into.get(src, ()))
-            into[dst] = [len(transfers)]
-            transfers.append(Transfer(chunk=chunk, src=src, dst=dst, reduce=False, path=path, after=after))
-    return Schedule(
-        collective=collective,
-        topology=topology,
-        method="forest",
-        num_units=pieces[-1].stop // divisor,
-        chunks=tuple(Chunk(start=p.start // divisor, stop=p.stop // divisor) for p in pieces),
-        transfers=in_level_order(transfers, lambda t: (t.chunk,)),
-    )
-
-
-def _at_switch(piece: _Piece, num_ranks: int) -> _Piece:
-    up, down = root_at_switch(piece.up, piece.down, num_ranks)
-    return replace(piece, up=up, down=down)
-
-
-def _pieces(
-    num_roots: int, weights: Sequence[int], up: list[RoutedTree] | None, down: list[RoutedTree] | None
-) -> list[_Piece]:
-    """Each root's share cut at the boundaries of its trees in both directions; equal neighbours merged."""
-    forests = [forest for forest in (up, down) if forest is not None]
-    unit = [sum(tree.multiplicity for tree in forest) // sum(weights) for forest in forests]
-    common = lcm(*unit)
-    pieces: list[_Piece] = []
-    start = 0
-    for root in range(num_roots):
-        runs: list[list[tuple[int, tuple[tuple[int, int, Path], ...]]]] = []
-        for forest, trees_a_share in zip(forests, unit, strict=True):
-            stretch, reached, run = common // trees_a_share, 0, []
-            for tree in forest:
-                if tree.root == root:
-                    reached += tree.multiplicity * stretch
-                    run.append((reached, tree.edges))
-            runs.append(run)
-        cuts = sorted({0, *(stop for run in runs for stop, _ in run)})
-        for low, high in pairwise(cuts):
-            edges = [next(e for stop, e in run if stop > low) for run in runs]
-            by_direction = iter(edges)
-            up_edges = next(by_direction) if up is not None else ()
-            down_edges = next(by_direction) if down is not None else ()
-            previous = pieces[-1] if pieces and low > 0 else None
-            if previous is not None and (previous.up, previous.down) == (up_edges, down_edges):
-                pieces[-1] = _Piece(start=previous.start, stop=start + high, up=up_edges, down=down_edges)
-            else:
-                pieces.append(_Piece(start=start + low, stop=start + high, up=up_edges, down=down_edges))
-        start += cuts[-1]
-    return pieces

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
-__all__ = ["Edges", "root_at_switch", "without_idle_switches"]
+import numpy as np
 
-#: ``(src, dst, path)`` of each edge of a tree, in the order in which data moves or, for out-trees, grows.
-Edges = tuple[tuple[int, int, tuple[int, ...]], ...]
+from mycel.collectives.maxflow import IntArray
+
+__all__ = ["root_at_switch", "without_idle_switches"]
 
 
-def without_idle_switches(edges: Edges, num_ranks: int) -> Edges:
+def without_idle_switches(tree: IntArray, tail: IntArray, head: IntArray, num_ranks: int) -> IntArray:
     """An out-tree without switches from which nothing goes on.
 
     Args:
-        edges: of a spanning out-tree, in the order of growth.
+        tree: links of a spanning out-tree, in the order of growth.
+        tail, head: nodes that each link leaves and reaches.
         num_ranks: nodes from there on are switches.
 
     Examples:
-        >>> without_idle_switches(((0, 3, (0, 3)), (0, 1, (0, 1)), (3, 4, (3, 4)), (3, 2, (3, 2))), 3)
-        ((0, 3, (0, 3)), (0, 1, (0, 1)), (3, 2, (3, 2)))
+        >>> tail, head = np.array([0, 0, 3, 3]), np.array([3, 1, 4, 2])
+        >>> without_idle_switches(np.arange(4), tail, head, 3).tolist()
+        [0, 1, 3]
     """
-    kept: list[tuple[int, int, tuple[int, ...]]] = []
+    kept: list[int] = []
     useful: set[int] = set()
-    for src, dst, path in reversed(edges):
-        if dst < num_ranks or dst in useful:
-            useful.add(src)
-            kept.append((src, dst, path))
-    return tuple(reversed(kept))
+    for link in reversed(tree.tolist()):
+        if head[link] < num_ranks or int(head[link]) in useful:
+            useful.add(int(tail[link]))
+            kept.append(link)
+    return np.array(kept[::-1], dtype=np.int64)
 
 
-def root_at_switch(up: Edges, down: Edges, num_ranks: int) -> tuple[Edges, Edges]:
+def root_at_switch(
+    up: IntArray, down: IntArray, src: IntArray, dst: IntArray, num_ranks: int
+) -> tuple[IntArray, IntArray]:
     """The same two trees, rooted at a switch where the root only hands the sum back to the switch it came from.
 
     If all of the sum reaches the root from one switch, and all that spreads goes back there, the root may be a leaf
@@ -36,25 +41,23 @@ def root_at_switch(up: Edges, down: Edges, num_ranks: int) -> tuple[Edges, Edges
     what it did, and everyone is two steps nearer.
 
     Args:
-        up: of the in-tree, leaves first.
-        down: of the out-tree, in the order of growth.
+        up: paths of the in-tree, leaves first.
+        down: paths of the out-tree, in the order of growth.
+        src, dst: nodes that each path joins.
         num_ranks: nodes from there on are switches.
 
     Examples:
-        >>> root_at_switch(((1, 2, (1, 2)), (2, 0, (2, 0))), ((0, 2, (0, 2)), (2, 1, (2, 1))), 2)
-        (((0, 2, (0, 2)), (1, 2, (1, 2))), ((2, 0, (2, 0)), (2, 1, (2, 1))))
+        >>> src, dst = np.array([1, 2, 0, 2]), np.array([2, 0, 2, 1])
+        >>> up, down = root_at_switch(np.array([0, 1]), np.array([2, 3]), src, dst, 2)
+        >>> up.tolist(), down.tolist()
+        ([2, 0], [1, 3])
     """
-    if not up or not down:
+    if not len(up) or not len(down):
         return up, down
-    root = down[0][0]
-    arriving = [edge for edge in up if edge[1] == root]
-    leaving = [edge for edge in down if edge[0] == root]
+    root = src[down[0]]
+    arriving, leaving = up[dst[up] == root], down[src[down] == root]
     if root >= num_ranks or len(arriving) != 1 or len(leaving) != 1:
         return up, down
-    (switch, _, back), (_, other, out) = arriving[0], leaving[0]
-    if switch != other or switch < num_ranks:
+    if src[arriving[0]] != dst[leaving[0]] or src[arriving[0]] < num_ranks:
         return up, down
-    return (
-        ((root, switch, out), *(edge for edge in up if edge is not arriving[0])),
-        ((switch, root, back), *(edge for edge in down if edge is not leaving[0])),
-    )
+    return np.concatenate([leaving, up[up != arriving[0]]]), np.concatenate([arriving, down[down != leaving[0]]])

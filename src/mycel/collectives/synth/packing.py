@@ -14,19 +14,18 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 
 from mycel.collectives.maxflow import IntArray, build_rows, push_flow
-from mycel.collectives.synth.bulk import LogicalArcs
-from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way, pack_speculatively
+from mycel.collectives.synth.logical_arcs import LogicalArcs
+from mycel.collectives.synth.speculative import PackedTree, farthest, flatten, longest_way
 from mycel.compiled import compiled
 from mycel.errors import SynthesisError
 
-__all__ = ["Tree", "pack_large", "pack_shallow", "pack_trees"]
+__all__ = ["pack_shallow", "pack_trees"]
 
 Progress = Callable[[str, int, int], None]
 Preference = Literal["left", "order", "alternate"]
@@ -36,39 +35,14 @@ _DEPTH_SEARCH_LIMIT = 2_000
 _SEARCH_LIMIT = 20_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """A spanning out-tree.
-
-    Attributes:
-        root: a rank.
-        multiplicity: how many units of the root's share use it.
-        edges: ``(src, dst)`` ranks in the order of growth: a source is the root or an earlier destination.
-    """
-
-    root: int
-    multiplicity: int
-    edges: tuple[tuple[int, int], ...]
-
-    @property
-    def depth(self) -> int:
-        """Longest way from the root, in edges."""
-        depth = {self.root: 0}
-        for src, dst in self.edges:
-            depth[dst] = depth[src] + 1
-        return max(depth.values())
-
-
 def pack_shallow(
     num_ranks: int,
-    tail: IntArray,
-    head: IntArray,
-    capacity: IntArray,
+    arcs: LogicalArcs,
+    lengths: IntArray,
     demand: IntArray,
     *,
-    lengths: IntArray | None = None,
     progress: Progress | None = None,
-) -> list[Tree]:
+) -> list[PackedTree]:
     """The best of several packings: all carry the same, so what counts is few steps and few trees.
 
     The packing with the least (depth of the deepest tree)^2 x (number of trees) is kept: every step costs a latency,
@@ -76,37 +50,24 @@ def pack_shallow(
     pays. Arguments, result and errors are those of ``pack_trees``.
 
     Args:
-        lengths: what each arc adds to the depth of a tree, positive; 1 of each if not given.
         progress: called with ``("packings", tried, total)``.
     """
-    share = int(demand.max())
-    if lengths is None:
-        lengths = np.ones(len(tail), dtype=np.int64)
-    radius = farthest(num_ranks, tail, head, lengths, np.flatnonzero(demand))
+    share, num_arcs = int(demand.max()), len(arcs.tail)
+    radius = farthest(num_ranks, arcs.tail, arcs.head, lengths, np.flatnonzero(demand))
     ways: list[tuple[int | None, int | None, Preference]] = [(None, None, "left")]
-    if num_ranks * len(tail) <= _SEARCH_LIMIT:
+    if num_ranks * num_arcs <= _SEARCH_LIMIT:
         ways.append((None, None, "alternate"))
-        if num_ranks * len(tail) <= _DEPTH_SEARCH_LIMIT:
+        if num_ranks * num_arcs <= _DEPTH_SEARCH_LIMIT:
             ways += [(radius, None, "left"), (radius, None, "order")]
         if share > 1:
             ways += [(None, share // 2, "left"), (None, share // 2, "alternate")]
         if share > 3:
             ways.append((None, share // 4, "left"))
-    arc_of = {hop: arc for arc, hop in enumerate(zip(tail.tolist(), head.tolist(), strict=True))}
     best: list[PackedTree] = []
     best_cost = 0
     for done, (deepest, largest, preference) in enumerate(ways, 1):
-        trees = [
-            PackedTree(root=t.root, multiplicity=t.multiplicity, arcs=np.array([arc_of[edge] for edge in t.edges]))
-            for t in pack_trees(
-                *(num_ranks, tail, head, capacity, demand),
-                lengths=lengths,
-                deepest=deepest,
-                largest=largest,
-                preference=preference,
-            )
-        ]
-        depth = max(longest_way(num_ranks, tail, head, lengths, t.root, t.arcs) for t in trees)
+        trees = pack_trees(num_ranks, arcs, lengths, demand, deepest=deepest, largest=largest, preference=preference)
+        depth = max(longest_way(num_ranks, arcs.tail, arcs.head, lengths, t.root, t.arcs) for t in trees)
         cost = depth**2 * len(trees)
         if not best or cost < best_cost:
             best, best_cost = trees, cost
@@ -114,63 +75,28 @@ def pack_shallow(
             progress("packings", done, len(ways))
         if depth == radius and len(trees) == np.count_nonzero(demand):
             break  # no packing is shallower or has fewer trees
-    arcs = LogicalArcs(tail=tail, head=head, capacity=capacity, paths=())
-    flat = flatten(num_ranks, arcs, lengths, demand, best)
-    return _as_trees(arcs, flat)
+    return sorted(flatten(num_ranks, arcs, lengths, demand, best), key=lambda tree: tree.root)
 
 
-def pack_large(
+def pack_trees(
     num_ranks: int,
     arcs: LogicalArcs,
     lengths: IntArray,
     demand: IntArray,
     *,
-    progress: Progress | None = None,
-) -> list[Tree] | None:
-    """The packing of ``pack_speculatively``, whole trees at a time; ``None`` where it got stuck.
-
-    Args:
-        num_ranks: vertices of the graph.
-        arcs: its links; their paths do not matter.
-        lengths: what each arc adds to the depth of a tree, positive.
-        demand: trees wanted at each root.
-        progress: called with ``("trees", packed, total)``.
-    """
-    identity = np.arange(num_ranks, dtype=np.int64)[None]
-    orbit = np.arange(len(lengths), dtype=np.int64)
-    packed = pack_speculatively(num_ranks, arcs, lengths, demand, orbit, identity, progress=progress)
-    return None if packed is None else _as_trees(arcs, packed)
-
-
-def _as_trees(arcs: LogicalArcs, packed: Sequence[PackedTree]) -> list[Tree]:
-    hops = list(zip(arcs.tail.tolist(), arcs.head.tolist(), strict=True))
-    return [
-        Tree(root=t.root, multiplicity=t.multiplicity, edges=tuple(hops[a] for a in t.arcs.tolist()))
-        for t in sorted(packed, key=lambda t: t.root)
-    ]
-
-
-def pack_trees(
-    num_ranks: int,
-    tail: IntArray,
-    head: IntArray,
-    capacity: IntArray,
-    demand: IntArray,
-    *,
-    lengths: IntArray | None = None,
     deepest: int | None = None,
     largest: int | None = None,
     preference: Preference = "left",
-) -> list[Tree]:
+) -> list[PackedTree]:
     """Pack ``demand[r]`` spanning out-trees at every root ``r``.
 
     Roots take turns, one tree each, so that none is left with what all others did not want.
 
     Args:
         num_ranks: vertices of the graph.
-        tail, head, capacity: its arcs; at most one from a rank to another.
+        arcs: its links, at most one from a rank to another; their paths do not matter.
+        lengths: what each of them adds to the depth of a tree, positive; shape ``[num_arcs]``.
         demand: trees wanted at each root.
-        lengths: what each arc adds to the depth of a tree, positive; 1 of each if not given.
         deepest: trees grow deeper than this only where nothing else is left; ``None`` prefers few trees to
             shallow ones.
         largest: most units one tree may carry; ``None`` for no limit.
@@ -184,14 +110,13 @@ def pack_trees(
     Raises:
         SynthesisError: the graph does not admit the packing.
     """
-    order = np.lexsort(((head - tail) % num_ranks, -capacity))
-    tail, head, left = tail[order], head[order], capacity[order].copy()
-    steps = np.ones(len(tail), dtype=np.int64) if lengths is None else lengths[order]
+    order = np.lexsort(((arcs.head - arcs.tail) % num_ranks, -arcs.capacity))
+    tail, head, left, steps = arcs.tail[order], arcs.head[order], arcs.capacity[order], lengths[order]
     waiting = demand.copy()
     source_tail = np.concatenate([tail, np.full(num_ranks, num_ranks, dtype=np.int64)])
     source_head = np.concatenate([head, np.arange(num_ranks, dtype=np.int64)])
     rows = build_rows(num_ranks + 1, source_tail, source_head)
-    trees: list[Tree] = []
+    trees: list[PackedTree] = []
     total, packed = int(demand.sum()), 0
     limits = (int(steps.sum()) if deepest is None else deepest, total if largest is None else largest)
     turn = 0 if preference == "left" else 1
@@ -200,8 +125,7 @@ def pack_trees(
             multiplicity, used = _grow(num_ranks, len(tail), *rows, steps, left, waiting, root, *limits, turn)
             if not multiplicity:
                 raise SynthesisError(f"internal: no spanning tree from rank {root} fits; is every rank served?")
-            edges = tuple((int(tail[a]), int(head[a])) for a in used)
-            trees.append(Tree(root=root, multiplicity=int(multiplicity), edges=edges))
+            trees.append(PackedTree(root=root, multiplicity=int(multiplicity), arcs=order[used]))
             packed += int(multiplicity)
         turn = -turn if preference == "alternate" else turn
     return sorted(trees, key=lambda tree: tree.root)

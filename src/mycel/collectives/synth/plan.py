@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 from math import lcm
 
-import numpy as np
-
 from mycel.collectives.bound import Optimum, find_division, find_optimum
 from mycel.collectives.synth.array_forest import Forest, Progress, grow_forest
-from mycel.collectives.synth.bulk import LogicalArcs
-from mycel.collectives.synth.forest import RoutedTree, divided, grow_trees, scale
+from mycel.collectives.synth.forest import divided, grow_trees, scale
 from mycel.topology.model import Topology
 
 __all__ = ["plan_all_reduce", "plan_forest"]
@@ -97,28 +94,4 @@ def _plan(topology: Topology, best: Optimum, with_symmetry: bool, progress: Prog
     forest = grow_forest(topology, best, *scale(best), with_symmetry=with_symmetry, progress=progress)
     if forest is not None:
         return forest
-    return _as_arrays(topology, best, grow_trees(topology, best, *scale(best), progress))
-
-
-def _as_arrays(topology: Topology, best: Optimum, trees: Sequence[RoutedTree]) -> Forest:
-    carried: dict[tuple[int, ...], int] = {}
-    for tree in trees:
-        for _, _, path in tree.edges:
-            carried[path] = carried.get(path, 0) + tree.multiplicity
-    paths = sorted(carried)
-    place = {path: i for i, path in enumerate(paths)}
-    return Forest(
-        topology=topology,
-        is_reversed=best.is_reversed,
-        weights=best.weights,
-        arcs=LogicalArcs(
-            tail=np.array([topology.rank_of[path[0]] for path in paths], dtype=np.int64),
-            head=np.array([topology.rank_of[path[-1]] for path in paths], dtype=np.int64),
-            capacity=np.array([carried[path] for path in paths], dtype=np.int64),
-            paths=tuple(paths),
-        ),
-        roots=np.array([tree.root for tree in trees], dtype=np.int64),
-        multiplicities=np.array([tree.multiplicity for tree in trees], dtype=np.int64),
-        trees=np.array([[place[path] for _, _, path in tree.edges] for tree in trees], dtype=np.int32),
-        order=1,
-    )
+    return grow_trees(topology, best, *scale(best), progress)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from mycel.collectives.maxflow import BoolArray, IntArray, build_rows, violated_sets
-from mycel.collectives.synth.bulk import LogicalArcs
+from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.compiled import compiled
 
 __all__ = ["PackedTree", "farthest", "flatten", "longest_way", "orbits_of_arcs", "pack_speculatively"]
@@ -68,7 +69,9 @@ class PackedTree:
     arcs: IntArray
 
 
-def orbits_of_arcs(arcs: LogicalArcs, images: IntArray, rank_images: IntArray) -> tuple[IntArray, IntArray] | None:
+def orbits_of_arcs(
+    arcs: LogicalArcs, images: IntArray, rank_images: IntArray
+) -> tuple[IntArray, npt.NDArray[np.int32]] | None:
     """Which arcs a symmetry takes to each other.
 
     Args:
@@ -86,12 +89,13 @@ def orbits_of_arcs(arcs: LogicalArcs, images: IntArray, rank_images: IntArray) -
     step = np.array(moved, dtype=np.int64)
     if (step < 0).any() or not np.array_equal(arcs.capacity[step], arcs.capacity):
         return None
-    rows = [np.arange(len(moved), dtype=np.int64)]
-    for _ in range(len(images) - 1):
-        rows.append(step[rows[-1]])
-    table = np.array(rows)
-    if not np.array_equal(arcs.head[table], rank_images[:, arcs.head]):
+    # Where one step takes ends to ends, so do all of its powers.
+    if not np.array_equal(arcs.head[step], rank_images[1 % len(images)][arcs.head]):
         return None
+    table = np.empty((len(images), len(moved)), dtype=np.int32)
+    table[0] = np.arange(len(moved))
+    for power in range(1, len(images)):
+        table[power] = step[table[power - 1]]
     return np.unique(table.min(axis=0), return_inverse=True)[1].astype(np.int64), table
 
 
@@ -100,9 +104,9 @@ def pack_speculatively(
     arcs: LogicalArcs,
     lengths: IntArray,
     demand: IntArray,
-    orbit: IntArray,
-    rank_images: IntArray,
     *,
+    orbit: IntArray | None = None,
+    rank_images: IntArray | None = None,
     progress: Progress | None = None,
 ) -> list[PackedTree] | None:
     """Trees such that they and their images are a packing; ``None`` if the search got stuck.
@@ -112,10 +116,12 @@ def pack_speculatively(
         arcs: its links.
         lengths: what each of them adds to the depth of a tree, positive; shape ``[num_arcs]``.
         demand: trees wanted at each root; equal within an orbit.
-        orbit: of each arc.
+        orbit: of each arc; each is its own if not given.
         rank_images: image of each rank under each power of the symmetry, shape ``[order, num_ranks]``.
         progress: called with ``("trees", packed, total)``.
     """
+    orbit = np.arange(len(lengths)) if orbit is None else orbit
+    rank_images = np.arange(num_ranks)[None] if rank_images is None else rank_images
     best: list[PackedTree] | None = None
     for preference in _PREFERENCES:
         packer = _Packer(num_ranks, arcs, lengths, demand, orbit, rank_images, preference)

@@ -1,4 +1,4 @@
-"""Switches removed by edge splitting: a logical graph between ranks that keeps every cut, with physical paths.
+"""Switches removed by edge splitting: links between ranks that keep every cut, with their physical paths.
 
 Capacity u -> w -> t through a switch w becomes capacity u -> t. How much may move is found with one test: move all
 of M0 = min(c(u,w), c(w,t)); every set whose incoming capacity shrinks at all shrinks by exactly M0; so with d the
@@ -20,32 +20,20 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from mycel.collectives.maxflow import FlowGraph, IntArray
+from mycel.collectives.synth.logical_arcs import LogicalArcs, Path, without_loops
 from mycel.errors import SynthesisError
 
-__all__ = ["LogicalGraph", "remove_switches", "trim_to_balance", "without_loops"]
+__all__ = ["remove_switches", "trim_to_balance"]
 
 #: Ranks for which capacity does not go to the next neighbour whole: fewer are not deep, and with more the additional
 #: links cost minutes of proofs.
 _STRIDED = range(33, 201)
 
 Progress = Callable[[str, int, int], None]
-Path = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class LogicalGraph:
-    """Capacities between ranks (by vertex), each with the physical paths that make it up.
-
-    Attributes:
-        arcs: from ``(tail, head)`` vertices to ``[(path, amount), ...]``; amounts are positive.
-    """
-
-    arcs: Mapping[tuple[int, int], list[tuple[Path, int]]]
 
 
 class _Splitter:
@@ -177,17 +165,6 @@ def _align(
             rest_two = two[j][1]
 
 
-def without_loops(walk: tuple[int, ...]) -> tuple[int, ...]:
-    """A simple path along a walk: what lies between two visits of a vertex is cut out."""
-    path: list[int] = []
-    for vertex in walk:
-        if vertex in path:
-            del path[path.index(vertex) + 1 :]
-        else:
-            path.append(vertex)
-    return tuple(path)
-
-
 def remove_switches(
     graph: FlowGraph,
     capacity: IntArray,
@@ -196,8 +173,8 @@ def remove_switches(
     boxes: Mapping[int, str | None],
     is_reversed: bool = False,
     progress: Progress | None = None,
-) -> LogicalGraph:
-    """Split off every switch, those with the fewest links first.
+) -> LogicalArcs:
+    """Split off every switch, those with the fewest links first; links between the same ranks stand together.
 
     Args:
         graph: the fabric.
@@ -212,8 +189,8 @@ def remove_switches(
         SynthesisError: a switch cannot be split off completely (it was not balanced).
     """
     splitter = _Splitter(graph, capacity, demand)
-    ranks = set(graph.ranks.tolist())
-    waiting = {v for v in range(graph.num_vertices) if v not in ranks}
+    rank_of = {v: r for r, v in enumerate(graph.ranks.tolist())}
+    waiting = {v for v in range(graph.num_vertices) if v not in rank_of}
     total = len(waiting)
     while waiting:
         degree = {v: len(splitter.neighbours(v)[0]) + len(splitter.neighbours(v)[1]) for v in waiting}
@@ -222,12 +199,9 @@ def remove_switches(
         _split_off(splitter, switch, boxes, is_reversed=is_reversed)
         if progress is not None:
             progress("switches", total - len(waiting), total)
-    arcs = {
-        (splitter.tail[i], splitter.head[i]): list(splitter.paths[i])
-        for i, c in enumerate(splitter.capacity)
-        if c and splitter.tail[i] in ranks and splitter.head[i] in ranks
-    }
-    return LogicalGraph(arcs=arcs)
+    hops = sorted((t, h, i) for i, (t, h) in enumerate(zip(splitter.tail, splitter.head, strict=True)))
+    arcs = [i for t, h, i in hops if splitter.capacity[i] and t in rank_of and h in rank_of]
+    return LogicalArcs.of({path: size for i in arcs for path, size in splitter.paths[i]}, rank_of)
 
 
 def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None], *, is_reversed: bool) -> None:

@@ -15,32 +15,36 @@ and additions start from zero there: they commute with the first of them, too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
-import numpy.typing as npt
 
+from mycel.collectives.columns import BoolArray, IntArray
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.verify.grid import draw_grid
-from mycel.collectives.verify.order import Turn, find_unordered
+from mycel.collectives.verify.places import (
+    ADDS_TO_EMPTY,
+    ADDS_TO_NOTHING,
+    EMPTY,
+    HOLDS_WRONG,
+    READS_EMPTY,
+    find_open_order,
+    find_wrong_content,
+)
 from mycel.errors import UsageError, VerificationError
 
 __all__ = ["describe_counts", "verify_link_loads", "verify_schedule"]
 
-#: Counts stop here: mutual additions double them at every step, and any count above 1 is equally wrong.
-_MANY = np.int64(1) << 30
-
-_READ, _ADD, _WRITE = "reads", "adds to", "overwrites"
+#: Bits held at once (32 MiB) while order is traced; more transfers that are tied together need several passes.
+_MAX_BITS = 1 << 28
 
 
 def verify_schedule(schedule: Schedule) -> None:
     """Return if the schedule carries out its collective in every order that it allows; raise otherwise.
 
-    Costs a vector addition of ``num_ranks`` integers a transfer, and a bitset a transfer over the transfers of
-    its chunk (over those of several chunks, where ``after`` ties chunks together).
+    Costs a vector addition of ``num_ranks`` integers a reduction, and a bitset a transfer over the transfers of
+    its chunk (over those of several chunks, where ``after`` ties chunks together); no object for what is right.
 
     Args:
         schedule: any well-formed schedule, whoever made it.
@@ -68,18 +72,21 @@ def verify_schedule(schedule: Schedule) -> None:
         mycel.errors.VerificationError: all_reduce over 2 ranks is wrong at rank 0, chunk 0: transfer 0 (step 0, \
 0 -> 1) reads it and transfer 1 (step 0, 1 -> 0) overwrites it in no fixed order; let transfer 1 come after 0
     """
-    members: list[list[int]] = [[] for _ in schedule.chunks]
-    for index, transfer in enumerate(schedule.transfers):
-        members[transfer.chunk].append(index)
-    # Chunks of a block mostly stand together: one block's counts are enough to keep.
-    initial: tuple[int, npt.NDArray[np.int64]] | None = None
-    for chunk, indices in enumerate(members):
-        block = schedule.block_of(chunk)
-        if initial is None or initial[0] != block:
-            initial = block, _initial_counts(schedule, block)
-        _replay(schedule, chunk, indices, initial[1].copy())
-    for chunks in _tied_chunks(schedule):
-        _check_order(schedule, sorted(i for chunk in chunks for i in members[chunk]))
+    columns = schedule.columns
+    wrong, chunk, transfer, rank, counts = find_wrong_content(*_by_chunk(schedule), *_contents(schedule))
+    if wrong:
+        raise _wrong(
+            schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
+        )
+    first, second, node = find_open_order(
+        *_tied(schedule),
+        *(columns.chunk, columns.src, columns.dst),
+        columns.reduce,
+        *(columns.after_start, columns.after),
+        *(schedule.num_nodes, _MAX_BITS),
+    )
+    if first >= 0:
+        raise _conflict(schedule, node, first, second)
 
 
 def verify_link_loads(schedule: Schedule, algbw: Fraction) -> None:
@@ -138,132 +145,90 @@ def _whose(ranks: list[int]) -> str:
     return f"contributions of ranks {shown} are"
 
 
-# -- replay -----------------------------------------------------------------------------------------------
+# -- what is replayed and traced ----------------------------------------------------------------------------
 
 
-def _initial_counts(schedule: Schedule, block: int) -> npt.NDArray[np.int64]:
-    n = schedule.collective.num_ranks
-    counts = np.zeros((schedule.num_nodes, n), dtype=np.int64)  # switches hold nothing before
-    for rank in range(n):
-        for owner in schedule.collective.initial(rank, block):
-            counts[rank, owner] = 1
-    return counts
+def _by_chunk(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray, bool, int]:
+    """Transfers chunk by chunk, for ``find_wrong_content``."""
+    columns = schedule.columns
+    begin = np.concatenate([[0], np.cumsum(np.bincount(columns.chunk, minlength=len(schedule.chunks)))])
+    members = np.argsort(columns.chunk, kind="stable")
+    ends = columns.src, columns.dst, columns.reduce
+    return begin, members, *ends, schedule.collective.reduces, schedule.num_nodes
 
 
-def _replay(schedule: Schedule, chunk: int, members: list[int], held: npt.NDArray[np.int64]) -> None:
-    """Run the chunk's transfers in tuple order on count vectors ``held[rank]`` and check what is left."""
-    last_write: dict[int, int] = {}
-    filled = [bool(row.any()) for row in held]
-    for index in members:
-        t = schedule.transfers[index]
-        if not filled[t.src]:
-            raise _wrong(schedule, chunk, t.src, f"{_name(schedule, index)} reads it while it is empty", index)
-        if t.reduce:
-            if not schedule.collective.reduces:
-                problem = f"{_name(schedule, index)} adds, but {schedule.collective.name} combines nothing"
-                raise _wrong(schedule, chunk, t.dst, problem, index)
-            if not filled[t.dst] and t.dst < schedule.collective.num_ranks:
-                problem = f"{_name(schedule, index)} adds to it while it is empty"
-                raise _wrong(schedule, chunk, t.dst, problem, index)
-            np.minimum(held[t.dst] + held[t.src], _MANY, out=held[t.dst])
-        else:
-            held[t.dst] = held[t.src]
-        filled[t.dst] = True
-        last_write[t.dst] = index
-    block = schedule.block_of(chunk)
-    for rank in range(schedule.collective.num_ranks):
-        required = schedule.collective.required(rank, block)
-        if required is None:
-            continue
-        problem = describe_counts(held[rank].tolist(), required)
-        if problem:
-            index = last_write.get(rank, -1)
-            history = "it is never written"
-            if index >= 0:
-                t = schedule.transfers[index]
-                history = f"last write: transfer {index}, step {schedule.levels[index]}, {t.src} -> {t.dst}"
-            raise _wrong(schedule, chunk, rank, f"{problem}; {history}", index)
-
-
-# -- order ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """At one place, accesses that must all come after all of those before."""
-
-    chunk: int
-    rank: int
-    before: tuple[int, ...]
-    before_kind: str
-    now: tuple[int, ...]
-    now_kind: str
-
-
-def _tied_chunks(schedule: Schedule) -> list[list[int]]:
-    """Sets of chunks such that ``after`` never leaves a set; usually each chunk alone."""
-    parent = list(range(len(schedule.chunks)))
-
-    def find(chunk: int) -> int:
-        while parent[chunk] != chunk:
-            parent[chunk] = parent[parent[chunk]]
-            chunk = parent[chunk]
-        return chunk
-
-    for t in schedule.transfers:
-        for earlier in t.after:
-            other = schedule.transfers[earlier].chunk
-            if other != t.chunk:
-                parent[find(other)] = find(t.chunk)
-    sets: dict[int, list[int]] = {}
+def _contents(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """What ranks hold before and must hold after, block by block, for ``find_wrong_content``."""
+    collective, n = schedule.collective, schedule.collective.num_ranks
+    numbers: dict[frozenset[int] | None, int] = {None: EMPTY}
+    rows: dict[int, int] = {}
+    before, after = [], []
+    block = []
     for chunk in range(len(schedule.chunks)):
-        sets.setdefault(find(chunk), []).append(chunk)
-    return list(sets.values())
+        number = schedule.block_of(chunk)
+        if number not in rows:
+            rows[number] = len(rows)
+            held = [collective.initial(rank, number) or None for rank in range(n)]
+            wanted = [collective.required(rank, number) for rank in range(n)]
+            before.append([numbers.setdefault(content, len(numbers) - 1) for content in held])
+            after.append([numbers.setdefault(content, len(numbers) - 1) for content in wanted])
+        block.append(rows[number])
+    known = np.zeros((len(numbers) - 1, n), dtype=np.int64)
+    for content, number in numbers.items():
+        if content:
+            known[number, list(content)] = 1
+    shape = len(rows), n
+    return np.array(block), np.array(before).reshape(shape), np.array(after).reshape(shape), known
 
 
-def _check_order(schedule: Schedule, members: list[int]) -> None:
-    """Every turn's accesses happen after all of the turn before; ``members`` is closed under ``after``.
-
-    Adjacent turns suffice: an access two turns away is ordered through any access between.
-    """
-    places = list(_places(schedule, members))
-    local = {index: position for position, index in enumerate(members)}
-    waits = [[local[i] for i in schedule.transfers[index].after] for index in members]
-    turns = [Turn(tuple(local[i] for i in place.before), tuple(local[i] for i in place.now)) for place in places]
-    found = find_unordered(waits, turns)
-    if found:
-        position, first, second = found
-        raise _conflict(schedule, places[position], members[first], members[second])
-
-
-def _places(schedule: Schedule, members: list[int]) -> Iterator[_Place]:
-    places: dict[tuple[int, int], list[tuple[int, str]]] = {}
-    for index in members:
-        t = schedule.transfers[index]
-        places.setdefault((t.src, t.chunk), []).append((index, _READ))
-        places.setdefault((t.dst, t.chunk), []).append((index, _ADD if t.reduce else _WRITE))
-    for (rank, chunk), accesses in places.items():
-        runs: list[tuple[str, list[int]]] = []
-        for index, kind in accesses:
-            if not runs or runs[-1][0] != kind or kind == _WRITE:
-                runs.append((kind, []))
-            runs[-1][1].append(index)
-        for (kind_a, a), (kind_b, b) in pairwise(runs):
-            yield _Place(chunk, rank, tuple(a), kind_a, tuple(b), kind_b)
-
-
-def _conflict(schedule: Schedule, place: _Place, first: int, second: int) -> VerificationError:
-    return _wrong(
-        schedule,
-        place.chunk,
-        place.rank,
-        f"{_name(schedule, first)} {place.before_kind} it and {_name(schedule, second)} {place.now_kind} it in no "
-        f"fixed order; let transfer {second} come after {first}",
-        second,
-    )
+def _tied(schedule: Schedule) -> tuple[IntArray, IntArray]:
+    """Transfers by sets of chunks such that ``after`` never leaves a set; usually each chunk alone."""
+    columns = schedule.columns
+    waiting = np.repeat(columns.chunk, np.diff(columns.after_start))
+    awaited = columns.chunk[columns.after]
+    label = np.arange(len(schedule.chunks))  # of each chunk, the lowest chunk that it is tied to
+    ties = np.unique(np.stack([waiting, awaited])[:, waiting != awaited], axis=1)
+    while not np.array_equal(label[ties[0]], label[ties[1]]):
+        for one, other in (ties, ties[::-1]):
+            np.minimum.at(label, label[one], label[other])
+        label = label[label]
+    begin = np.concatenate([[0], np.cumsum(np.bincount(label[columns.chunk], minlength=len(label)))])
+    return begin, np.argsort(label[columns.chunk], kind="stable")
 
 
 # -- messages ---------------------------------------------------------------------------------------------
+
+
+def _describe_content(schedule: Schedule, wrong: int, chunk: int, transfer: int, rank: int, counts: IntArray) -> str:
+    """What ``find_wrong_content`` found, in words."""
+    if wrong == HOLDS_WRONG:
+        required = schedule.collective.required(rank, schedule.block_of(chunk)) or frozenset()
+        history = "it is never written"
+        if transfer >= 0:
+            t = schedule.transfers[transfer]
+            history = f"last write: transfer {transfer}, step {schedule.levels[transfer]}, {t.src} -> {t.dst}"
+        return f"{describe_counts(counts.tolist(), required)}; {history}"
+    problem = {
+        READS_EMPTY: "reads it while it is empty",
+        ADDS_TO_NOTHING: f"adds, but {schedule.collective.name} combines nothing",
+        ADDS_TO_EMPTY: "adds to it while it is empty",
+    }[wrong]
+    return f"{_name(schedule, transfer)} {problem}"
+
+
+def _conflict(schedule: Schedule, node: int, first: int, second: int) -> VerificationError:
+    def access(number: int) -> str:
+        t = schedule.transfers[number]
+        kind = "reads" if t.dst != node else "adds to" if t.reduce else "overwrites"
+        return f"{_name(schedule, number)} {kind} it"
+
+    return _wrong(
+        schedule,
+        schedule.transfers[first].chunk,
+        node,
+        f"{access(first)} and {access(second)} in no fixed order; let transfer {second} come after {first}",
+        second,
+    )
 
 
 def _title(schedule: Schedule) -> str:

@@ -1,0 +1,174 @@
+"""A schedule's transfers as columns: what work on a million of them goes through, with no Python object for any.
+
+A ``Schedule`` has both forms and makes either of the other when it is asked for. Synthesis of forests writes columns;
+checks, levels, loads and the JSON form read them. What reads a few transfers, or describes one, reads objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.compiled import compiled
+
+if TYPE_CHECKING:
+    from mycel.collectives.schedule import Transfer
+
+__all__ = ["Columns"]
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: Of a number that counts chunks, nodes or transfers.
+_MOST_DIGITS = 19
+#: Between the numbers of a transfer: of a copy, and of a reduction.
+_WORDS = tuple(np.frombuffer(word, dtype=np.uint8) for word in (b', "copy", ', b', "reduce", '))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Columns:
+    """Transfers in the order of the schedule; fields as in ``Transfer``.
+
+    Attributes:
+        chunk, src, dst: shape ``[num_transfers]``.
+        reduce: shape ``[num_transfers]``.
+        path: of each transfer, its place in ``paths``; shape ``[num_transfers]``.
+        paths: different ones, each vertices from a source to a destination.
+        after_start: where the transfers that each one waits for begin in ``after``; shape ``[num_transfers + 1]``.
+        after: those that transfer 0 waits for, then those of transfer 1, and so on.
+    """
+
+    chunk: IntArray
+    src: IntArray
+    dst: IntArray
+    reduce: BoolArray
+    path: IntArray
+    paths: tuple[tuple[int, ...], ...]
+    after_start: IntArray
+    after: IntArray
+
+    @classmethod
+    def of(cls, transfers: Sequence[Transfer]) -> Columns:
+        """The columns of objects.
+
+        Raises:
+            OverflowError: a number beyond 64 bits.
+        """
+        paths: dict[tuple[int, ...], int] = {}
+        path = [paths.setdefault(t.path, len(paths)) for t in transfers]
+        return cls(
+            chunk=np.array([t.chunk for t in transfers], dtype=np.int64),
+            src=np.array([t.src for t in transfers], dtype=np.int64),
+            dst=np.array([t.dst for t in transfers], dtype=np.int64),
+            reduce=np.array([t.reduce for t in transfers], dtype=np.bool_),
+            path=np.array(path, dtype=np.int64),
+            paths=tuple(paths),
+            after_start=starts([len(t.after) for t in transfers]),
+            after=np.array([i for t in transfers for i in t.after], dtype=np.int64),
+        )
+
+    def __len__(self) -> int:
+        return len(self.chunk)
+
+    def transfers(self) -> Iterator[Transfer]:
+        """The objects, in order."""
+        from mycel.collectives.schedule import Transfer
+
+        after, begin = self.after.tolist(), self.after_start.tolist()
+        rows = zip(
+            *(column.tolist() for column in (self.chunk, self.src, self.dst, self.reduce, self.path)), strict=True
+        )
+        for number, (chunk, src, dst, reduce, path) in enumerate(rows):
+            waits = tuple(after[begin[number] : begin[number + 1]])
+            yield Transfer(chunk=chunk, src=src, dst=dst, reduce=reduce, path=self.paths[path], after=waits)
+
+    def json_rows(self) -> str:
+        """What ``json.dumps`` makes of the transfers in ``Schedule.to_json``, without the outer brackets."""
+        texts = [str(list(path)).encode() for path in self.paths]
+        size = max((len(text) for text in texts), default=0) + 32 + 3 * _MOST_DIGITS
+        room = len(self) * size + len(self.after) * (2 + _MOST_DIGITS)
+        letters = np.frombuffer(b"".join(texts), dtype=np.uint8)
+        columns = self.chunk, self.src, self.dst, self.reduce, self.path, self.after_start, self.after
+        out = np.empty(room, dtype=np.uint8)  # of which only what is written becomes memory
+        length = _write_rows(out, *columns, starts([len(text) for text in texts]), letters, *_WORDS)
+        return out[:length].tobytes().decode("ascii")
+
+    def levels(self) -> IntArray:
+        """Of each transfer, how many must come before it, one after the other."""
+        return _levels(self.after_start, self.after)
+
+
+def starts(counts: Sequence[int] | IntArray) -> IntArray:
+    """Where rows of so many entries begin in one array of all, and after them its end."""
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(np.asarray(counts, dtype=np.int64))])
+
+
+@compiled
+def _levels(after_start: IntArray, after: IntArray) -> IntArray:
+    levels = np.zeros(len(after_start) - 1, dtype=np.int64)
+    for t in range(len(levels)):
+        for i in range(after_start[t], after_start[t + 1]):
+            levels[t] = max(levels[t], 1 + levels[after[i]])
+    return levels
+
+
+@compiled
+def _write_rows(
+    out: npt.NDArray[np.uint8],
+    chunk: IntArray,
+    src: IntArray,
+    dst: IntArray,
+    reduce: BoolArray,
+    path: IntArray,
+    after_start: IntArray,
+    after: IntArray,
+    letter_start: IntArray,
+    letters: npt.NDArray[np.uint8],
+    copies: npt.NDArray[np.uint8],
+    adds: npt.NDArray[np.uint8],
+) -> int:
+    """Write ``[chunk, src, dst, kind, path, after]`` of each transfer, with ``, `` in between; how much that was."""
+    comma, blank, opening, closing = 44, 32, 91, 93
+    at = 0
+    for t in range(len(chunk)):
+        if t:
+            out[at], out[at + 1] = comma, blank
+            at += 2
+        out[at] = opening
+        at = _write_number(out, at + 1, chunk[t])
+        for number in (src[t], dst[t]):
+            out[at], out[at + 1] = comma, blank
+            at = _write_number(out, at + 2, number)
+        word = adds if reduce[t] else copies
+        out[at : at + len(word)] = word
+        at += len(word)
+        text = letters[letter_start[path[t]] : letter_start[path[t] + 1]]
+        out[at : at + len(text)] = text
+        at += len(text)
+        out[at], out[at + 1], out[at + 2] = comma, blank, opening
+        at += 3
+        for i in range(after_start[t], after_start[t + 1]):
+            if i > after_start[t]:
+                out[at], out[at + 1] = comma, blank
+                at += 2
+            at = _write_number(out, at, after[i])
+        out[at], out[at + 1] = closing, closing
+        at += 2
+    return at
+
+
+@compiled
+def _write_number(out: npt.NDArray[np.uint8], at: int, number: int) -> int:
+    """Write a number that is not negative; the place behind it."""
+    stop, rest = at + 1, number // 10
+    while rest:
+        stop, rest = stop + 1, rest // 10
+    rest = number
+    for place in range(stop - 1, at - 1, -1):
+        out[place] = 48 + rest % 10
+        rest //= 10
+    return stop

@@ -1,0 +1,248 @@
+"""The two halves of the check of a schedule, compiled: what places hold in the end, and whether accesses are ordered.
+
+A place is a node's copy of a chunk. These functions only find that something is wrong, and where; ``schedule`` says
+what it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.compiled import compiled
+
+__all__ = [
+    "ADDS_TO_EMPTY",
+    "ADDS_TO_NOTHING",
+    "EMPTY",
+    "HOLDS_WRONG",
+    "MANY",
+    "READS_EMPTY",
+    "RIGHT",
+    "find_open_order",
+    "find_wrong_content",
+]
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+#: Counts stop here: mutual additions double them at every step, and any count above 1 is equally wrong.
+MANY = 1 << 30
+#: In place of the number of a content: nothing is there, or, of what is required, anything may be.
+EMPTY = -1
+
+#: What is wrong in the first chunk in which something is.
+RIGHT, READS_EMPTY, ADDS_TO_NOTHING, ADDS_TO_EMPTY, HOLDS_WRONG = range(5)
+
+
+@compiled
+def find_wrong_content(
+    chunk_start: IntArray,
+    members: IntArray,
+    src: IntArray,
+    dst: IntArray,
+    reduce: BoolArray,
+    reduces: bool,
+    num_nodes: int,
+    block: IntArray,
+    initial: IntArray,
+    required: IntArray,
+    known: IntArray,
+) -> tuple[int, int, int, int, IntArray]:
+    """Run each chunk's transfers in their order, counting contributions, and compare what is left.
+
+    A content is a row of counts, one a rank, and has a number: a row of ``known``, or after those a row of one of the
+    contents that additions made. Copying takes the number over; an addition makes a row, or changes one that no other
+    place holds.
+
+    Args:
+        chunk_start: where each chunk's transfers begin in ``members``, and their end.
+        members: numbers of transfers, chunk by chunk.
+        src, dst, reduce: of every transfer.
+        reduces: whether the collective adds at all.
+        num_nodes: ranks and switches with places.
+        block: row of each chunk in ``initial`` and ``required``.
+        initial: what each rank holds before, as numbers of contents; shape ``[num_blocks, num_ranks]``.
+        required: what each rank must hold after, the same.
+        known: contents, shape ``[num_known, num_ranks]``.
+
+    Returns:
+        What is wrong; in which chunk; at which transfer (of wrong content: the last that wrote it, -1: none did); at
+        which rank; and the counts that it holds.
+    """
+    num_known, num_ranks = known.shape
+    made = np.empty((num_nodes, num_ranks), dtype=np.int64)
+    holders = np.empty(num_nodes, dtype=np.int64)  # places that hold each of the contents made
+    free = np.empty(num_nodes, dtype=np.int64)
+    compared = np.empty(num_nodes, dtype=np.int64)  # the required content that each was found equal to
+    held = np.empty(num_nodes, dtype=np.int64)
+    last = np.empty(num_nodes, dtype=np.int64)
+    nothing = np.zeros(num_ranks, dtype=np.int64)
+    for chunk in range(len(chunk_start) - 1):
+        held[:] = EMPTY
+        held[:num_ranks] = initial[block[chunk]]
+        last[:] = -1
+        num_free = num_nodes
+        for i in range(num_nodes):
+            free[i] = num_nodes - 1 - i
+        for t in members[chunk_start[chunk] : chunk_start[chunk + 1]]:
+            a, b = src[t], dst[t]
+            given, there = held[a], held[b]
+            if given == EMPTY:
+                return READS_EMPTY, chunk, t, a, nothing
+            if reduce[t] and not reduces:
+                return ADDS_TO_NOTHING, chunk, t, b, nothing
+            if reduce[t] and there == EMPTY and b < num_ranks:
+                return ADDS_TO_EMPTY, chunk, t, b, nothing
+            last[b] = t
+            if reduce[t] and there != EMPTY:
+                row = known[given] if given < num_known else made[given - num_known]
+                if there >= num_known and holders[there - num_known] == 1:
+                    place = there - num_known
+                    for r in range(num_ranks):
+                        made[place, r] = min(made[place, r] + row[r], MANY)
+                else:
+                    num_free -= 1
+                    place = free[num_free]
+                    old = known[there] if there < num_known else made[there - num_known]
+                    for r in range(num_ranks):
+                        made[place, r] = min(old[r] + row[r], MANY)
+                    if there >= num_known:
+                        holders[there - num_known] -= 1
+                    holders[place] = 1
+                    held[b] = num_known + place
+                continue
+            if given >= num_known:
+                holders[given - num_known] += 1
+            if there >= num_known:
+                holders[there - num_known] -= 1
+                if holders[there - num_known] == 0:
+                    free[num_free] = there - num_known
+                    num_free += 1
+            held[b] = given
+        compared[:] = EMPTY
+        for rank in range(num_ranks):
+            wanted, found = required[block[chunk], rank], held[rank]
+            if wanted in (EMPTY, found):
+                continue
+            if found >= num_known and compared[found - num_known] == wanted:
+                continue
+            row = nothing
+            if found >= num_known:
+                row = made[found - num_known]
+            elif found != EMPTY:
+                row = known[found]
+            for r in range(num_ranks):
+                if row[r] != known[wanted, r]:
+                    return HOLDS_WRONG, chunk, last[rank], rank, row.copy()
+            if found >= num_known:
+                compared[found - num_known] = wanted
+    return RIGHT, -1, -1, -1, nothing
+
+
+@compiled
+def find_open_order(
+    set_start: IntArray,
+    members: IntArray,
+    chunk: IntArray,
+    src: IntArray,
+    dst: IntArray,
+    reduce: BoolArray,
+    after_start: IntArray,
+    after: IntArray,
+    num_nodes: int,
+    max_bits: int,
+) -> tuple[int, int, int]:
+    """Two accesses to a place that conflict and that ``after`` leaves in no fixed order.
+
+    The accesses to a place come in turns: all reads between two writes are one turn, so are all additions between
+    two others; every write is one. Each access must come after all of the turn before; an access two turns away is
+    then ordered through any between. What has been completed before a transfer begins is kept as a set of bits.
+
+    Args:
+        set_start: where sets of transfers that ``after`` never leaves begin in ``members``, and their end.
+        members: numbers of transfers, set by set, rising in each.
+        chunk, src, dst, reduce, after_start, after: of every transfer, see ``Columns``.
+        num_nodes: ranks and switches with places.
+        max_bits: held at once; more transfers are traced in several passes.
+
+    Returns:
+        The earlier and the later transfer, and the node whose place it is; -1 each if all is ordered.
+    """
+    num_transfers, num_chunks = len(chunk), 0
+    local = np.empty(num_transfers, dtype=np.int64)
+    for t in range(num_transfers):
+        num_chunks = max(num_chunks, chunk[t] + 1)
+    place_of = np.full(num_chunks * num_nodes, -1, dtype=np.int64)
+    for s in range(len(set_start) - 1):
+        mine = members[set_start[s] : set_start[s + 1]]
+        count = len(mine)
+        # Accesses by place, places in the order in which they are first met, a transfer's source before its target.
+        place = np.empty(2 * count, dtype=np.int64)
+        num_places = 0
+        for e in range(count):
+            local[mine[e]] = e
+            for side in range(2):
+                node = dst[mine[e]] if side else src[mine[e]]
+                at = chunk[mine[e]] * num_nodes + node
+                if place_of[at] < 0:
+                    place_of[at] = num_places
+                    num_places += 1
+                place[2 * e + side] = place_of[at]
+        begin = np.zeros(num_places + 1, dtype=np.int64)
+        for access in range(2 * count):
+            begin[place[access] + 1] += 1
+        for p in range(num_places):
+            begin[p + 1] += begin[p]
+        cursor = begin[:-1].copy()
+        accesses = np.empty(2 * count, dtype=np.int64)
+        for access in range(2 * count):
+            accesses[cursor[place[access]]] = access
+            cursor[place[access]] += 1
+            t = mine[access >> 1]
+            place_of[chunk[t] * num_nodes + (dst[t] if access & 1 else src[t])] = -1  # for the next set
+        window = max(64, max_bits // max(count, 1))
+        words = (min(window, count) + 63) // 64
+        begun = np.empty((count, words), dtype=np.uint64)  # those complete when each begins, of a window of them
+        wanted = np.empty(words, dtype=np.uint64)
+        for low in range(0, count, window):
+            high = min(low + window, count)
+            for e in range(count):
+                begun[e] = 0
+                for i in range(after_start[mine[e]], after_start[mine[e] + 1]):
+                    other = local[after[i]]
+                    for w in range(words):
+                        begun[e, w] |= begun[other, w]
+                    if low <= other < high:
+                        begun[e, (other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
+            for p in range(num_places):
+                before = begin[p]
+                now = before
+                while now < begin[p + 1]:
+                    stop = now + 1
+                    access = accesses[now]
+                    kind = (1 + reduce[mine[access >> 1]]) if access & 1 else 0  # reads, overwrites, adds
+                    while kind != 1 and stop < begin[p + 1]:
+                        other = accesses[stop]
+                        if ((1 + reduce[mine[other >> 1]]) if other & 1 else 0) != kind:
+                            break
+                        stop += 1
+                    wanted[:] = 0
+                    any_wanted = False
+                    for i in range(before, now):
+                        other = accesses[i] >> 1
+                        if low <= other < high:
+                            wanted[(other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
+                            any_wanted = True
+                    for i in range(now, stop if any_wanted else now):
+                        e = accesses[i] >> 1
+                        for w in range(words):
+                            missing = wanted[w] & ~begun[e, w]
+                            if missing:
+                                bit = 0
+                                while not (missing >> np.uint64(bit)) & np.uint64(1):
+                                    bit += 1
+                                node = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
+                                return mine[low + 64 * w + bit], mine[e], node
+                    before, now = now, stop
+    return -1, -1, -1
