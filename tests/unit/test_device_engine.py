@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +35,14 @@ from mycel.runtime.communicator import Call
 from mycel.runtime.device import choice
 from mycel.runtime.device.choice import PIECE_BYTES, STEP_S, choose_for_steps, estimate_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
-from mycel.runtime.device.group import LEAST_BYTES, DeviceGroup, make_nccl
+from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.device.lane import CudaLane, lane_of
 from mycel.runtime.device.steps import Prepared, prepare
 from mycel.runtime.device.transport import End
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.planner import Planner
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.settings import NCCL_BELOW
 from mycel.topology.builders import ring, star, torus, two_boxes
 from mycel.topology.model import Topology
 
@@ -267,12 +269,14 @@ def engines_on(device: str, fabric: str, method: str, piece_bytes: int) -> list[
     meeting, n = Meeting(), FABRICS[fabric].num_ranks
     return [
         DeviceEngine(
-            rank=rank,
             size=n,
-            schedules=lambda name, root: {method: schedules(fabric, name, root)[method]},
+            planner=Planner(
+                rank,
+                lambda name, root: {method: schedules(fabric, name, root)[method]},
+                partial(choose_for_steps, piece_bytes=piece_bytes),
+            ),
             transport=meeting.of(rank),
             lane=lane_of(torch.device(device, 0)),
-            piece_bytes=piece_bytes,
         )
         for rank in range(n)
     ]
@@ -510,7 +514,7 @@ def test_more_pieces_for_longer_arrays() -> None:
 
 
 def test_which_calls_run_over_schedules() -> None:
-    large, small = torch.zeros(LEAST_BYTES // 4), torch.zeros(LEAST_BYTES // 4 - 1)
+    large, small = torch.zeros(NCCL_BELOW // 4), torch.zeros(NCCL_BELOW // 4 - 1)
     relayed: Any = SimpleNamespace(exchanges_directly=False)
     direct: Any = SimpleNamespace(exchanges_directly=True)
 

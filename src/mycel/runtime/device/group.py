@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,18 +13,18 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.runtime.communicator import Call, Communicator
-from mycel.runtime.device.choice import with_classics
+from mycel.runtime.calls import Call
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.device.choice import choose_for_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
 from mycel.runtime.device.lane import lane_of
+from mycel.runtime.device.steps import Prepared
 from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.planner import Planner
+from mycel.settings import NCCL_BELOW
 
-__all__ = ["LEAST_BYTES", "DeviceGroup", "make_nccl"]
-
-#: A schedule is several groups of operations where NCCL's own collective is one kernel: not for what is soon over.
-#: Assumed, not measured.
-LEAST_BYTES = 1 << 22
+__all__ = ["DeviceGroup", "make_nccl"]
 
 
 def make_nccl(store: Store, rank: int, size: int, timeout: timedelta, members: Sequence[int], name: str) -> Any:
@@ -57,7 +58,7 @@ class DeviceGroup:
         communicator: whose schedules are run; ``None`` in a group of one rank.
         described: whether somebody has said what the fabric looks like. Of a fabric that is merely assumed, NCCL
             knows more than we do.
-        least_bytes: calls whose largest tensor is smaller are the backend's own; ``LEAST_BYTES`` if ``None``.
+        least_bytes: calls whose largest tensor is smaller are the backend's own.
         piece_bytes: a piece size to use instead of the model's.
     """
 
@@ -67,15 +68,14 @@ class DeviceGroup:
         communicator: Communicator | None,
         *,
         described: bool,
-        least_bytes: int | None = None,
+        least_bytes: int = NCCL_BELOW,
         piece_bytes: int | None = None,
     ) -> None:
         self.backend = backend
         self._communicator = communicator if described else None
-        self._least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
+        self._least_bytes = least_bytes
         self._piece_bytes = piece_bytes
         self._engines: dict[torch.device, DeviceEngine] = {}
-        self._candidates: dict[tuple[CollectiveName, int | None], Mapping[str, Schedule]] = {}
 
     def takes(self, tensors: Sequence[torch.Tensor], *, exchange: bool) -> bool:
         """Whether a call runs over schedules. All ranks come to the same answer.
@@ -102,30 +102,36 @@ class DeviceGroup:
     def engine(self, device: torch.device) -> DeviceEngine:
         """The engine of a device; made at first use, when every rank must come here."""
         if device not in self._engines:
-            communicator = self._communicator
-            if communicator is None:
-                raise RuntimeError("no schedules are run on devices in this group")
             if device.type != "cpu":
                 # NCCL connects all ranks of a group at its first operation. Made here, where every rank is, that
                 # does not depend on which ranks have something to do in the first step.
                 self.backend.eager_connect_single_device(device)
             self._engines[device] = DeviceEngine(
-                rank=communicator.rank,
-                size=communicator.size,
-                schedules=self._schedules,
+                size=self._with_schedules().size,
+                planner=self.planner,
                 transport=BackendTransport(self.backend),
                 lane=lane_of(device),
-                piece_bytes=self._piece_bytes,
             )
         return self._engines[device]
 
-    def _schedules(self, name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
-        """The communicator's schedules and the classics; made at first use, the same on every rank."""
-        communicator = self._communicator
-        if communicator is None:
+    @cached_property
+    def planner(self) -> Planner[Prepared]:
+        """Chooses between the communicator's schedules and the classics, by the time of steps."""
+        choose = partial(choose_for_steps, piece_bytes=self._piece_bytes)
+        return Planner(self._with_schedules().rank, self._make_schedules, choose)
+
+    def close(self) -> None:
+        """Forget what was prepared."""
+        if "planner" in self.__dict__:
+            self.planner.forget()
+
+    def _make_schedules(self, name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
+        communicator = self._with_schedules()
+        ours = communicator.planner.schedules(name, root)
+        collective = Collective(name=name, num_ranks=communicator.size, root=root)
+        return with_classics(ours, communicator.topology, collective)
+
+    def _with_schedules(self) -> Communicator:
+        if self._communicator is None:
             raise RuntimeError("no schedules are run on devices in this group")
-        if (name, root) not in self._candidates:
-            collective = Collective(name=name, num_ranks=communicator.size, root=root)
-            ours = communicator.schedules(name, root)
-            self._candidates[name, root] = with_classics(ours, communicator.topology, collective)
-        return self._candidates[name, root]
+        return self._communicator
