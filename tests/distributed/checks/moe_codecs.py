@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from mycel.moe import MoE, boxes_of
+from mycel.moe import MoE, nodes_of
 from mycel.moe.dispatch import make_dispatcher
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.routing import routing_from_slots
@@ -78,7 +78,7 @@ def layers(rank: int, size: int, dispatcher: str) -> dict[str, dict[str, float]]
 def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:
     """Bytes that all-to-all sends to the other box, metered and counted, by codec."""
     tokens, width, experts, top_k = 40, 9, 8, 3
-    boxes = boxes_of(two_boxes(num_ranks=size))
+    boxes = nodes_of(two_boxes(num_ranks=size))
     other = next(box for box in boxes if rank not in box)
     out: dict[str, tuple[int, int]] = {}
     row_bytes = {"identity": 4 * width, "bf16": 2 * width, "fp8": width + 2, "int8": width + 2, "int4": 7}

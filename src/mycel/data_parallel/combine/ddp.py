@@ -63,7 +63,7 @@ def _combined(state: _State, buffer: Tensor, gradients: list[Tensor]) -> torch.f
 
     def job() -> None:
         try:
-            state.combiner.start(bundle, state.group)()
+            state.combiner.start(bundle, state.group).wait()
         except BaseException as error:  # raised by the callback below: DDP reads a future without asking how it went
             failures.append(error)
         raw.set_result(None)
