@@ -73,8 +73,10 @@ def run_ranks(
     from mycel.emulate.launch import GRACE_S, launch
     from mycel.emulate.processes import TIMEOUT_EXIT_CODE
 
-    on_loopback = isinstance(where, int)
-    if isinstance(where, int) and where < 2:
+    of_what, grace_s = "on loopback", 0.0
+    if not isinstance(where, int):
+        of_what, grace_s = f"of {where.name}", GRACE_S
+    elif where < 2:
         raise UsageError(f"{where} rank(s) on loopback; a collective needs at least 2")
     output = _Output(sink)
     status = launch(
@@ -83,18 +85,16 @@ def run_ranks(
         env=env,
         output=output.line,
         timeout_s=timeout_s,
-        grace_s=0.0 if on_loopback else GRACE_S,
+        grace_s=grace_s,
         prefix=False,
         warm=warm,
     )
     if status == 128 + signal.SIGINT:
         raise KeyboardInterrupt
     if status:
-        name = "loopback" if isinstance(where, int) else where.name
         over = status == TIMEOUT_EXIT_CODE
-        raise CommunicationError(
-            output.explain("time is over" if over else f"a rank on {name} failed with exit code {status}")
-        )
+        what = "time is over" if over else f"a rank {of_what} failed with exit code {status}"
+        raise CommunicationError(output.explain(what))
 
 
 def _record(text: str) -> dict[str, Any] | None:
