@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 from mycel.wire import WireCodec
@@ -196,7 +197,7 @@ def there_and_back(tensors: Sequence[Tensor], there: _Move, back: _Move) -> tupl
 def _gather(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
     def launch() -> Pending[Tensor]:
         gathered = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
-        dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
+        all_gather_single(gathered, x.contiguous(), group=group)
         meter.add_even(name, x.numel() * x.element_size(), group)
         return Pending.done(gathered)
 
@@ -206,7 +207,7 @@ def _gather(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) ->
 def _scatter(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
     def launch() -> Pending[Tensor]:
         scattered = x.new_empty(x.shape[0] // dist.get_world_size(group), *x.shape[1:])
-        dist.reduce_scatter_tensor(scattered, x.contiguous(), group=group)
+        reduce_scatter_single(scattered, x.contiguous(), group=group)
         meter.add_even(name, scattered.numel() * scattered.element_size(), group)
         return Pending.done(scattered)
 

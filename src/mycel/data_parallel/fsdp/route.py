@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.nodes import equal_nodes, nodes_of
 from mycel.data_parallel.stats import CommStats
@@ -26,10 +26,6 @@ from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["Route", "boxes_between"]
-
-# Torch 2.13 renamed both, and warns of the old names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def boxes_between(topology: Topology) -> tuple[tuple[int, ...], ...] | None:
@@ -118,7 +114,7 @@ class Route:
     def gather(self, payload: Tensor) -> Tensor:
         """Payloads of ``sources()``, shape ``[num_sent, bytes]``."""
         heard = payload.new_empty(self.num_sent * len(payload))
-        _all_gather(heard, payload, group=self._between)
+        all_gather_single(heard, payload, group=self._between)
         self.stats.sent((self.num_sent - 1) * len(payload))
         return heard.view(self.num_sent, -1)
 
@@ -132,7 +128,7 @@ class Route:
         if self._inside is None:
             return
         heard = rows.new_empty((self._rows.numel(), rows.shape[1]))
-        _all_gather(heard.view(-1), rows.reshape(-1), group=self._inside)
+        all_gather_single(heard.view(-1), rows.reshape(-1), group=self._inside)
         self.inside.add_even("gather", rows.numel() * rows.element_size(), self._inside)
         output[self._rows.view(-1).to(output.device)] = heard
 
@@ -146,7 +142,7 @@ class Route:
             return rows
         ordered = rows[self._rows.view(-1).to(rows.device)]
         total = rows.new_empty((self.num_sent, rows.shape[1]))
-        _reduce_scatter(total.view(-1), ordered.view(-1), group=self._inside)
+        reduce_scatter_single(total.view(-1), ordered.view(-1), group=self._inside)
         self.inside.add_even("sum", total.numel() * total.element_size(), self._inside)
         return total
 
