@@ -15,7 +15,8 @@ import sys
 from typing import Any
 
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.topology.load import load_topology
 from record import RECORDED, ROOT, append, markdown, stamp, write_section
 

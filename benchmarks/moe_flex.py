@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from moe_ranks import forward_backward, is_rank, join, mark, middle, on_cluster, say, step_s, total
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.moe import Flex, MoE, boxes_of, node_mesh
+from mycel.moe import Flex, MoE, node_mesh, nodes_of
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
@@ -41,7 +41,7 @@ PHASES = ((16, 2), (512, 8), (128, 2))
 def exchanges(steps: int) -> None:
     """Bytes and time of flat and hierarchical exchanges."""
     topology = dist.group.WORLD.communicator.topology
-    boxes, mesh = boxes_of(topology), node_mesh(topology)
+    boxes, mesh = nodes_of(topology), node_mesh(topology)
     for tokens, top_k in LOADS:
         torch.manual_seed(0)
         layer = MoE(DIM, HIDDEN, 16, top_k, mesh=mesh)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 import mycel.runtime
 from mycel.emulate import EmulatedCluster, start
-from mycel.moe import ByteMeter, boxes_of
+from mycel.moe import ByteMeter, nodes_of
 from mycel.topology.model import Topology
 
 #: Seconds a rank waits for a mark to be noted.
@@ -33,7 +33,7 @@ def on_cluster(
     topology: Topology, script: Path, arguments: Sequence[str], *, timeout_s: float = 900.0, backend: str = "mycel"
 ) -> list[dict[str, Any]]:
     """Run a script on every rank; what rank 0 said, in order. Marks have ``crossed``: bytes between boxes so far."""
-    boxes = boxes_of(topology)
+    boxes = nodes_of(topology)
     box_of = {topology.ranks[rank]: place for place, box in enumerate(boxes) for rank in box}
     inside = {v: topology.vertices[v].box for v in range(len(topology.vertices))}
     cables = [(a, b) for link in topology.links for a, b in [(link.src, link.dst)] if a in box_of and not inside[b]]

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.bench.ranks import run_on_loopback
+from mycel.bench.ranks import run_ranks
 from mycel.data_parallel.local import Periodic, diloco, local_updates
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.demo.model import VOCABULARY, ByteGPT, ModelConfig
@@ -94,7 +94,7 @@ def run(file: Path, steps: int, deaths: dict[int, int]) -> list[dict[str, Any]]:
         dies_at = deaths.get(ranks, -1)
         command = [sys.executable, __file__, "--rank", str(file), "--steps", str(steps), "--dies-at", str(dies_at)]
         try:
-            run_on_loopback(ranks, command, sink=take, timeout_s=900.0)
+            run_ranks(ranks, command, sink=take, timeout_s=900.0)
         except CommunicationError as error:
             if dies_at < 0 or not lines or lines[-1]["step"] != dies_at - 1:
                 raise

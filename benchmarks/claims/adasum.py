@@ -61,7 +61,7 @@ def steps_to_target(combiner: Combiner | None, learning_rate: float, seed: int, 
             packed.copy_from(gradients)
             assert dist.group.WORLD is not None
             for bundle in packed.bundles:
-                combiner.start(bundle, dist.group.WORLD)()
+                combiner.start(bundle, dist.group.WORLD).wait()
             packed.copy_to(gradients)
         optimizer.step()
         if step % 3 == 2 and digits.judge(model)[0] >= TARGET:  # the same on every rank

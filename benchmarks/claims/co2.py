@@ -41,8 +41,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 import mycel.runtime  # noqa: F401  (registers the backend)
+from mycel.bench import ranks as launcher
 from mycel.bench.measurement import describe_hardware
-from mycel.bench.ranks import run_on_cluster
 from mycel.bench.run import warm_up
 from mycel.data_parallel.local import Delayed, LocalUpdates, MakeOuter, Periodic, co2, local_updates, slowmo
 from mycel.demo.corpus import load_corpus, sample_batch
@@ -217,7 +217,7 @@ def measure_rate(quick: bool, show: Callable[[dict[str, Any]], None]) -> list[di
             show(record)
 
     command = [sys.executable, __file__, "--rank", "rate", *(["--quick"] if quick else [])]
-    run_on_cluster(load_topology(CLUSTER), command, sink=take, timeout_s=1200.0, warm=warm_up)
+    launcher.run_ranks(load_topology(CLUSTER), command, sink=take, timeout_s=1200.0, warm=warm_up)
     return lines
 
 

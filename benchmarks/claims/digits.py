@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from mycel.bench.ranks import run_on_loopback
+from mycel.bench import ranks as launcher
 
 #: Images held out of 1,797.
 HELD_OUT = 360
@@ -71,7 +71,7 @@ def run_ranks(
             progress(record)
 
     command = [sys.executable, script, "--rank", *arguments]
-    run_on_loopback(num_ranks, command, sink=take, timeout_s=1800.0)
+    launcher.run_ranks(num_ranks, command, sink=take, timeout_s=1800.0)
     return lines
 
 

@@ -87,7 +87,7 @@ def averaging(optimizer: torch.optim.Optimizer) -> Step:
         packed.copy_from(gradients)
         assert dist.group.WORLD is not None
         for bundle in packed.bundles:
-            Mean().start(bundle, dist.group.WORLD)()
+            Mean().start(bundle, dist.group.WORLD).wait()
         packed.copy_to(gradients)
         optimizer.step()
 

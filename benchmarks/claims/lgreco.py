@@ -31,7 +31,8 @@ from torch.nn.parallel import DistributedDataParallel
 from training import SEED, Sizes, Way, say, train
 
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.data_parallel import CompressionPolicy, Compressor, LGreCo, PowerSGD, Quantised, TopK, compress
 from mycel.data_parallel.level_choice import choose_levels
 from mycel.demo.corpus import load_corpus, sample_batch

@@ -28,7 +28,8 @@ from torch.distributed.fsdp import fully_shard
 from training import Sizes, Way, say, train
 
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.data_parallel import TAGC, CompressionPolicy, Compressor, TopK, compress, heavy_layers
 from mycel.data_parallel.compress.sketch import insert, num_counters, peel
 from record import RECORDED, ROOT, append, markdown, stamp, write_section

@@ -41,10 +41,10 @@ def duplicated(layer: MoE, dispatcher: AllToAllDispatcher, experts: Experts, mes
     """The layer without dropping: each rank of a box exchanges all tokens with its peer, slices' results add up."""
     meter, box = dispatcher.meter, mesh.get_group("tensor")
     routing = layer.router(x)
-    rows, weights = copy_to_ranks([x, routing.top_k_weights], box, meter)
+    rows, weights = copy_to_ranks([x, routing.top_k_weights], box, meter, "dispatch")
     arrived = dispatcher.dispatch(rows, routing._replace(top_k_weights=weights))
     done = experts(arrived.rows, arrived.tokens_per_expert, gradient_scale=0.5)
-    return sum_over_ranks(dispatcher.combine(done, arrived), box, meter)
+    return sum_over_ranks(dispatcher.combine(done, arrived), box, meter, "combine")
 
 
 def rank() -> None:

@@ -29,7 +29,8 @@ from training import interface_bytes, say
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.data_parallel import CompressionPolicy, TernGrad, compress, make_compressor
 from mycel.topology.load import load_topology
 from record import RECORDED, ROOT, append, markdown, stamp, write_section

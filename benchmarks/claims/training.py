@@ -23,7 +23,8 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.demo.corpus import Corpus, load_corpus, sample_batch
 from mycel.demo.model import VOCABULARY, ByteGPT, ModelConfig
 from mycel.demo.train import learning_rate

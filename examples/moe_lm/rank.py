@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.demo.train import learning_rate
-from mycel.moe import MoE, boxes_of, expert_parameter_names, moe_loss, node_mesh
+from mycel.moe import MoE, expert_parameter_names, moe_loss, node_mesh, nodes_of
 from mycel.topology.model import Topology
 
 #: Name of a model, and the exchange and codec of its experts; the dense one has none.
@@ -145,7 +145,7 @@ def train(options: argparse.Namespace) -> None:
     """All models, step by step in turn."""
     communicator = dist.group.WORLD.communicator  # type: ignore[union-attr]
     topology = communicator.topology if options.emulated else None
-    boxes = BOXES if topology is None else boxes_of(topology)
+    boxes = BOXES if topology is None else nodes_of(topology)
     mesh = DeviceMesh("cpu", torch.tensor(BOXES)) if topology is None else node_mesh(topology)
     counter = cables_between_boxes(topology)
     corpus = load_corpus(max_bytes=3 << 20)

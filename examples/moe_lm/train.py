@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.run import run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import warm_up
 from mycel.emulate import check_support
 from mycel.errors import EmulationError
 from mycel.topology.builders import two_boxes

@@ -14,7 +14,7 @@ import pytest
 
 from mycel.bench.case import ALWAYS_IN_PLACE, BENCH_COLLECTIVES, EITHER_WAY, Case
 from mycel.bench.measurement import Measurement
-from mycel.bench.ranks import run_on_cluster, run_on_loopback
+from mycel.bench.ranks import run_ranks as launch_ranks
 from mycel.bench.run import bench_cases
 from mycel.collectives.cost import LOCAL_PIECE_BYTES, WHOLE_BYTES
 from mycel.collectives.synth import methods_for
@@ -135,7 +135,7 @@ def test_records_and_what_a_failing_rank_said() -> None:
     )
     records: list[tuple[int, dict[str, Any]]] = []
     with pytest.raises(CommunicationError, match=r"exit code 1; .*rank 1: my disk is full"):
-        run_on_loopback(
+        launch_ranks(
             2, [sys.executable, "-c", code], sink=lambda rank, record: records.append((rank, record)), timeout_s=60
         )
     assert (1, {"rank": "1"}) in records
@@ -146,7 +146,7 @@ def test_a_sink_that_fails_is_heard() -> None:
         raise UsageError("cannot take this")
 
     with pytest.raises(UsageError, match="cannot take this"):
-        run_on_loopback(2, [sys.executable, "-c", "print('{}')"], sink=broken, timeout_s=60)
+        launch_ranks(2, [sys.executable, "-c", "print('{}')"], sink=broken, timeout_s=60)
 
 
 def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
         f"pathlib.Path({str(tmp_path)!r}, os.environ['RANK']).write_text(str(os.getpid())); signal.pause()"
     )
     with pytest.raises(CommunicationError, match="time is over"):
-        run_on_loopback(2, [sys.executable, "-c", code], sink=_ignore, timeout_s=1.0)
+        launch_ranks(2, [sys.executable, "-c", code], sink=_ignore, timeout_s=1.0)
     for file in tmp_path.iterdir():
         with pytest.raises(ProcessLookupError):
             os.kill(int(file.read_text()), 0)
@@ -166,7 +166,7 @@ def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
 def test_a_failing_rank_of_a_cluster_is_heard() -> None:
     code = "import os, sys; sys.exit('out of memory' if os.environ['RANK'] == '0' else 0)"
     with pytest.raises(CommunicationError, match="rank 0: out of memory"):
-        run_on_cluster(star(num_ranks=2), [sys.executable, "-c", code], sink=_ignore, timeout_s=60)
+        launch_ranks(star(num_ranks=2), [sys.executable, "-c", code], sink=_ignore, timeout_s=60)
 
 
 @pytest.mark.parametrize("foreign", [False, True], ids=["one clock", "two clocks"])

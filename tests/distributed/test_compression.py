@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mycel.bench.ranks import run_on_cluster
+from mycel.bench.ranks import run_ranks as launch_ranks
 from mycel.data_parallel.compress import COMPRESSORS, make_compressor
 from mycel.emulate import check_support
 from mycel.errors import EmulationError
@@ -115,7 +115,7 @@ def test_bytes_metered_equal_the_interfaces(backend: str) -> None:
         pytest.skip(str(error))
     names = ["bf16", "int4", "sign", "top_k", "powersgd"]
     records: list[dict[str, Any]] = []
-    run_on_cluster(
+    launch_ranks(
         star(num_ranks=3),
         [sys.executable, str(Path(__file__).parent / "programs" / "compression_bytes.py"), backend, *names],
         sink=lambda rank, record: records.append(record),

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from functools import cache
+from functools import cache, partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +40,7 @@ from mycel.runtime.device.lane import CudaLane, lane_of
 from mycel.runtime.device.steps import Prepared, prepare
 from mycel.runtime.device.transport import End
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.planner import Planner
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.settings import NCCL_BELOW, read_settings
@@ -274,13 +275,15 @@ def engines_on(device: str, fabric: str, method: str, piece_bytes: int) -> list[
     proofs = Proofs(0, refuse)  # in one process, one proof serves all ranks
     return [
         DeviceEngine(
-            rank=rank,
             size=n,
-            schedules=lambda name, root: {method: schedules(fabric, name, root)[method]},
-            prove=proofs.require,
+            planner=Planner(
+                rank,
+                lambda name, root: {method: schedules(fabric, name, root)[method]},
+                partial(choose_for_steps, piece_bytes=piece_bytes),
+                proofs.require,
+            ),
             transport=meeting.of(rank),
             lane=lane_of(torch.device(device, 0)),
-            piece_bytes=piece_bytes,
         )
         for rank in range(n)
     ]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mycel.comm import Pending
 from mycel.errors import CommunicationError, UsageError
 from mycel.moe import ExpertBias, GShardLoss, MoE, moe_loss
 from mycel.moe.memory import (
@@ -23,7 +24,6 @@ from mycel.moe.memory import (
     Offload,
     PreGatedFetch,
     Ring,
-    Transfer,
     make_fetch_policy,
     pre_gate,
 )
@@ -39,22 +39,17 @@ class LateLink(Link):
         self.queue: list[tuple[Tensor, Tensor]] = []
         self.asked: list[int] = []
 
-    def fetch(self, copies: Sequence[tuple[Tensor, Tensor]]) -> Transfer:
+    def fetch(self, copies: Sequence[tuple[Tensor, Tensor]]) -> Pending[None]:
         self.queue += copies
         self.asked.append(len(copies))
         for _, near in copies:
             near.fill_(float("nan"))
-        return LateTransfer(self)
+        return Pending(self.carry)
 
-
-class LateTransfer(Transfer):
-    def __init__(self, link: LateLink) -> None:
-        self.link = link
-
-    def wait(self) -> None:
-        for far, near in self.link.queue:
+    def carry(self) -> None:
+        for far, near in self.queue:
             near.copy_(far)
-        self.link.queue = []
+        self.queue = []
 
 
 class Block(nn.Module):

@@ -82,12 +82,12 @@ def _paced(schedule: Schedule) -> Iterator[Callable[[float], list[int]]]:
     def paces(seconds: float) -> list[int]:
         descriptors = {channel: sock.fileno() for channel, sock in sockets.items()}
         pacer.adapt("schedule", schedule, seconds, descriptors)
-        option = pacing._SO_MAX_PACING_RATE
+        option = pacing.SO_MAX_PACING_RATE
         return sorted({sock.getsockopt(socket.SOL_SOCKET, option) & 0xFFFFFFFF for sock in sockets.values()})
 
     try:
         for sock in sockets.values():  # as they are opened
-            sock.setsockopt(socket.SOL_SOCKET, pacing._SO_MAX_PACING_RATE, 50_000_000)
+            sock.setsockopt(socket.SOL_SOCKET, pacing.SO_MAX_PACING_RATE, 50_000_000)
         yield paces
     finally:
         for sock in sockets.values():

@@ -7,21 +7,15 @@ the error message in case one of them fails.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any
+from typing import Any
 
 from mycel.errors import CommunicationError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["RecordSink", "run_on_cluster", "run_on_loopback"]
+__all__ = ["RecordSink", "run_ranks"]
 
 #: Receives ``(rank, record)`` as soon as the line is there; runs in a reader thread.
 RecordSink = Callable[[int, dict[str, Any]], None]
@@ -34,21 +28,15 @@ class _Output:
 
     def __init__(self, sink: RecordSink) -> None:
         self._sink = sink
-        self._lock = threading.Lock()
         self._tails: dict[int, deque[str]] = {}
-        self.failure: BaseException | None = None
 
     def line(self, rank: int, text: str) -> None:
-        """Takes one line of one rank."""
+        """Takes one line of one rank; an error of the sink ends the run, and the launcher raises it."""
         record = _record(text)
-        with self._lock:
-            if record is None:
-                self._tails.setdefault(rank, deque(maxlen=_KEPT_LINES)).append(text.rstrip())
-                return
-            try:
-                self._sink(rank, record)
-            except Exception as error:  # a broken sink must not silence the reader; it is raised at the end
-                self.failure = self.failure or error
+        if record is None:
+            self._tails.setdefault(rank, deque(maxlen=_KEPT_LINES)).append(text.rstrip())
+        else:
+            self._sink(rank, record)
 
     def explain(self, what: str) -> str:
         """One line with what the ranks said last."""
@@ -56,8 +44,8 @@ class _Output:
         return f"{what}; " + ("last output: " + " | ".join(said[:3]) if said else "the ranks printed nothing")
 
 
-def run_on_cluster(
-    topology: Topology,
+def run_ranks(
+    where: Topology | int,
     command: Sequence[str],
     *,
     sink: RecordSink,
@@ -65,10 +53,11 @@ def run_on_cluster(
     env: Mapping[str, str] | None = None,
     warm: Callable[[], None] | None = None,
 ) -> None:
-    """Run ``command`` once a rank over an emulated cluster.
+    """Run ``command`` once a rank.
 
     Args:
-        topology: one process is started for each of its ranks.
+        where: a topology to emulate, or a number of ranks on 127.0.0.1, without shaped links; those are ended as
+            soon as one of them fails.
         command: program and arguments, the same for every rank.
         sink: receives the records.
         timeout_s: for the whole run.
@@ -77,75 +66,34 @@ def run_on_cluster(
 
     Raises:
         EmulationError: this machine cannot emulate a cluster.
-        CommunicationError: a rank failed; the message says what the ranks printed last.
+        UsageError: fewer than two ranks.
+        CommunicationError: a rank failed, or the time is over; the message says what the ranks printed last.
         KeyboardInterrupt: the run was interrupted; the launcher has passed the signal on to the ranks.
     """
-    from mycel.emulate.launch import launch
+    from mycel.emulate.launch import GRACE_S, launch
+    from mycel.emulate.processes import TIMEOUT_EXIT_CODE
 
+    of_what, grace_s = "on loopback", 0.0
+    if not isinstance(where, int):
+        of_what, grace_s = f"of {where.name}", GRACE_S
+    elif where < 2:
+        raise UsageError(f"{where} rank(s) on loopback; a collective needs at least 2")
     output = _Output(sink)
     status = launch(
-        topology, list(command), env=dict(env or {}), output=output.line, timeout_s=timeout_s, prefix=False, warm=warm
+        where,
+        list(command),
+        env=env,
+        output=output.line,
+        timeout_s=timeout_s,
+        grace_s=grace_s,
+        prefix=False,
+        warm=warm,
     )
     if status == 128 + signal.SIGINT:
         raise KeyboardInterrupt
-    _conclude(output, status, f"a rank of {topology.name} failed with exit code {status}")
-
-
-def run_on_loopback(
-    num_ranks: int,
-    command: Sequence[str],
-    *,
-    sink: RecordSink,
-    timeout_s: float,
-    env: Mapping[str, str] | None = None,
-    warm: Callable[[], None] | None = None,
-) -> None:
-    """Run ``command`` once a rank on 127.0.0.1, without shaped links. Arguments as for ``run_on_cluster``.
-
-    Raises:
-        UsageError: fewer than two ranks.
-        CommunicationError: a rank failed, or the time is over.
-    """
-    if num_ranks < 2:
-        raise UsageError(f"{num_ranks} rank(s) on loopback; a collective needs at least 2")
-    if warm is not None:
-        warm()
-    output = _Output(sink)
-    port = _free_port()
-    processes: list[subprocess.Popen[str]] = []
-    readers: list[threading.Thread] = []
-    try:
-        for rank in range(num_ranks):
-            process = subprocess.Popen(
-                list(command),
-                env=_environment(rank, num_ranks, port, env),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                start_new_session=True,
-            )
-            processes.append(process)
-            assert process.stdout is not None
-            reader = threading.Thread(target=_read, args=(rank, process.stdout, output), daemon=True)
-            reader.start()
-            readers.append(reader)
-        status = _wait(processes, timeout_s)
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        for reader in readers:
-            reader.join(timeout=10)
-    what = "time is over" if status is None else f"a rank on loopback failed with exit code {status}"
-    _conclude(output, 1 if status is None else status, what)
-
-
-def _conclude(output: _Output, status: int, what: str) -> None:
-    if output.failure is not None:
-        raise output.failure
     if status:
+        over = status == TIMEOUT_EXIT_CODE
+        what = "time is over" if over else f"a rank {of_what} failed with exit code {status}"
         raise CommunicationError(output.explain(what))
 
 
@@ -157,51 +105,3 @@ def _record(text: str) -> dict[str, Any] | None:
     except ValueError:
         return None
     return record if isinstance(record, dict) else None
-
-
-def _read(rank: int, stream: IO[str], output: _Output) -> None:
-    with stream:
-        for line in stream:
-            output.line(rank, line)
-
-
-def _environment(rank: int, num_ranks: int, port: int, env: Mapping[str, str] | None) -> dict[str, str]:
-    """What torchrun would set, for ranks of one machine."""
-    return {
-        "OMP_NUM_THREADS": "1",
-        **os.environ,
-        **(env or {}),
-        "RANK": str(rank),
-        "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "GROUP_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
-    }
-
-
-def _wait(processes: list[subprocess.Popen[str]], timeout_s: float) -> int | None:
-    """First failing exit code (signals as 128 + number), 0 when all ended well, ``None`` when time is over."""
-    deadline = time.monotonic() + timeout_s
-    running = set(range(len(processes)))
-    while running:
-        for rank in sorted(running):
-            try:
-                code = processes[rank].wait(timeout=0.05)
-            except subprocess.TimeoutExpired:
-                continue
-            running.discard(rank)
-            if code:
-                return 128 - code if code < 0 else code
-        if time.monotonic() > deadline:
-            return None
-    return 0
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, Case, cases_to_text
 from mycel.bench.measurement import Measurement, summarize
-from mycel.bench.ranks import RecordSink, run_on_cluster, run_on_loopback
+from mycel.bench.ranks import run_ranks
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -23,7 +23,6 @@ __all__ = [
     "make_cases",
     "measurement_of",
     "run_bench",
-    "run_ranks",
     "warm_up",
 ]
 
@@ -127,21 +126,6 @@ def warm_up() -> None:
     import mycel.runtime
 
     mycel.runtime.warm()
-
-
-def run_ranks(
-    topology: Topology | int,
-    command: Sequence[str],
-    *,
-    sink: RecordSink,
-    timeout_s: float,
-    warm: Callable[[], None] | None,
-) -> None:
-    """``run_on_cluster`` for a topology, ``run_on_loopback`` for a number of ranks."""
-    if isinstance(topology, Topology):
-        run_on_cluster(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
-    else:
-        run_on_loopback(topology, command, sink=sink, timeout_s=timeout_s, warm=warm)
 
 
 def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated: bool | None = None) -> Measurement:

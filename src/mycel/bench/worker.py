@@ -374,7 +374,7 @@ def _chosen(case: Case, group: dist.ProcessGroup, world_size: int) -> dict[str, 
     name = cast(CollectiveName, case.collective)
     collective = Collective(name=name, num_ranks=world_size, root=0 if name in FROM_OR_TO_ROOT else None)
     num_bytes = case.num_elements(world_size) * ELEMENT_BYTES * collective.num_parts
-    choice = communicator.choice(name, collective.root, num_bytes)
+    choice = communicator.planner.choice(name, collective.root, num_bytes)
     return {"method": choice.method, "piece_bytes": choice.piece_bytes}
 
 

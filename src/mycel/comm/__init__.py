@@ -2,3 +2,43 @@
 
 Nothing here knows what travels or why: a thing that a second wing needs comes down to this floor.
 """
+
+from __future__ import annotations
+
+from mycel.comm.background import InBackground
+from mycel.comm.bundle import Bundle, Packed
+from mycel.comm.exchange import (
+    all_gather_rows,
+    copy_to_ranks,
+    reduce_scatter_rows,
+    start_exchange,
+    sum_over_ranks,
+    there_and_back,
+)
+from mycel.comm.groups import flat_group, subgroup
+from mycel.comm.meter import ByteMeter
+from mycel.comm.nodes import equal_nodes, node_mesh, nodes_of
+from mycel.comm.pending import Pending, keep_exchanges
+from mycel.comm.start import agree, group_or_all
+
+__all__ = [
+    "Bundle",
+    "ByteMeter",
+    "InBackground",
+    "Packed",
+    "Pending",
+    "agree",
+    "all_gather_rows",
+    "copy_to_ranks",
+    "equal_nodes",
+    "flat_group",
+    "group_or_all",
+    "keep_exchanges",
+    "node_mesh",
+    "nodes_of",
+    "reduce_scatter_rows",
+    "start_exchange",
+    "subgroup",
+    "sum_over_ranks",
+    "there_and_back",
+]

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 import torch
 
 from mycel.comm.bundle import Bundle
-from mycel.comm.pending import Finish
+from mycel.comm.pending import Pending
 
 __all__ = ["InBackground"]
 
@@ -29,7 +29,7 @@ class InBackground:
         self._jobs: queue.SimpleQueue[_Job | None] | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def start(self, job: Callable[[], None], bundle: Bundle) -> Finish:
+    def start(self, job: Callable[[], None], bundle: Bundle) -> Pending[None]:
         """Have the job done.
 
         Args:
@@ -37,7 +37,7 @@ class InBackground:
             bundle: what the caller will read when the job is finished.
 
         Returns:
-            Waits for the job and raises what it raised.
+            The job, which raises what it raised. Its deadlines are those of the groups that it uses.
         """
         if self._jobs is None:
             self._jobs = queue.SimpleQueue()
@@ -47,7 +47,7 @@ class InBackground:
         device = bundle.flat.device
         if device.type != "cuda":
             self._jobs.put((job, done))
-            return done.result
+            return Pending(done.result)
         if device not in self._streams:
             self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         stream = self._streams[device]
@@ -62,7 +62,7 @@ class InBackground:
             torch.cuda.current_stream(device).wait_stream(stream)
 
         self._jobs.put((on_stream, done))
-        return finish
+        return Pending(finish)
 
 
 def _run(jobs: queue.SimpleQueue[_Job | None]) -> None:

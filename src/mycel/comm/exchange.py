@@ -1,6 +1,6 @@
-"""Collectives with gradients, each metered: what dispatchers are made of.
+"""Collectives with gradients, each metered under a name that the caller gives, and ``NAME.backward`` on the way back.
 
-Those of the all-to-all dispatchers can be under way while something else is computed: ``start_exchange`` gives what
+Exchanges of rows can be under way while something else is computed: ``start_exchange`` gives what
 to wait for. In the graph such an exchange is two nodes, start and wait. Backward, the second begins the exchange back
 and the first waits for it, so that what overlaps on the way there overlaps on the way back as well.
 """
@@ -8,19 +8,20 @@ and the first waits for it, so that what overlaps on the way there overlaps on t
 # ruff: noqa: N803  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 from mycel.wire import WireCodec
 
 __all__ = [
-    "Exchange",
     "all_gather_rows",
     "copy_to_ranks",
     "reduce_scatter_rows",
@@ -28,52 +29,44 @@ __all__ = [
     "start_exchange",
     "start_swap",
     "sum_over_ranks",
+    "there_and_back",
 ]
 
 
-def start_counts(counts_WE: Tensor, group: dist.ProcessGroup, meter: ByteMeter) -> Pending:
+def start_counts(counts_WE: Tensor, group: dist.ProcessGroup, meter: ByteMeter) -> Pending[Tensor]:
     """Row ``r`` goes to rank ``r``; what arrives has shape and type of ``counts``."""
 
-    def launch() -> Pending:
+    def launch() -> Pending[Tensor]:
         received = torch.empty_like(counts_WE, memory_format=torch.contiguous_format)
         work = dist.all_to_all_single(received, counts_WE.contiguous(), group=group, async_op=True)
         meter.add_even("counts", counts_WE[0].numel() * counts_WE.element_size(), group)
-        return Pending(received, work)
+        return _brought(received, work)
 
     return communicate(launch)
 
 
 def start_swap(
     rows: Tensor, gets: Sequence[int], gives: Sequence[int], group: dist.ProcessGroup, meter: ByteMeter, name: str
-) -> Pending:
+) -> Pending[Tensor]:
     """Uneven exchange of rows, without gradients."""
 
-    def launch() -> Pending:
+    def launch() -> Pending[Tensor]:
         sent = rows.contiguous()
         received = sent.new_empty(sum(gets), *sent.shape[1:])
         work = dist.all_to_all_single(received, sent, list(gets), list(gives), group=group, async_op=True)
         row_bytes = sent[:1].numel() * sent.element_size() if sent.shape[0] else 0
         meter.add(name, [rows_to * row_bytes for rows_to in gives], group)
-        return Pending(received, work)
+        return _brought(received, work)
 
     return communicate(launch)
 
 
-class Exchange:
-    """An exchange under way, with gradients.
+def _brought(received: Tensor, work: dist.Work) -> Pending[Tensor]:
+    def finish() -> Tensor:
+        work.wait()
+        return received
 
-    One node of the autograd graph for all its tensors, so that their exchanges back come in one order on every rank.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor], route: _Route) -> None:
-        flight = _Flight(route, [t.requires_grad for t in tensors])
-        started: tuple[Tensor, ...] = _Start.apply(flight, *tensors)  # type: ignore[no-untyped-call]
-        self._flight, self._started = flight, started
-
-    def wait(self) -> tuple[Tensor, ...]:
-        """What arrived, in the order of the tensors sent."""
-        arrived: tuple[Tensor, ...] = _Wait.apply(self._flight, *self._started)  # type: ignore[no-untyped-call]
-        return arrived
+    return Pending(finish)
 
 
 def start_exchange(
@@ -85,8 +78,10 @@ def start_exchange(
     group: dist.ProcessGroup,
     meter: ByteMeter,
     name: str,
-) -> Exchange:
-    """Rows of several tensors to the ranks of a group.
+) -> Pending[tuple[Tensor, ...]]:
+    """Rows of several tensors to the ranks of a group, with gradients.
+
+    One node of the autograd graph for all tensors, so that their exchanges back come in one order on every rank.
 
     Args:
         tensors: of equally many rows, sorted by the rank they go to.
@@ -96,8 +91,23 @@ def start_exchange(
         group: the ranks.
         meter: counts the bytes, as ``name`` and ``name.backward``.
         name: of the exchange.
+
+    Returns:
+        What arrives, in the order of the tensors sent.
     """
-    return Exchange(tensors, (list(gets), list(gives), group, meter, name, list(codecs)))
+    flight = _Flight((list(gets), list(gives), group, meter, name, list(codecs)), [t.requires_grad for t in tensors])
+    kinds = [(t.shape[-1], t.dtype) for t in tensors]
+    started: tuple[Tensor, ...] = _Node.apply(  # type: ignore[no-untyped-call]
+        partial(flight.launch, back=False), lambda grads, needed: flight.land(kinds, back=True), *tensors
+    )
+
+    def finish() -> tuple[Tensor, ...]:
+        arrived: tuple[Tensor, ...] = _Node.apply(  # type: ignore[no-untyped-call]
+            lambda xs: flight.land(kinds, back=False), lambda grads, needed: flight.launch(grads, back=True), *started
+        )
+        return arrived
+
+    return Pending(finish)
 
 
 #: Rows from and to each rank, the ranks, what counts the bytes, its name for them, codecs.
@@ -116,7 +126,7 @@ class _Flight:
     def __init__(self, route: _Route, needed: list[bool]) -> None:
         self.route = route
         self.needed = needed
-        self.under_way: list[Pending | None] = []
+        self.under_way: list[Pending[Tensor] | None] = []
 
     def launch(self, tensors: Sequence[Tensor], *, back: bool) -> tuple[Tensor | None, ...]:
         gets, gives, group, meter, name, codecs = self.route
@@ -143,152 +153,107 @@ class _Flight:
         )
 
 
-class _Start(torch.autograd.Function):
-    @staticmethod
-    def forward(flight: _Flight, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return flight.launch(tensors, back=False)
+class _Node(torch.autograd.Function):
+    """One node of the graph: what is done with tensors, and with the gradients of what comes of them."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.flight = inputs[0]
-        ctx.kinds = [(t.shape[-1], t.dtype) for t in inputs[1:]]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, *ctx.flight.land(ctx.kinds, back=True)
-
-
-class _Wait(torch.autograd.Function):
-    @staticmethod
-    def forward(flight: _Flight, *started: Tensor) -> tuple[Tensor | None, ...]:
-        return flight.land([(s.shape[-1], s.dtype) for s in started], back=False)
+    def forward(there: Any, back: Any, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        moved: tuple[Tensor | None, ...] = there(tensors)
+        return moved
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.flight = inputs[0]
+        ctx.back = inputs[1]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, *ctx.flight.launch(grads, back=True)
+        return None, None, *ctx.back(grads, ctx.needs_input_grad[2:])
 
 
-#: A group, and what counts the bytes.
-_How = tuple[dist.ProcessGroup, ByteMeter]
+#: What is done with one tensor: gives a new one.
+_Move = Callable[[Tensor], Tensor]
 
 
-def _gather(x: Tensor, how: _How, name: str) -> Tensor:
-    def launch() -> Pending:
-        group, meter = how
+def there_and_back(tensors: Sequence[Tensor], there: _Move, back: _Move) -> tuple[Tensor, ...]:
+    """Tensors moved in one way, and their gradients in another, which is its adjoint.
+
+    One node of the graph for all of them, so that collectives come in one order on every rank, on the way back too.
+
+    Args:
+        tensors: what is moved.
+        there: of each tensor; gives a new one, or a view of it.
+        back: of the gradient of each tensor that needs one.
+    """
+
+    def moved_back(grads: Sequence[Tensor], needed: Sequence[bool]) -> list[Tensor | None]:
+        return [back(g) if n else None for g, n in zip(grads, needed, strict=True)]
+
+    moved: tuple[Tensor, ...] = _Node.apply(  # type: ignore[no-untyped-call]
+        lambda xs: tuple(there(x) for x in xs), moved_back, *tensors
+    )
+    return moved
+
+
+def _gather(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
+    def launch() -> Pending[Tensor]:
         gathered = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
-        dist.all_gather_into_tensor(gathered, x.contiguous(), group=group)
+        all_gather_single(gathered, x.contiguous(), group=group)
         meter.add_even(name, x.numel() * x.element_size(), group)
-        return Pending(gathered)
+        return Pending.done(gathered)
 
     return communicate(launch).wait()
 
 
-def _scatter(x: Tensor, how: _How, name: str) -> Tensor:
-    def launch() -> Pending:
-        group, meter = how
-        size = dist.get_world_size(group)
-        scattered = x.new_empty(x.shape[0] // size, *x.shape[1:])
-        dist.reduce_scatter_tensor(scattered, x.contiguous(), group=group)
+def _scatter(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
+    def launch() -> Pending[Tensor]:
+        scattered = x.new_empty(x.shape[0] // dist.get_world_size(group), *x.shape[1:])
+        reduce_scatter_single(scattered, x.contiguous(), group=group)
         meter.add_even(name, scattered.numel() * scattered.element_size(), group)
-        return Pending(scattered)
+        return Pending.done(scattered)
 
     return communicate(launch).wait()
 
 
-def _reduce(x: Tensor, how: _How, name: str) -> Tensor:
-    def launch() -> Pending:
-        group, meter = how
+def _reduce(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
+    def launch() -> Pending[Tensor]:
         summed = x.contiguous().clone()
         dist.all_reduce(summed, group=group)
         meter.add_even(name, 2 * x.numel() * x.element_size() // dist.get_world_size(group), group)
-        return Pending(summed)
+        return Pending.done(summed)
 
     return communicate(launch).wait()
 
 
-def all_gather_rows(tensors: Sequence[Tensor], group: dist.ProcessGroup, meter: ByteMeter) -> tuple[Tensor, ...]:
+def all_gather_rows(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup, meter: ByteMeter, name: str
+) -> tuple[Tensor, ...]:
     """Equally many rows of every rank, those of rank 0 first; gradients are added up over ranks."""
-    gathered: tuple[Tensor, ...] = _AllGather.apply((group, meter), *tensors)  # type: ignore[no-untyped-call]
-    return gathered
+    return there_and_back(
+        tensors,
+        partial(_gather, group=group, meter=meter, name=name),
+        partial(_scatter, group=group, meter=meter, name=f"{name}.backward"),
+    )
 
 
-def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter) -> Tensor:
+def reduce_scatter_rows(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
     """The ranks' sum of each rank's rows, on that rank; gradients are gathered."""
-    scattered: Tensor = _ReduceScatter.apply((group, meter), x)  # type: ignore[no-untyped-call]
+    (scattered,) = there_and_back(
+        [x],
+        partial(_scatter, group=group, meter=meter, name=name),
+        partial(_gather, group=group, meter=meter, name=f"{name}.backward"),
+    )
     return scattered
 
 
-def copy_to_ranks(tensors: Sequence[Tensor], group: dist.ProcessGroup, meter: ByteMeter) -> tuple[Tensor, ...]:
+def copy_to_ranks(
+    tensors: Sequence[Tensor], group: dist.ProcessGroup, meter: ByteMeter, name: str
+) -> tuple[Tensor, ...]:
     """Identity on tensors that all ranks have alike; gradients, of which each rank has a part, are added up."""
-    copies: tuple[Tensor, ...] = _CopyToRanks.apply((group, meter), *tensors)  # type: ignore[no-untyped-call]
-    return copies
+    back = partial(_reduce, group=group, meter=meter, name=f"{name}.backward")
+    return there_and_back(tensors, lambda x: x.view_as(x), back)
 
 
-def sum_over_ranks(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter) -> Tensor:
+def sum_over_ranks(x: Tensor, group: dist.ProcessGroup, meter: ByteMeter, name: str) -> Tensor:
     """The ranks' sum on all of them; the gradient, which all have alike, passes as it is."""
-    summed: Tensor = _SumOverRanks.apply((group, meter), x)  # type: ignore[no-untyped-call]
+    (summed,) = there_and_back([x], partial(_reduce, group=group, meter=meter, name=name), lambda gradient: gradient)
     return summed
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(how: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(_gather(x, how, "dispatch") for x in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.how = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        needed = ctx.needs_input_grad[1:]
-        parts = [_scatter(g, ctx.how, "dispatch.backward") if n else None for g, n in zip(grads, needed, strict=True)]
-        return None, *parts
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(how: Any, x: Tensor) -> Tensor:
-        return _scatter(x, how, "combine")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.how = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, _gather(grads[0], ctx.how, "combine.backward")
-
-
-class _CopyToRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(how: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(x.view_as(x) for x in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.how = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        needed = ctx.needs_input_grad[1:]
-        sums = [_reduce(g, ctx.how, "dispatch.backward") if n else None for g, n in zip(grads, needed, strict=True)]
-        return None, *sums
-
-
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(how: Any, x: Tensor) -> Tensor:
-        return _reduce(x, how, "combine")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        return None
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, grads[0]

@@ -1,11 +1,17 @@
-"""Messages between two ranks of a group, both ways at once."""
+"""Messages between two ranks of a group, both ways at once; and two collectives that torch has renamed."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["receive", "send", "swap"]
+__all__ = ["all_gather_single", "receive", "reduce_scatter_single", "send", "swap"]
+
+# Torch 2.13 renamed both, and warns of the old names.
+all_gather_single: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+reduce_scatter_single: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def swap(outgoing: Tensor, incoming: Tensor, partner: int, group: dist.ProcessGroup) -> None:

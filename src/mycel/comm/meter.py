@@ -45,14 +45,14 @@ class ByteMeter:
         wanted = None if names is None else set(names)
         return sum(n for (name, _), n in self.sent.items() if wanted is None or name in wanted)
 
-    def between(self, boxes: Sequence[Sequence[int]]) -> int:
-        """Bytes sent to ranks of other boxes.
+    def between(self, nodes: Sequence[Sequence[int]]) -> int:
+        """Bytes sent to ranks of other nodes.
 
         Args:
-            boxes: global ranks of each machine.
+            nodes: global ranks of each node.
         """
         own = dist.get_rank()
-        inside = {rank for box in boxes if own in box for rank in box}
+        inside = {rank for node in nodes if own in node for rank in node}
         return sum(n for (_, peer), n in self.sent.items() if peer not in inside)
 
     def reset(self) -> None:

@@ -1,4 +1,4 @@
-"""Which ranks share a machine: from a topology, as a mesh for the hierarchical dispatcher."""
+"""Which ranks share a node, from a topology: as ranks, and as a mesh."""
 
 from __future__ import annotations
 
@@ -8,32 +8,50 @@ from torch.distributed.device_mesh import DeviceMesh
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["boxes_of", "node_mesh"]
+__all__ = ["equal_nodes", "node_mesh", "nodes_of"]
 
 
-def boxes_of(topology: Topology) -> tuple[tuple[int, ...], ...]:
-    """Ranks of each box, boxes in the order of their first rank; one box where the topology names none.
+#: Ranks of each node.
+Nodes = tuple[tuple[int, ...], ...]
+
+
+def nodes_of(topology: Topology) -> Nodes:
+    """Ranks of each node, nodes in the order of their first rank; a single node where the topology names none.
 
     Examples:
         >>> from mycel.topology.builders import two_boxes
-        >>> boxes_of(two_boxes(num_ranks=4))
+        >>> nodes_of(two_boxes(num_ranks=4))
         ((0, 1), (2, 3))
     """
     return tuple(topology.ranks_by_box.values())
 
 
-def node_mesh(topology: Topology, *, device_type: str = "cpu") -> DeviceMesh:
-    """A mesh of dimensions ``node`` and ``local`` over all ranks, by the topology's boxes. Every rank calls it.
+def equal_nodes(topology: Topology, wanted_by: str) -> Nodes:
+    """Ranks of each node, of which there are equally many on all.
+
+    Args:
+        topology: the fabric.
+        wanted_by: what needs them, for the message.
 
     Raises:
-        UsageError: the topology has not as many ranks as the world, or boxes differ in size.
+        UsageError: nodes differ in size.
     """
-    boxes = boxes_of(topology)
+    nodes = nodes_of(topology)
+    if len({len(node) for node in nodes}) != 1:
+        sizes = ", ".join(str(len(node)) for node in nodes)
+        raise UsageError(f"topology {topology.name!r} has boxes of {sizes} ranks; {wanted_by} wants equal ones")
+    return nodes
+
+
+def node_mesh(topology: Topology, *, device_type: str = "cpu") -> DeviceMesh:
+    """A mesh of dimensions ``node`` and ``local`` over all ranks, by the topology's nodes. Every rank calls it.
+
+    Raises:
+        UsageError: the topology has not as many ranks as the world, or nodes differ in size.
+    """
     if topology.num_ranks != dist.get_world_size():
         raise UsageError(
             f"topology {topology.name!r} has {topology.num_ranks} ranks, the world {dist.get_world_size()}"
         )
-    if len({len(box) for box in boxes}) != 1:
-        sizes = ", ".join(str(len(box)) for box in boxes)
-        raise UsageError(f"topology {topology.name!r} has boxes of {sizes} ranks; a mesh wants equal ones")
-    return DeviceMesh(device_type, [list(box) for box in boxes], mesh_dim_names=("node", "local"))
+    nodes = equal_nodes(topology, "a mesh")
+    return DeviceMesh(device_type, [list(node) for node in nodes], mesh_dim_names=("node", "local"))

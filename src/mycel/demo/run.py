@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions
-from mycel.bench.run import bench_cases, bound_algbw, make_cases, run_ranks, warm_up
+from mycel.bench.ranks import run_ranks
+from mycel.bench.run import bench_cases, bound_algbw, make_cases, warm_up
 from mycel.brief import brief
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective

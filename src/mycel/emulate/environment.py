@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mycel.emulate.fabric import RANK_INTERFACE, management_address, rank_address
 from mycel.topology.model import Topology
 
-__all__ = ["MASTER_PORT", "hosts_text", "rank_environment"]
+__all__ = ["MASTER_PORT", "hosts_text", "loopback_environment", "rank_environment"]
 
 #: Port of the store. Rank 0 has a network namespace to itself, so that it is always free.
 MASTER_PORT = 29500
@@ -38,9 +38,26 @@ def rank_environment(
         extra: added to this process's own environment; the variables of the launcher come last and win.
     """
     boxes = [topology.vertices[v].box or f"\0{number}" for number, v in enumerate(topology.ranks)]
+    return {
+        **_as_torchrun(rank, boxes, (management_address(0), MASTER_PORT), RANK_INTERFACE, extra),
+        "MYCEL_TOPOLOGY": str(topology_file),
+        "MYCEL_WIRING": str(wiring_file),
+    }
+
+
+def loopback_environment(
+    rank: int, num_ranks: int, *, port: int, extra: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The environment of one of several ranks on 127.0.0.1; ``port`` is the store's, ``extra`` as above."""
+    return _as_torchrun(rank, ["here"] * num_ranks, ("127.0.0.1", port), "lo", extra)
+
+
+def _as_torchrun(
+    rank: int, boxes: Sequence[str], store: tuple[str, int], interface: str, extra: Mapping[str, str] | None
+) -> dict[str, str]:
     order = list(dict.fromkeys(boxes))
     box = boxes[rank]
-    world_size = str(topology.num_ranks)
+    world_size = str(len(boxes))
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
@@ -55,17 +72,15 @@ def rank_environment(
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),
         "ROLE_WORLD_SIZE": world_size,
-        "MASTER_ADDR": management_address(0),
-        "MASTER_PORT": str(MASTER_PORT),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": str(store[1]),
         "TORCHELASTIC_RUN_ID": "mycel-emulate",
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         # Rank 0 hosts the store itself; there is no agent that does.
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "GLOO_SOCKET_IFNAME": RANK_INTERFACE,
-        "TP_SOCKET_IFNAME": RANK_INTERFACE,
-        "MYCEL_TOPOLOGY": str(topology_file),
-        "MYCEL_WIRING": str(wiring_file),
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
     }
 
 

@@ -1,4 +1,4 @@
-"""Starting a program once a rank over an emulated cluster, as torchrun starts it on a real one."""
+"""Starting a program once a rank, over an emulated cluster or on loopback, as torchrun does on a real cluster."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 
 from mycel.emulate.cluster import EmulatedCluster, LinkCounters
-from mycel.emulate.environment import hosts_text, rank_environment
+from mycel.emulate.environment import hosts_text, loopback_environment, rank_environment
 from mycel.emulate.keeper import Keeper
 from mycel.emulate.processes import KILL_DELAY_S, LineSink, RankProcess, RankProcesses, start_process
 from mycel.errors import UsageError
@@ -33,16 +34,10 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
-    """One program running on every rank of an emulated cluster; a context manager that leaves nothing behind.
+    """One program running on every rank; a context manager that leaves nothing behind. Made by ``start``."""
 
-    Made by ``start``.
-
-    Attributes:
-        cluster: the emulated cluster.
-    """
-
-    def __init__(self, cluster: EmulatedCluster, processes: RankProcesses, stack: ExitStack) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: EmulatedCluster | None, processes: RankProcesses, stack: ExitStack) -> None:
+        self._cluster = cluster
         self._processes = processes
         self._stack = stack
 
@@ -53,6 +48,17 @@ class Run:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    @property
+    def cluster(self) -> EmulatedCluster:
+        """The emulated cluster.
+
+        Raises:
+            UsageError: there is none, the ranks run on loopback.
+        """
+        if self._cluster is None:
+            raise UsageError("the ranks run on loopback: there is no emulated cluster, and no link to break")
+        return self._cluster
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -97,7 +103,7 @@ class Run:
 
 
 def start(
-    cluster: Topology | EmulatedCluster,
+    cluster: Topology | EmulatedCluster | int,
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -110,7 +116,8 @@ def start(
     """Start a program once a rank and return at once.
 
     Args:
-        cluster: a topology to emulate for this run, or a cluster at hand, which stays up after it.
+        cluster: a topology to emulate for this run, or a cluster at hand, which stays up after it, or a number of
+            ranks on 127.0.0.1, without shaped links. In the last case the calling thread must outlive the ranks.
         command: program and arguments, the same for every rank.
         env: added to the environment of the ranks.
         output: receives ``(rank, line)`` for each line of standard output and standard error, in another thread;
@@ -135,16 +142,20 @@ def start(
         if warm is not None:
             warm()
         started: list[RankProcess] = []
-        stack.callback(_end_unsupervised, cluster, keeper, started)
-        _start_ranks(cluster, command, env, directory, keeper, started)
-        sink = _to_receiver(output) if output is not None else _to_streams(prefix=prefix)
+        stack.callback(_end_unsupervised, keeper, started)
+        if isinstance(cluster, int):
+            _start_on_loopback(cluster, command, env, keeper, started)
+        else:
+            stack.callback(cluster.thread.call, lambda: None)  # a start interrupted on our side may still be going on
+            _start_on_cluster(cluster, command, env, directory, keeper, started)
+        sink = _to_streams(prefix=prefix) if output is None else lambda rank, _, line: output(rank, line)
         processes = RankProcesses(started, keeper=keeper, sink=sink, timeout_s=timeout_s, grace_s=grace_s)
         stack.callback(processes.close)
-        return Run(cluster, processes, stack.pop_all())
+        return Run(None if isinstance(cluster, int) else cluster, processes, stack.pop_all())
 
 
 def launch(
-    cluster: Topology | EmulatedCluster,
+    cluster: Topology | EmulatedCluster | int,
     command: Sequence[str],
     *,
     env: Mapping[str, str] | None = None,
@@ -225,7 +236,21 @@ def _handling(handler: Callable[[int, FrameType | None], None]) -> Iterator[None
             signal.signal(number, previous)
 
 
-def _start_ranks(
+def _start_on_loopback(
+    num_ranks: int,
+    command: Sequence[str],
+    env: Mapping[str, str] | None,
+    keeper: Keeper,
+    started: list[RankProcess],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    for rank in range(num_ranks):
+        environment = loopback_environment(rank, num_ranks, port=port, extra=env)
+        started.append(start_process(rank, command, environment, hosts_file=None, keeper=keeper))
+
+
+def _start_on_cluster(
     cluster: EmulatedCluster,
     command: Sequence[str],
     env: Mapping[str, str] | None,
@@ -248,9 +273,8 @@ def _start_ranks(
         cluster.thread.run(cluster.namespace(rank), partial(start_one, rank))
 
 
-def _end_unsupervised(cluster: EmulatedCluster, keeper: Keeper, started: Sequence[RankProcess]) -> None:
+def _end_unsupervised(keeper: Keeper, started: Sequence[RankProcess]) -> None:
     """Ends ranks when starting another one failed or was interrupted; supervised ones have ended by then."""
-    cluster.thread.call(lambda: None)  # a start that was interrupted on our side may still be going on
     for rank in started:
         if rank.exit_code is None:
             with suppress(ProcessLookupError):
@@ -266,13 +290,6 @@ def _check_command(command: Sequence[str], env: Mapping[str, str] | None) -> Non
     path = (env or {}).get("PATH")
     if shutil.which(command[0], path=path) is None:
         raise UsageError(f"no program {command[0]!r} that can be run; give a path or a name on PATH")
-
-
-def _to_receiver(output: Callable[[int, str], None]) -> LineSink:
-    def receive(rank: int, stream: str, line: str) -> None:
-        output(rank, line)
-
-    return receive
 
 
 def _to_streams(*, prefix: bool) -> LineSink:

@@ -50,10 +50,11 @@ library = ctypes.CDLL(None)
 library.prctl(1, signal.SIGKILL)
 if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
-hosts = sys.argv[2].encode()
+hosts = sys.argv[2]
 NEWNS, BIND, SLAVE = 0x20000, 0x1000, 0x84000
-if os.path.exists("/etc/hosts") and library.unshare(NEWNS) == 0 and library.mount(None, b"/", None, SLAVE, None) == 0:
-    library.mount(hosts, b"/etc/hosts", None, BIND, None)
+if hosts and os.path.exists("/etc/hosts") and library.unshare(NEWNS) == 0:
+    if library.mount(None, b"/", None, SLAVE, None) == 0:
+        library.mount(hosts.encode(), b"/etc/hosts", None, BIND, None)
 signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
 try:
@@ -82,7 +83,7 @@ class RankProcess:
 
 
 def start_process(
-    rank: int, command: Sequence[str], env: dict[str, str], *, hosts_file: Path, keeper: Keeper
+    rank: int, command: Sequence[str], env: dict[str, str], *, hosts_file: Path | None, keeper: Keeper
 ) -> RankProcess:
     """Start a rank in the network namespace of the calling thread, which must live as long as the rank.
 
@@ -90,11 +91,11 @@ def start_process(
         rank: rank number.
         command: program and arguments.
         env: the whole environment.
-        hosts_file: what the rank finds as ``/etc/hosts``.
+        hosts_file: what the rank finds as ``/etc/hosts``; ``None``: what we have there.
         keeper: told about the process group.
     """
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), str(hosts_file), *command],
+        [sys.executable, "-I", "-S", "-c", _BECOME, str(os.getpid()), str(hosts_file or ""), *command],
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from mycel.comm.meter import ByteMeter
-from mycel.comm.nodes import boxes_of, node_mesh
+from mycel.comm.nodes import node_mesh, nodes_of
 from mycel.comm.pending import keep_exchanges
 from mycel.moe.balance import (
     AdaptiveL1,
@@ -73,13 +73,13 @@ __all__ = [
     "WireCodec",
     "ZLoss",
     "apply",
-    "boxes_of",
     "expert_parameter_names",
     "experts_apart",
     "keep_exchanges",
     "make_dispatcher",
     "moe_loss",
     "node_mesh",
+    "nodes_of",
     "restore",
     "update_balancing",
     "use_kernels",

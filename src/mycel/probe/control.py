@@ -1,8 +1,7 @@
-"""Commands and answers between rank 0 and all ranks: one connection each, JSON lines, a deadline on every wait."""
+"""Commands and answers between rank 0 and all ranks: one connection each, a deadline on every wait."""
 
 from __future__ import annotations
 
-import json
 import selectors
 import socket
 import time
@@ -11,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from mycel.records import RecordSocket
 
 __all__ = ["Hub", "Member", "join"]
 
@@ -18,51 +18,17 @@ __all__ = ["Hub", "Member", "join"]
 _GREETING = "mycel probe 1"
 #: Seconds between attempts to reach rank 0 before it listens.
 _RETRY_S = 0.05
-#: Longest line that is read: an answer of one rank about hundreds of flows.
-_LONGEST_LINE = 1 << 26
+#: Longest record in bytes: an answer of one rank about hundreds of flows.
+_LONGEST = 1 << 26
 
 
-class _Lines:
-    """A socket that carries one JSON object a line."""
+def _records(sock: socket.socket) -> RecordSocket:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return RecordSocket(sock, longest=_LONGEST)
 
-    def __init__(self, sock: socket.socket) -> None:
-        self.sock = sock
-        self._buffer = bytearray()
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, message: Mapping[str, Any], deadline: float) -> None:
-        """Raises ``OSError`` if the other end is gone or takes nothing."""
-        self.sock.settimeout(max(0.01, deadline - time.monotonic()))
-        self.sock.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self, deadline: float) -> dict[str, Any]:
-        """Raises ``TimeoutError``, or ``EOFError`` if the other end has closed."""
-        while (line := self.take()) is None:
-            self.sock.settimeout(max(0.01, deadline - time.monotonic()))
-            self.read()
-        return line
-
-    def read(self) -> None:
-        """Take in what has come."""
-        try:
-            data = self.sock.recv(1 << 16)
-        except ConnectionError:
-            data = b""
-        if not data or len(self._buffer) > _LONGEST_LINE:
-            raise EOFError
-        self._buffer += data
-
-    def take(self) -> dict[str, Any] | None:
-        """The next message if it is complete."""
-        end = self._buffer.find(b"\n")
-        if end < 0:
-            return None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        message = json.loads(line)
-        if not isinstance(message, dict):
-            raise EOFError
-        return message
+def _until(deadline: float) -> float:
+    return max(0.01, deadline - time.monotonic())
 
 
 class Member:
@@ -74,7 +40,7 @@ class Member:
     """
 
     def __init__(self, sock: socket.socket, rank: int) -> None:
-        self._lines, self._rank = _Lines(sock), rank
+        self._records, self._rank = _records(sock), rank
 
     def next(self, deadline: float) -> dict[str, Any]:
         """The next command.
@@ -84,13 +50,11 @@ class Member:
             CollectiveTimeoutError: rank 0 said nothing in time.
         """
         try:
-            return self._lines.receive(deadline)
+            return self._records.receive(deadline)
         except TimeoutError:
             raise CollectiveTimeoutError(f"probe: rank {self._rank} heard nothing from rank 0 in time") from None
-        except (EOFError, OSError, ValueError):
-            raise PeerLostError(
-                f"probe: rank 0, which leads the probe, has gone (seen by rank {self._rank})"
-            ) from None
+        except (EOFError, OSError):
+            raise self._lost() from None
 
     def answer(self, message: Mapping[str, Any], deadline: float) -> None:
         """Answer the last command.
@@ -99,15 +63,16 @@ class Member:
             PeerLostError: rank 0 is gone.
         """
         try:
-            self._lines.send(message, deadline)
+            self._records.send(message, _until(deadline))
         except OSError:
-            raise PeerLostError(
-                f"probe: rank 0, which leads the probe, has gone (seen by rank {self._rank})"
-            ) from None
+            raise self._lost() from None
+
+    def _lost(self) -> PeerLostError:
+        return PeerLostError(f"probe: rank 0, which leads the probe, has gone (seen by rank {self._rank})")
 
     def close(self) -> None:
         """Close the connection."""
-        self._lines.sock.close()
+        self._records.sock.close()
 
 
 def join(address: tuple[str, int], rank: int, size: int, deadline: float) -> Member:
@@ -119,7 +84,7 @@ def join(address: tuple[str, int], rank: int, size: int, deadline: float) -> Mem
     reason = ""
     while time.monotonic() < deadline:
         try:
-            sock = socket.create_connection(address, timeout=max(0.01, deadline - time.monotonic()))
+            sock = socket.create_connection(address, timeout=_until(deadline))
         except OSError as error:
             reason = str(error.strerror or error)
             time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
@@ -148,9 +113,9 @@ class Hub:
 
     def __init__(self, listener: socket.socket, size: int, deadline: float) -> None:
         self._size = size
-        self._lines: dict[int, _Lines] = {}
+        self._members: dict[int, RecordSocket] = {}
         try:
-            while len(self._lines) < size:
+            while len(self._members) < size:
                 self._admit(listener, deadline)
         except BaseException as error:
             self.dismiss(str(error))
@@ -159,28 +124,28 @@ class Hub:
             listener.close()
 
     def _admit(self, listener: socket.socket, deadline: float) -> None:
-        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        listener.settimeout(_until(deadline))
         try:
             sock, _ = listener.accept()
         except TimeoutError:
-            missing = [rank for rank in range(self._size) if rank not in self._lines]
+            missing = [rank for rank in range(self._size) if rank not in self._members]
             raise CollectiveTimeoutError(
                 f"probe: {_ranks(missing)} of {self._size} did not come in time; were they all started?"
             ) from None
-        lines = _Lines(sock)
+        member = _records(sock)
         try:
-            hello = lines.receive(min(deadline, time.monotonic() + 10.0))
+            hello = member.receive(min(deadline, time.monotonic() + 10.0))
             greeting, rank, size = hello["greeting"], int(hello["rank"]), int(hello["size"])
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             sock.close()  # not one of ours
             return
-        if greeting != _GREETING or size != self._size or not 0 <= rank < size or rank in self._lines:
+        if greeting != _GREETING or size != self._size or not 0 <= rank < size or rank in self._members:
             sock.close()
             raise CommunicationError(
                 f"probe: a process came as rank {rank} of {size} ({greeting}), but this is a probe of {self._size} "
-                f"ranks ({_GREETING}){', and that rank is here already' if rank in self._lines else ''}"
+                f"ranks ({_GREETING}){', and that rank is here already' if rank in self._members else ''}"
             )
-        self._lines[rank] = lines
+        self._members[rank] = member
 
     def ask(
         self, commands: Mapping[int, Mapping[str, Any]], timeout_s: float, what: str
@@ -200,7 +165,7 @@ class Hub:
         deadline = time.monotonic() + timeout_s
         for rank, command in commands.items():
             try:
-                self._lines[rank].send(command, deadline)
+                self._members[rank].send(command, _until(deadline))
             except OSError:
                 raise self._lost([rank], what) from None
         return self.collect(commands, deadline, what)
@@ -210,8 +175,8 @@ class Hub:
         answers: dict[int, dict[str, Any]] = {}
         with selectors.DefaultSelector() as selector:
             for rank in ranks:
-                self._lines[rank].sock.setblocking(False)
-                selector.register(self._lines[rank].sock, selectors.EVENT_READ, rank)
+                self._members[rank].sock.setblocking(False)
+                selector.register(self._members[rank].sock, selectors.EVENT_READ, rank)
             while len(answers) < len(ranks):
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
@@ -220,24 +185,24 @@ class Hub:
                 for key, _ in ready:
                     rank = key.data
                     try:
-                        self._lines[rank].read()
-                        answer = self._lines[rank].take()
-                    except (EOFError, ValueError):
+                        self._members[rank].read()
+                        answer = self._members[rank].take()
+                    except EOFError:
                         raise self._lost([rank], what) from None
                     if answer is not None:
                         if "error" in answer:
                             raise CommunicationError(f"probe: rank {rank} failed during {what}: {answer['error']}")
                         answers[rank] = answer
-                        selector.unregister(self._lines[rank].sock)
+                        selector.unregister(self._members[rank].sock)
         return answers
 
     def dismiss(self, error: str = "") -> None:
         """Tell all ranks that it is over, and why if that was a failure; close."""
-        for lines in self._lines.values():
+        for member in self._members.values():
             with suppress(OSError):  # whoever has gone: the others still have to hear
-                lines.send({"do": "end", "error": error}, time.monotonic() + 2.0)
-            lines.sock.close()
-        self._lines.clear()
+                member.send({"do": "end", "error": error}, 2.0)
+            member.sock.close()
+        self._members.clear()
 
     def _lost(self, ranks: list[int], what: str) -> PeerLostError:
         return PeerLostError(f"probe: {_ranks(ranks)} has gone during {what}")

@@ -15,7 +15,7 @@ from mycel.probe.control import Hub, join
 from mycel.probe.found import Found
 from mycel.probe.survey import Limits, Survey
 from mycel.settings import Launched, Settings
-from mycel.topology.wiring import read_wiring
+from mycel.topology.wiring import own_ip, route_to
 
 __all__ = ["probe"]
 
@@ -90,23 +90,12 @@ def _serve(agent: Agent, place: tuple[str, int], size: int, last: float) -> None
 
 
 def _own_address(launched: Launched, settings: Settings) -> str:
-    if settings.wiring is not None:
-        wiring = read_wiring(settings.wiring)
-        if launched.rank >= len(wiring.addresses):
-            raise UsageError(
-                f"{settings.wiring}: has addresses for {len(wiring.addresses)} ranks; this is rank {launched.rank}"
-            )
-        return wiring.addresses[launched.rank]
-    if settings.address is not None:
-        return settings.address
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        try:
-            route.connect((launched.master_address, 9))  # no packet is sent
-        except OSError as error:
-            raise UsageError(
-                f"probe: no route to MASTER_ADDR={launched.master_address!r}: {error.strerror or error}"
-            ) from None
-        return str(route.getsockname()[0])
+    try:
+        return own_ip(settings, launched.rank) or route_to(launched.master_address)
+    except OSError as error:
+        raise UsageError(
+            f"probe: no route to MASTER_ADDR={launched.master_address!r}: {error.strerror or error}"
+        ) from None
 
 
 def _listen(launched: Launched, address: str) -> socket.socket:

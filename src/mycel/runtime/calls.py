@@ -49,7 +49,7 @@ class Call:
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """A collective under way.
+    """A collective under way, as the engine for sockets sees it: without tensors, and behind every ``MycelWork``.
 
     Attributes:
         job: its run; ``None`` where there is nothing to move, or where it may be run more than once.

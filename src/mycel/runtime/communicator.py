@@ -15,23 +15,20 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 
 import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.cost import Choice, choose, longest_piece
-from mycel.collectives.lower import RankTemplate
-from mycel.collectives.program import Channel
+from mycel.collectives.program import Channel, Program
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
-from mycel.collectives.synth.classics import CLASSICS, classics_for
-from mycel.collectives.verify import verify_schedule
+from mycel.collectives.spec import CollectiveName
+from mycel.collectives.synth import SYNTHESIZERS
+from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
-from mycel.errors import CommunicationError, MycelError, PeerLostError, SynthesisError, TopologyError, UsageError
+from mycel.errors import CommunicationError, MycelError, PeerLostError, TopologyError, UsageError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.control import Control
@@ -39,7 +36,8 @@ from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
-from mycel.runtime.prepared import PREPARED, Job, Origin, Prepared, prepare
+from mycel.runtime.planner import Planner, sends_directly, verified_schedules
+from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter, without_links
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -71,6 +69,9 @@ class Communicator:
         methods: to choose schedules from, where any of them serves a collective; ``None``: the usual ones.
         flight: keeps the last calls; ``None``: nobody does.
         reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
+
+    Attributes:
+        planner: this group's schedules and choices.
     """
 
     def __init__(
@@ -95,15 +96,17 @@ class Communicator:
         self.timeout_s = timeout_s
         self._rendezvous = rendezvous
         self._address_of = address_of
-        self._piece_bytes = piece_bytes
         self._paced = paced
         self._pacer = Pacer(rank, paced)
-        self._costs = costs or Costs()
-        self._machines = _machines([address.host for address in rendezvous.addresses])
-        self._is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
-        self._methods = methods
         if unknown := [method for method in methods or () if method not in _METHODS]:
             raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
+        is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
+        machines = _machines([address.host for address in rendezvous.addresses])
+        self._methods = methods
+        # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
+        self._direct = Choice(
+            method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
+        )
         self._control = Control(rendezvous.connect_control(timeout_s))
         self._sockets: dict[Channel, int] = {}
         self._faults = Faults(
@@ -116,11 +119,13 @@ class Communicator:
             reroutes=reroutes,
         )
         self.proofs = Proofs(rank, self._faults.poison)
+        self.planner: Planner[Prepared] = Planner(
+            rank,
+            self._make_schedules,
+            partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
+            self.proofs.require,
+        )
         self._rerouter = Rerouter(rank, self._run_once, self._go_on) if reroutes else None
-        self._schedules: dict[tuple[str, int | None], dict[str, Schedule]] = {}
-        self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
-        self._choices: dict[tuple[str, int | None, int], Choice] = {}
-        self._owner = PREPARED.new_owner()
         self._flight = flight
         if flight is not None:
             flight.watch(self._sockets)
@@ -135,65 +140,17 @@ class Communicator:
 
     # -- schedules ----------------------------------------------------------------------------------------
 
-    def schedules(self, name: CollectiveName, root: int | None = None) -> Mapping[str, Schedule]:
-        """Verified schedules of a collective, by method; made at first use, the same on every rank."""
-        key = (name, root)
-        if key not in self._schedules:
-            collective = Collective(name=name, num_ranks=self.size, root=root)
-            made: dict[str, Schedule] = {}
-            for method in self._candidates(name):
-                try:
-                    schedule = synthesize(self.topology, collective, method=method)
-                except SynthesisError:
-                    # Too large a fabric to optimise over, or one that a classic does not fit: so on every rank.
-                    if method == "flow" or (method in CLASSICS and method != self._candidates(name)[-1]):
-                        continue
-                    raise
-                verify_schedule(schedule)
-                made[method] = schedule
-            self._schedules[key] = made
-            _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
-        return self._schedules[key]
-
-    def _candidates(self, name: CollectiveName) -> tuple[str, ...]:
-        """Methods to choose from: those asked for that serve the collective, or else the usual ones."""
-        usual = methods_for(name)
-        asked = tuple(method for method in self._methods or () if method in (*usual, *classics_for(name)))
-        return asked or usual
+    def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:
+        made = verified_schedules(self.topology, name, root, self._methods)
+        _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
+        return made
 
     @cached_property
     def exchanges_directly(self) -> bool:
-        """Whether ranks send the parts of an uneven all_to_all themselves: about as fast then as by way of others.
-
-        If so a rank needs to know what it gives and gets, but not the lengths of the blocks between others.
-        """
+        """Whether ranks send the parts of an uneven all_to_all themselves; see ``sends_directly``."""
         if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
             return False
-        made = self.schedules("all_to_all")
-        direct, flow = made.get("direct"), made.get("flow")
-        if direct is None:
-            return False
-        ends = [divmod(direct.block_of(t.chunk), self.size) for t in direct.transfers]
-        alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
-        return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
-
-    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
-        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best.
-
-        Lengths up to an eighth apart share a choice, so that calls of ever new lengths do not each pay for one.
-        """
-        num_bytes = _rounded_up(num_bytes)
-        key = (name, root, num_bytes)
-        if key not in self._choices:
-            self._choices[key] = choose(
-                self.schedules(name, root),
-                num_bytes,
-                piece_bytes=self._piece_bytes,
-                is_local=self._is_local,
-                costs=self._costs,
-                machines=self._machines,
-            )
-        return self._choices[key]
+        return sends_directly(self.planner.schedules("all_to_all"))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
         """Open the channels that a collective's schedules use. Every rank must come here to get on.
@@ -201,19 +158,13 @@ class Communicator:
         Raises:
             CommunicationError: a peer does not come, or cannot be reached.
         """
-        plans = [self._plan(name, root, method) for method in self.schedules(name, root)]
+        plans = [self.planner.plan(name, root, method) for method in self.planner.schedules(name, root)]
         try:
             for plan in plans:
                 attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
                 self._descriptors(plan.channels, attempt)
         except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
             raise self._faults.poison("timeout", str(failed)) from None
-
-    def _plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
-        key = (name, root, method)
-        if key not in self._plans:
-            self._plans[key] = RankTemplate(self.schedules(name, root)[method], self.rank)
-        return self._plans[key]
 
     def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
         missing = [channel for channel in channels if channel not in self._sockets]
@@ -246,17 +197,8 @@ class Communicator:
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _prepare(self, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
-        sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
-        key = (call.name, call.root, choice.method, choice.piece_bytes, *sizes)
-        found = PREPARED.get(self._owner, key)
-        if found is not None:
-            return found
-        plan = self._plan(call.name, call.root, choice.method)
-        pieces = max(1, choice.piece_bytes // call.item_bytes)
-        self.proofs.require(plan.schedule, call, pieces)
-        program = plan.expand(call.num_elements, pieces, block_elements=call.block_elements)
-        made = prepare(
+    def _lay_out(self, program: Program, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
+        return prepare(
             program,
             call.item_bytes,
             self._descriptors(program.channels, attempt),
@@ -270,8 +212,6 @@ class Communicator:
                 even=call.block_elements is None,
             ),
         )
-        PREPARED.put(self._owner, key, made)
-        return made
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -366,11 +306,7 @@ class Communicator:
         num_bytes = call.num_elements * call.item_bytes
         if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, attempt=attempt)
-        if call.knows_all:
-            choice = self.choice(call.name, call.root, num_bytes)
-        else:
-            size = self._piece_bytes or longest_piece(is_local=self._is_local)
-            choice = Choice(method="direct", piece_bytes=size, seconds=0.0)
+        choice = self.planner.choice(call.name, call.root, num_bytes) if call.knows_all else self._direct
         plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)
@@ -378,9 +314,11 @@ class Communicator:
         if not attempt.is_committing:
             self._faults.recent.append(attempt.header)
         try:
-            prepared = self._prepare(call, choice, attempt)
+            prepared = self.planner.prepared(
+                call, choice, lambda plan, program, elements: self._lay_out(program, call, choice, attempt)
+            )
             name = (call.name, call.root, choice.method)
-            self._pacer.adapt(name, self._plan(*name).schedule, choice.seconds, self._sockets)
+            self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._sockets)
         except CommunicationError as error:
             self._hang_up()
             self._write_down(error)
@@ -444,9 +382,8 @@ class Communicator:
         self._sockets.clear()
         for sock in self._open:
             sock.close()
-        PREPARED.forget(self._owner)
-        for book in (self._open, self._schedules, self._plans, self._choices):
-            book.clear()
+        self._open.clear()
+        self.planner.forget()
         self.proofs.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
@@ -568,18 +505,7 @@ class Communicator:
             sock.close()
         self._open.clear()
         self._rendezvous.close()
-        PREPARED.forget(self._owner)
-
-
-def _rounded_up(num_bytes: int) -> int:
-    """The least number from here that has four significant bits.
-
-    Examples:
-        >>> [_rounded_up(n) for n in (0, 15, 17, 1 << 20, (1 << 20) + 1)]
-        [0, 15, 18, 1048576, 1179648]
-    """
-    shift = max(0, num_bytes.bit_length() - 4)
-    return -(-num_bytes >> shift) << shift
+        self.planner.forget()
 
 
 def _machines(hosts: Sequence[str]) -> tuple[int, ...]:

@@ -1,27 +1,26 @@
 """Control connections: one between every two ranks of a group, silent until something goes wrong.
 
-They carry four short records (JSON behind a length): ``abort`` (the group has failed, and why), ``state`` (where I
+They carry four short records: ``abort`` (the group has failed, and why), ``state`` (where I
 stand and for whom I wait), ``evidence`` (on which channels nothing arrives) and ``bye`` (I leave on purpose). They go
 over the links, not the store: the store dies with rank 0.
 """
 
 from __future__ import annotations
 
-import json
 import select
 import socket
-import struct
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mycel.records import RecordSocket
+
 __all__ = ["Control", "Event"]
 
-_LENGTH = struct.Struct("<I")
 _LONGEST = 1 << 20
 
 
@@ -38,12 +37,6 @@ class Event:
     record: dict[str, Any] | None
 
 
-@dataclass(slots=True)
-class _Line:
-    sock: socket.socket
-    buffer: bytearray = field(default_factory=bytearray)
-
-
 class Control:
     """The control connections of one rank.
 
@@ -52,7 +45,7 @@ class Control:
     """
 
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
-        self._lines = {peer: _Line(sock) for peer, sock in sockets.items()}
+        self._lines = {peer: RecordSocket(sock, longest=_LONGEST) for peer, sock in sockets.items()}
         self._slot = {peer: slot for slot, peer in enumerate(sorted(sockets))}
         #: Descriptors for the engine to watch, -1 where the peer has left; shared memory, changed in place.
         self.descriptors: npt.NDArray[np.int64] = np.full(max(1, len(sockets)), -1, dtype=np.int64)
@@ -65,16 +58,13 @@ class Control:
 
     def tell(self, peers: Iterable[int], record: dict[str, Any], *, patience_s: float = 0.5) -> None:
         """Send a record to the peers that are still connected; one that takes nothing is passed over."""
-        payload = json.dumps(record).encode()
-        message = _LENGTH.pack(len(payload)) + payload
         for peer in peers:
             if peer not in self._lines:
                 continue
-            sock = self._lines[peer].sock
+            line = self._lines[peer]
             try:
-                sock.settimeout(patience_s)
-                sock.sendall(message)
-                sock.setblocking(False)
+                line.send(record, patience_s)
+                line.sock.setblocking(False)
             except OSError:
                 continue  # it is gone or stuck; reading from it will say so
 
@@ -97,34 +87,24 @@ class Control:
         return events
 
     def _read(self, peer: int) -> list[Event]:
-        line = self._lines[peer]
-        ended = False
-        while not ended:
-            try:
-                data = line.sock.recv(65536)
-            except (BlockingIOError, InterruptedError):
-                break
-            except OSError:
-                data = b""
-            ended = not data
-            line.buffer += data
-        events = self._parse(peer, line.buffer)
+        line, events, ended = self._lines[peer], list[Event](), False
+        try:
+            while True:
+                line.read()
+        except BlockingIOError:
+            pass
+        except (EOFError, OSError):
+            ended = True
+        try:
+            while (record := line.take()) is not None:
+                if record["type"] == "bye":
+                    self.left.add(peer)
+                events.append(Event(peer=peer, record=record))
+        except EOFError:
+            ended = True
         if ended:
             self._drop(peer)
             events.append(Event(peer=peer, record=None))
-        return events
-
-    def _parse(self, peer: int, buffer: bytearray) -> list[Event]:
-        events: list[Event] = []
-        while len(buffer) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(buffer)
-            if length > _LONGEST or len(buffer) < _LENGTH.size + length:
-                break
-            record = json.loads(bytes(buffer[_LENGTH.size : _LENGTH.size + length]))
-            del buffer[: _LENGTH.size + length]
-            if record["type"] == "bye":
-                self.left.add(peer)
-            events.append(Event(peer=peer, record=record))
         return events
 
     def _drop(self, peer: int) -> None:

@@ -14,7 +14,7 @@ from mycel.settings import Settings
 from mycel.topology.builders import hosts, loopback
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
-from mycel.topology.wiring import Wiring, read_wiring
+from mycel.topology.wiring import own_ip, read_wiring, route_to
 
 __all__ = ["Fabric", "own_address"]
 
@@ -27,32 +27,15 @@ def own_address(settings: Settings, global_rank: int) -> tuple[Address, str]:
     """
     namespace = Path("/proc/self/ns/net")
     host = f"{socket.gethostname()}/{namespace.readlink() if namespace.exists() else ''}"
-    bind = "0.0.0.0"
-    if settings.wiring is not None:
-        ip = _wired(read_wiring(settings.wiring), settings.wiring, global_rank)
-    elif settings.address is not None:
-        ip = settings.address
-    else:
-        ip = _route_to(settings.master_address)
+    ip, bind = own_ip(settings, global_rank), "0.0.0.0"
+    if ip is None:
+        try:
+            ip = route_to(settings.master_address or "127.0.0.1")
+        except OSError:
+            ip = "127.0.0.1"
         if ip.startswith("127."):
             bind = ip
     return Address(host=host, ip=ip, port=0, pid=os.getpid()), bind
-
-
-def _wired(wiring: Wiring, file: Path, rank: int) -> str:
-    if rank >= len(wiring.addresses):
-        raise UsageError(f"{file}: has addresses for {len(wiring.addresses)} ranks; this is rank {rank}")
-    return wiring.addresses[rank]
-
-
-def _route_to(master: str | None) -> str:
-    """Source address of the route to the store's machine; no packet is sent."""
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((master or "127.0.0.1", 9))
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
 
 
 class Fabric:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import socket
 import struct
 from collections.abc import Hashable, Mapping
 from fractions import Fraction
@@ -20,7 +21,7 @@ from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.topology.model import Topology
 
-__all__ = ["LONG_S", "Pacer", "is_unpaced", "path_pace", "shared_paces"]
+__all__ = ["LONG_S", "SO_MAX_PACING_RATE", "Pacer", "is_unpaced", "path_pace", "shared_paces"]
 
 _log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ _FASTEST = 1_000_000_000
 LONG_S = 0.1
 #: Room above its share for a channel that also waits for others: it may have to catch up.
 _ROOM = Fraction(11, 10)
-_SOL_SOCKET, _SO_MAX_PACING_RATE = 1, 47  # Linux; the socket module has no name for the latter
+SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
 
 
 def path_pace(topology: Topology, channel: Channel, part: float) -> int | None:
@@ -139,5 +140,5 @@ class Pacer:
 
     def _set(self, descriptor: int, pace: int) -> None:
         value = struct.pack("=Q", pace)
-        if self._libc.setsockopt(descriptor, _SOL_SOCKET, _SO_MAX_PACING_RATE, value, len(value)) != 0:
+        if self._libc.setsockopt(descriptor, socket.SOL_SOCKET, SO_MAX_PACING_RATE, value, len(value)) != 0:
             _log.debug("descriptor %d cannot be paced: errno %d", descriptor, ctypes.get_errno())

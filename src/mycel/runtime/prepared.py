@@ -12,7 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
 
-__all__ = ["PREPARED", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "prepare"]
+__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "prepare"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -105,8 +105,16 @@ class Prepared:
         return 2048 + sum(array.nbytes for array in (*shared, *own, self.scratch, self.staging))
 
 
+class Held(Protocol):
+    """What a cache keeps."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory it holds."""
+
+
 class PreparedCache:
-    """Preparations of all groups of a process, those not used for longest forgotten first.
+    """Preparations of all groups of a process, for either engine, those not used for longest forgotten first.
 
     One bound for all of them: a mesh has many groups, and a training step few shapes in each.
 
@@ -120,7 +128,7 @@ class PreparedCache:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
-        self._kept: OrderedDict[tuple[int, Hashable], Prepared] = OrderedDict()
+        self._kept: OrderedDict[tuple[int, Hashable], Any] = OrderedDict()
         self._lock = threading.Lock()
         self._owners = itertools.count()
 
@@ -131,7 +139,7 @@ class PreparedCache:
     def __len__(self) -> int:
         return len(self._kept)
 
-    def get(self, owner: int, key: Hashable) -> Prepared | None:
+    def get(self, owner: int, key: Hashable) -> Any | None:
         """What ``owner`` keeps under a key, if it is still there."""
         with self._lock:
             found = self._kept.get((owner, key))
@@ -139,9 +147,11 @@ class PreparedCache:
                 self._kept.move_to_end((owner, key))
             return found
 
-    def put(self, owner: int, key: Hashable, prepared: Prepared) -> None:
-        """Keep a preparation under a key that has none."""
+    def put(self, owner: int, key: Hashable, prepared: Held) -> None:
+        """Keep a preparation."""
         with self._lock:
+            if (before := self._kept.pop((owner, key), None)) is not None:  # two threads of a group made the same
+                self.num_bytes -= before.num_bytes
             self._kept[owner, key] = prepared
             self.num_bytes += prepared.num_bytes
             while self.num_bytes > self.limit_bytes and len(self._kept) > 1:

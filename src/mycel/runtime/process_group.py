@@ -165,6 +165,7 @@ class MycelProcessGroup(ProcessGroup):
             self._communicator.close()
         if self._devices is not None:
             self._devices.backend.shutdown()
+            self._devices.close()
 
     def abort(self) -> None:
         """Fail what is under way on every rank."""

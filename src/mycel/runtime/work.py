@@ -57,7 +57,9 @@ def _run(callbacks: queue.SimpleQueue[_Callback], depth: int) -> None:
 
 @untraced
 class MycelWork(dist.Work):
-    """One collective under way.
+    """One collective under way, as torch wants to see it: a ``Ticket`` and the tensors that it fills.
+
+    Wings see it as a ``mycel.comm.Pending``, which knows nothing of torch's interface.
 
     Args:
         communicator: the group's.

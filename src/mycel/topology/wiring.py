@@ -14,14 +14,16 @@ JSON form::
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mycel.brief import brief
-from mycel.errors import TopologyError
+from mycel.errors import TopologyError, UsageError
+from mycel.settings import Settings
 
-__all__ = ["Wiring", "read_wiring", "write_wiring"]
+__all__ = ["Wiring", "own_ip", "read_wiring", "route_to", "write_wiring"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +66,25 @@ def read_wiring(file: Path) -> Wiring:
         if isinstance(error, TopologyError):
             raise
         raise TopologyError(f"{file}: not a wiring: {error}") from None
+
+
+def own_ip(settings: Settings, rank: int) -> str | None:
+    """The address at which others reach this rank, where a wiring or ``MYCEL_ADDRESS`` gives one.
+
+    Raises:
+        UsageError: the wiring has no address for the rank.
+        TopologyError: the wiring is malformed.
+    """
+    if settings.wiring is None:
+        return settings.address
+    addresses = read_wiring(settings.wiring).addresses
+    if rank >= len(addresses):
+        raise UsageError(f"{settings.wiring}: has addresses for {len(addresses)} ranks; this is rank {rank}")
+    return addresses[rank]
+
+
+def route_to(host: str) -> str:
+    """Source address of the route to a host; no packet is sent. Raises ``OSError`` where there is no route."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
+        route.connect((host, 9))
+        return str(route.getsockname()[0])

@@ -86,9 +86,9 @@ def errors_of(rank: int, size: int, kind: str, dtype_name: str) -> dict[str, flo
         packed = Packed(mine)
         packed.copy_from(mine)
         combiner: Combiner = KINDS[kind]()
-        finishes = [combiner.start(bundle, dist.group.WORLD) for bundle in packed.bundles]
-        for finish in finishes:
-            finish()
+        under_way = [combiner.start(bundle, dist.group.WORLD) for bundle in packed.bundles]
+        for combined in under_way:
+            combined.wait()
         packed.copy_to(mine)
         everyone = [[t.double() for t in contribution(r, dtype, case)] for r in range(size)]
         worst = 0.0

@@ -83,19 +83,19 @@ def reductions(rank: int, size: int) -> list[str]:
 def same_bits(rank: int, size: int) -> list[str]:
     """By the same schedule both engines add in the same order, whatever the pieces; the methods compared."""
     group: Any = dist.group.WORLD
-    communicator = group.communicator
-    every = communicator.schedules
+    planner = group.communicator.planner
+    every = planner.schedules
     methods = [m for m in every("all_reduce") if m in every("reduce_scatter") and m in every("reduce", size - 1)]
     for method in methods:
-        communicator.schedules = lambda name, root=None, method=method: {method: every(name, root)[method]}
-        communicator._choices.clear()
+        planner.schedules = lambda name, root=None, method=method: {method: every(name, root)[method]}
+        planner._choices.clear()
         expected = reductions(rank, size)
         as_on_devices(group)
-        group._devices._schedules = communicator.schedules  # no classics
+        group._devices.planner.schedules = planner.schedules  # no classics
         assert reductions(rank, size) == expected, method
         group._devices = None
         del group._on_host
-    communicator.schedules = every
+    planner.schedules = every
     return methods
 
 

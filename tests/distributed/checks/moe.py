@@ -24,10 +24,10 @@ from mycel.moe import (
     LinearProjection,
     MoE,
     TopKRouter,
-    boxes_of,
     expert_parameter_names,
     experts_apart,
     node_mesh,
+    nodes_of,
 )
 from mycel.moe.routing import RoutingResult, routing_from_slots
 from mycel.topology.builders import two_boxes
@@ -326,7 +326,7 @@ def reload(rank: int, size: int, folder: str) -> dict[str, bool]:
 def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int, int]]:
     """Metered and counted bytes that leave the box, of one forward and backward pass."""
     topology = two_boxes(num_ranks=size)
-    boxes = boxes_of(topology)
+    boxes = nodes_of(topology)
     mesh = node_mesh(topology)
     case = make_case("top_k", 0.0, "first", top_k=top_k)
     lengths = (9, 0, 12, 7)

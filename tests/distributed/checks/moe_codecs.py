@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-from mycel.moe import MoE, boxes_of
+from mycel.moe import MoE, nodes_of
 from mycel.moe.dispatch import make_dispatcher
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.routing import routing_from_slots
@@ -116,7 +116,7 @@ def trained(rank: int, size: int, dispatcher: str, seed: int, saved: list[str] |
 def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:
     """Bytes that all-to-all sends to the other box, metered and counted, by codec."""
     tokens, width, experts, top_k = 40, 9, 8, 3
-    boxes = boxes_of(two_boxes(num_ranks=size))
+    boxes = nodes_of(two_boxes(num_ranks=size))
     other = next(box for box in boxes if rank not in box)
     out: dict[str, tuple[int, int]] = {}
     row_bytes = {"identity": 4 * width, "bf16": 2 * width, "fp8": width + 2, "int8": width + 2, "int4": 7}

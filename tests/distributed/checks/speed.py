@@ -29,7 +29,7 @@ def _choices(group: Any) -> dict[str, tuple[str, int, float]]:
     found = {}
     for name in COLLECTIVES:
         for size in SIZES:
-            choice = group.communicator.choice(name, 0 if name == "broadcast" else None, size)
+            choice = group.communicator.planner.choice(name, 0 if name == "broadcast" else None, size)
             found[f"{name} {size}"] = (choice.method, choice.piece_bytes, choice.seconds)
     return found
 
@@ -85,4 +85,4 @@ def methods(rank: int, world_size: int) -> str:
     taken = torch.empty(world_size)
     dist.all_to_all_single(taken, torch.full((world_size,), float(rank)), group=group)
     assert torch.equal(taken, torch.arange(float(world_size)))
-    return str(group.communicator.choice("all_reduce", None, 20000).method)
+    return str(group.communicator.planner.choice("all_reduce", None, 20000).method)

@@ -210,7 +210,7 @@ class MASHA(torch.optim.Optimizer):
         torch._foreach_copy_(self._trained, here)
         self._whole.copy_from(self._own.parts)
         for bundle in self._whole.bundles:
-            Mean().start(bundle, self._group)()
+            Mean().start(bundle, self._group).wait()
             self._count_exact(bundle.flat)
             self.stats.sent(self._all_reduced(bundle.flat), collectives=int(self._size > 1))
         self._is_known = True

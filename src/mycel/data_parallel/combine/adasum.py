@@ -28,7 +28,7 @@ from torch import Tensor
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
 from mycel.comm.messages import receive, send, swap
-from mycel.comm.pending import Finish
+from mycel.comm.pending import Pending
 
 __all__ = ["Adasum"]
 
@@ -46,7 +46,7 @@ class Adasum:
 
     _thread: InBackground = field(default_factory=InBackground, repr=False, compare=False)
 
-    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Finish:
+    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:
         """See ``Combiner``."""
         return self._thread.start(lambda: _combine(bundle, group), bundle)
 

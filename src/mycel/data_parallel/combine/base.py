@@ -7,7 +7,7 @@ from typing import Protocol
 import torch.distributed as dist
 
 from mycel.comm.bundle import Bundle
-from mycel.comm.pending import Finish
+from mycel.comm.pending import Pending
 
 __all__ = ["Combiner"]
 
@@ -19,7 +19,7 @@ class Combiner(Protocol):
     finished. Afterwards it holds the same bits on every rank.
     """
 
-    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Finish:
+    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:
         """Begin to replace what is in the bundle by the combination of all ranks' bundles.
 
         Args:

@@ -72,7 +72,7 @@ def _in_background(
 
     def job() -> None:
         try:
-            combiner.start(bundle, group)()
+            combiner.start(bundle, group).wait()
         except BaseException as error:  # raised by the callback below: DDP reads a future without asking how it went
             failures.append(error)
         raw.set_result(None)

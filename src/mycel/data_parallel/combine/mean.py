@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from mycel.comm.bundle import Bundle
-from mycel.comm.pending import Finish
+from mycel.comm.pending import Pending
 
 __all__ = ["Mean", "Sum"]
 
@@ -16,7 +16,7 @@ __all__ = ["Mean", "Sum"]
 class Sum:
     """The sum: a step as long as all ranks' steps together. With many ranks the learning rate has to shrink."""
 
-    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Finish:
+    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:
         """See ``Combiner``. Bytes a rank: those of one all-reduce, at best ``2 (W-1)/W`` times the bundle."""
         work = dist.all_reduce(bundle.flat, group=group, async_op=True)
 
@@ -24,19 +24,19 @@ class Sum:
             if work is not None:
                 work.wait()
 
-        return finish
+        return Pending(finish)
 
 
 @dataclass(frozen=True, slots=True)
 class Mean:
     """The mean: a step as long as one rank's, with less noise. With many ranks the learning rate may grow."""
 
-    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Finish:
+    def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:
         """See ``Combiner``. Bytes a rank: those of one all-reduce, at best ``2 (W-1)/W`` times the bundle."""
         added = Sum().start(bundle, group)
 
         def finish() -> None:
-            added()
+            added.wait()
             bundle.flat.div_(dist.get_world_size(group))
 
-        return finish
+        return Pending(finish)

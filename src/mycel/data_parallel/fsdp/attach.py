@@ -47,7 +47,7 @@ class FSDPCompression(Handle):
     @property
     def inside_bytes(self) -> int:
         """Bytes that have left this rank in full precision inside its box."""
-        return self._route.inside_bytes
+        return self._route.inside.total()
 
     def bytes_per_step(self) -> int:
         """Compressed bytes that one rank sends in a step such as the last one, by the formula.

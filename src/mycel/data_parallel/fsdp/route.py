@@ -13,21 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
+from mycel.comm.meter import ByteMeter
+from mycel.comm.nodes import equal_nodes, nodes_of
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["Route", "boxes_between"]
-
-# Torch 2.13 renamed both, and warns of the old names.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 def boxes_between(topology: Topology) -> tuple[tuple[int, ...], ...] | None:
@@ -41,15 +39,12 @@ def boxes_between(topology: Topology) -> tuple[tuple[int, ...], ...] | None:
         >>> boxes_between(two_boxes(num_ranks=4)), boxes_between(ring(num_ranks=4))
         (((0, 1), (2, 3)), None)
     """
-    boxes = topology.ranks_by_box
-    if len(boxes) < 2 or None in boxes or all(len(ranks) == 1 for ranks in boxes.values()):
+    if None in topology.ranks_by_box:
         return None
-    if len({len(ranks) for ranks in boxes.values()}) > 1:
-        sizes = ", ".join(str(len(ranks)) for ranks in boxes.values())
-        raise UsageError(
-            f"topology {topology.name!r} has boxes of {sizes} ranks; compression between boxes wants equal"
-        )
-    return tuple(boxes.values())
+    nodes = nodes_of(topology)
+    if len(nodes) < 2 or all(len(node) == 1 for node in nodes):
+        return None
+    return equal_nodes(topology, "compression between boxes")
 
 
 class Route:
@@ -68,7 +63,7 @@ class Route:
             box, or for each rank where there are no boxes. The own one is among them.
         own: its place.
         stats: bytes that have left this rank compressed, by the collectives' direct form.
-        inside_bytes: those in full precision inside boxes.
+        inside: counts those in full precision inside boxes.
 
     Raises:
         UsageError: the boxes are not those of the world, or the group is not the world.
@@ -84,7 +79,7 @@ class Route:
     ) -> None:
         self.group, self.num_rows = group, dist.get_world_size(group)
         self.rank = dist.get_rank(group)
-        self.stats, self.inside_bytes = stats, 0
+        self.stats, self.inside = stats, ByteMeter()
         self._between, self._inside = group, None
         self.num_sent, self.own = self.num_rows, self.rank
         if boxes is None:
@@ -119,7 +114,7 @@ class Route:
     def gather(self, payload: Tensor) -> Tensor:
         """Payloads of ``sources()``, shape ``[num_sent, bytes]``."""
         heard = payload.new_empty(self.num_sent * len(payload))
-        _all_gather(heard, payload, group=self._between)
+        all_gather_single(heard, payload, group=self._between)
         self.stats.sent((self.num_sent - 1) * len(payload))
         return heard.view(self.num_sent, -1)
 
@@ -133,8 +128,8 @@ class Route:
         if self._inside is None:
             return
         heard = rows.new_empty((self._rows.numel(), rows.shape[1]))
-        _all_gather(heard.view(-1), rows.reshape(-1), group=self._inside)
-        self.inside_bytes += (len(self._rows) - 1) * rows.numel() * rows.element_size()
+        all_gather_single(heard.view(-1), rows.reshape(-1), group=self._inside)
+        self.inside.add_even("gather", rows.numel() * rows.element_size(), self._inside)
         output[self._rows.view(-1).to(output.device)] = heard
 
     def add_inside(self, rows: Tensor) -> Tensor:
@@ -147,8 +142,8 @@ class Route:
             return rows
         ordered = rows[self._rows.view(-1).to(rows.device)]
         total = rows.new_empty((self.num_sent, rows.shape[1]))
-        _reduce_scatter(total.view(-1), ordered.view(-1), group=self._inside)
-        self.inside_bytes += (len(self._rows) - 1) * total.numel() * total.element_size()
+        reduce_scatter_single(total.view(-1), ordered.view(-1), group=self._inside)
+        self.inside.add_even("sum", total.numel() * total.element_size(), self._inside)
         return total
 
     def exchange(self, payloads: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.comm.bundle import Packed
-from mycel.comm.pending import Finish
-from mycel.comm.start import group_or_all
+from mycel.comm.pending import Pending
+from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.handle import Handle
@@ -122,7 +122,7 @@ class LocalUpdates(Handle):
         self._rate = 1.0
         self._diverged = self._ddp is None
         self._exchanged = True
-        self._pending: tuple[Packed, list[Finish]] | None = None
+        self._pending: tuple[Packed, list[Pending[None]]] | None = None
         self._shared = Packed(self._targets)
         self._outer: torch.optim.Optimizer | None = None
         self._changes: list[Packed] = []
@@ -226,10 +226,10 @@ class LocalUpdates(Handle):
             pending, self._pending = self._pending, None
             self._apply(*pending)
 
-    def _apply(self, changes: Packed, finishes: list[Finish]) -> None:
+    def _apply(self, changes: Packed, pending: list[Pending[None]]) -> None:
         assert self._outer is not None
-        for finish in finishes:
-            finish()
+        for combined in pending:
+            combined.wait()
         for group in self._outer.param_groups:
             if "local_lr" in group:
                 group["local_lr"] = self._rate
@@ -239,14 +239,14 @@ class LocalUpdates(Handle):
         for parameter in self._outer_parameters:
             parameter.grad = None
 
-    def _start(self, packed: Packed, combiner: Combiner | None = None) -> list[Finish]:
+    def _start(self, packed: Packed, combiner: Combiner | None = None) -> list[Pending[None]]:
         self.num_bytes += packed.num_bytes
         return [(combiner or self._combiner).start(bundle, self._group) for bundle in packed.bundles]
 
     def _average(self, packed: Packed, tensors: list[Tensor]) -> None:
         packed.copy_from(tensors)
-        for finish in self._start(packed, Mean()):
-            finish()
+        for pending in self._start(packed, Mean()):
+            pending.wait()
         packed.copy_to(tensors)
 
     def _settle_optimizer_state(self) -> None:
@@ -278,11 +278,8 @@ class LocalUpdates(Handle):
     @torch.no_grad()
     def _agree(self) -> None:
         """The first rank's parameters and buffers become everybody's, and the shared ones."""
-        for packed, tensors in ((self._shared, self._targets), (Packed(self._buffers), self._buffers)):
-            packed.copy_from(tensors)
-            for bundle in packed.bundles:
-                dist.broadcast(bundle.flat, group=self._group, group_src=0)
-            packed.copy_to(tensors)
+        agree([*self._targets, *self._buffers], self._group)
+        self._shared.copy_from(self._targets)
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
@@ -309,9 +306,9 @@ class LocalUpdates(Handle):
             state["shared"] = self._by_name(self._shared)
             state["outer"] = read_optimizer(self._outer, self._names, self._parameters)
         if self._pending is not None:
-            changes, finishes = self._pending
-            for finish in finishes:
-                finish()
+            changes, pending = self._pending
+            for combined in pending:
+                combined.wait()
             self._pending = (changes, [])
             state["pending"] = self._by_name(changes)
         return state

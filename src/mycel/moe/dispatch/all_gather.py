@@ -60,7 +60,7 @@ class AllGatherDispatcher(TokenDispatcher):
         x_TD, weights_TK = functional.pad(x_TD, (0, 0, 0, missing)), routing.top_k_weights
         index_TK = functional.pad(routing.top_k_index.to(torch.int32), (0, 0, 0, missing), value=E)
         weights_TK = functional.pad(weights_TK, (0, 0, 0, missing))
-        x_AD, weights_AK, index_AK = all_gather_rows([x_TD, weights_TK, index_TK], self.group, self.meter)
+        x_AD, weights_AK, index_AK = all_gather_rows([x_TD, weights_TK, index_TK], self.group, self.meter, "dispatch")
         index_AK = index_AK.long()
         everything = RoutingResult(
             top_k_index=index_AK,
@@ -73,14 +73,14 @@ class AllGatherDispatcher(TokenDispatcher):
         inner = self.local.dispatch(x_AD, local_routing(everything, self.experts))
         return Dispatched(inner.rows, inner.tokens_per_expert, (inner, T))
 
-    def _lengths(self, x_TD: Tensor) -> Pending:
+    def _lengths(self, x_TD: Tensor) -> Pending[Tensor]:
         """Tokens of each rank."""
         lengths_W = torch.empty(self.num_ranks, dtype=torch.int64, device=x_TD.device)
         dist.all_gather_into_tensor(lengths_W, lengths_W.new_tensor([x_TD.shape[0]]), group=self.group)
         self.meter.add_even("counts", lengths_W.element_size(), self.group)
-        return Pending(lengths_W)
+        return Pending.done(lengths_W)
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
         """See ``TokenDispatcher``."""
         inner, T = dispatched.state
-        return reduce_scatter_rows(self.local.combine(rows_RD, inner), self.group, self.meter)[:T]
+        return reduce_scatter_rows(self.local.combine(rows_RD, inner), self.group, self.meter, "combine")[:T]

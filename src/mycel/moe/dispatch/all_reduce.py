@@ -48,10 +48,10 @@ class AllReduceDispatcher(TokenDispatcher):
 
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
         """See ``TokenDispatcher``."""
-        x_TD, weights_TK = copy_to_ranks([x_TD, routing.top_k_weights], self.group, self.meter)
+        x_TD, weights_TK = copy_to_ranks([x_TD, routing.top_k_weights], self.group, self.meter, "dispatch")
         routing = routing._replace(top_k_weights=weights_TK)
         return self.local.dispatch(x_TD, local_routing(routing, self.experts))
 
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
         """See ``TokenDispatcher``."""
-        return sum_over_ranks(self.local.combine(rows_RD, dispatched), self.group, self.meter)
+        return sum_over_ranks(self.local.combine(rows_RD, dispatched), self.group, self.meter, "combine")

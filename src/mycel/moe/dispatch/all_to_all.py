@@ -8,8 +8,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
-from mycel.comm.exchange import Exchange, start_counts, start_exchange
+from mycel.comm.exchange import start_counts, start_exchange
 from mycel.comm.meter import ByteMeter
+from mycel.comm.pending import Pending
 from mycel.moe.dispatch.base import Dispatched, ExpertRanges, Steps, TokenDispatcher, finish
 from mycel.moe.routing import RoutingResult
 from mycel.moe.rows import combine_rows, gather_rows, order_slots, permute_rows
@@ -93,7 +94,7 @@ class AllToAllDispatcher(TokenDispatcher):
         (rows_RD,) = exchange.wait()
         return combine_rows(rows_RD, weights_TK, order)
 
-    def _start(self, rows_RD: Tensor, gets: list[int], gives: list[int], name: str) -> Exchange:
+    def _start(self, rows_RD: Tensor, gets: list[int], gives: list[int], name: str) -> Pending[tuple[Tensor, ...]]:
         return start_exchange(
             [rows_RD], [self.codec], gets=gets, gives=gives, group=self.group, meter=self.meter, name=name
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from mycel.comm.exchange import there_and_back
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 
@@ -38,12 +38,13 @@ class Duplicates:
 
     def drop(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """This rank's share of rows, consecutive ones; the last ranks may have fewer."""
-        shares: tuple[Tensor, ...] = _Drop.apply(self, *tensors)  # type: ignore[no-untyped-call]
-        return shares
+        back = partial(self.all_of, num_rows=tensors[0].shape[0], name="gather.backward")
+        return there_and_back(tensors, lambda x: self.own(x).clone(), back)
 
     def gather(self, share: Tensor, num_rows: int) -> Tensor:
         """The rows of all shares."""
-        gathered: Tensor = _GatherShares.apply(self, num_rows, share)  # type: ignore[no-untyped-call]
+        there = partial(self.all_of, num_rows=num_rows, name="gather")
+        (gathered,) = there_and_back([share], there, lambda gradient: self.own(gradient).contiguous())
         return gathered
 
     def own(self, rows: Tensor) -> Tensor:
@@ -54,46 +55,13 @@ class Duplicates:
     def all_of(self, share: Tensor, num_rows: int, name: str) -> Tensor:
         """``gather`` without gradients."""
 
-        def launch() -> Pending:
+        def launch() -> Pending[Tensor]:
             width = -(-num_rows // self.size)
             missing = [0] * (2 * share.dim() - 1) + [width - share.shape[0]]
             padded = functional.pad(share, missing).contiguous()
             gathered = padded.new_empty(width * self.size, *padded.shape[1:])
             dist.all_gather_into_tensor(gathered, padded, group=self.group)
             self.meter.add_even(name, padded.numel() * padded.element_size(), self.group)
-            return Pending(gathered[:num_rows])
+            return Pending.done(gathered[:num_rows])
 
         return communicate(launch).wait()
-
-
-class _Drop(torch.autograd.Function):
-    @staticmethod
-    def forward(duplicates: Duplicates, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(duplicates.own(t).clone() for t in tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.duplicates = inputs[0]
-        ctx.num_rows = inputs[1].shape[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        needed = ctx.needs_input_grad[1:]
-        return None, *(
-            ctx.duplicates.all_of(grad, ctx.num_rows, "gather.backward") if need else None
-            for grad, need in zip(grads, needed, strict=True)
-        )
-
-
-class _GatherShares(torch.autograd.Function):
-    @staticmethod
-    def forward(duplicates: Duplicates, num_rows: int, share: Tensor) -> Tensor:
-        return duplicates.all_of(share, num_rows, "gather")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.duplicates = inputs[0]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, ctx.duplicates.own(grads[0]).contiguous()

@@ -89,12 +89,12 @@ class WeightGather:
         width, size, teams = self.layout.width, dist.get_world_size(self.group), self.teams
         flat = [torch.cat([s, s.new_zeros(width - s.shape[0], *s.shape[1:])]).reshape(-1) for s in slices]
 
-        def launch() -> Pending:
+        def launch() -> Pending[Tensor]:
             own = torch.cat(flat)
             everything = own.new_empty(size * own.numel())
             dist.all_gather_into_tensor(everything, own, group=self.group)
             self.meter.add_even("weights", own.numel() * own.element_size(), self.group)
-            return Pending(everything)
+            return Pending.done(everything)
 
         parts = torch.split(communicate(launch).wait().view(size, -1), [f.numel() for f in flat], dim=1)
         num_experts = self.layout.num_experts if self.r == 0 else slices[0].shape[0]

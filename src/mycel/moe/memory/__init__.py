@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mycel.moe.memory.link import CudaLink, EmulatedLink, Link, Transfer
+from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
 from mycel.moe.memory.pre_gate import PreGate, pre_gate
@@ -20,7 +20,6 @@ __all__ = [
     "PreGate",
     "PreGatedFetch",
     "Ring",
-    "Transfer",
     "make_fetch_policy",
     "pre_gate",
 ]

@@ -7,33 +7,27 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from mycel.comm.pending import Pending
 from mycel.cost import Line
 from mycel.errors import CommunicationError, UsageError
 
-__all__ = ["CudaLink", "EmulatedLink", "Link", "Transfer"]
+__all__ = ["CudaLink", "EmulatedLink", "Link"]
 
 #: Far and near tensors, of one shape and type.
 Copies = Sequence[tuple[Tensor, Tensor]]
-
-
-class Transfer(ABC):
-    """Copies under way."""
-
-    @abstractmethod
-    def wait(self) -> None:
-        """Return when what is computed next sees the copies."""
 
 
 class Link(ABC):
     """Carries copies one after the other, in the order in which they were asked for."""
 
     @abstractmethod
-    def fetch(self, copies: Copies) -> Transfer:
-        """Begin to copy from far to near.
+    def fetch(self, copies: Copies) -> Pending[None]:
+        """Begin to copy from far to near; what is computed after ``wait`` sees the copies.
 
         A near tensor may still be read by what was computed before this call.
         """
@@ -66,14 +60,14 @@ class EmulatedLink(Link):
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mycel-link")
         self._asked_s = 0.0
 
-    def fetch(self, copies: Copies) -> Transfer:
+    def fetch(self, copies: Copies) -> Pending[None]:
         """See ``Link``."""
         num_bytes = sum(far.numel() * far.element_size() for far, _ in copies)
         taking_s = Line(fixed_s=self.latency_s, unit_s=1e-9 / self.bandwidth_gbps).at(num_bytes)
         # The link is busy until then: what was asked for before comes first.
         self._asked_s = max(self._asked_s, time.perf_counter()) + taking_s
         future = self._thread.submit(_carry, list(copies), self._asked_s)
-        return _Threaded(future, self._asked_s + self.deadline_s, num_bytes)
+        return Pending(partial(_result, future, self._asked_s + self.deadline_s, num_bytes))
 
     def close(self) -> None:
         """See ``Link``."""
@@ -87,17 +81,13 @@ def _carry(copies: Copies, until_s: float) -> None:
     time.sleep(max(0.0, until_s - time.perf_counter()))
 
 
-class _Threaded(Transfer):
-    def __init__(self, future: Future[None], deadline_s: float, num_bytes: int) -> None:
-        self.future, self.deadline_s, self.num_bytes = future, deadline_s, num_bytes
-
-    def wait(self) -> None:
-        try:
-            self.future.result(max(0.0, self.deadline_s - time.perf_counter()))
-        except FutureTimeoutError:
-            raise CommunicationError(
-                f"a transfer of {self.num_bytes} bytes of experts did not come to its end in time"
-            ) from None
+def _result(future: Future[None], deadline_s: float, num_bytes: int) -> None:
+    try:
+        future.result(max(0.0, deadline_s - time.perf_counter()))
+    except FutureTimeoutError:
+        raise CommunicationError(
+            f"a transfer of {num_bytes} bytes of experts did not come to its end in time"
+        ) from None
 
 
 class CudaLink(Link):
@@ -115,18 +105,11 @@ class CudaLink(Link):
         """In pinned memory, without which a copy would not run beside computation."""
         return tensor.cpu().pin_memory()
 
-    def fetch(self, copies: Copies) -> Transfer:
+    def fetch(self, copies: Copies) -> Pending[None]:
         """See ``Link``."""
         self.stream.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self.stream):
             for far, near in copies:
                 near.copy_(far, non_blocking=True)
-            return _OnStream(self.stream.record_event(), self.device)
-
-
-class _OnStream(Transfer):
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
-        self.event, self.device = event, device
-
-    def wait(self) -> None:
-        torch.cuda.current_stream(self.device).wait_event(self.event)
+            event = self.stream.record_event()
+        return Pending(lambda: torch.cuda.current_stream(self.device).wait_event(event))

@@ -8,9 +8,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from mycel.comm.pending import Pending
 from mycel.errors import UsageError
 from mycel.moe.experts import Experts
-from mycel.moe.memory.link import Link, Transfer
+from mycel.moe.memory.link import Link
 
 __all__ = ["ExpertStore"]
 
@@ -55,7 +56,7 @@ class ExpertStore:
         self.expert_bytes = sum(t.numel() * t.element_size() for t in self.far[0][0])
         self._free: list[Weights] = []
         self._near: list[dict[int, Weights]] = [{} for _ in stacks]
-        self._coming: list[dict[int, Transfer]] = [{} for _ in stacks]
+        self._coming: list[dict[int, Pending[None]]] = [{} for _ in stacks]
         self.resident = self.peak = self.fetched = self.fetched_bytes = 0
         self.waited_s = 0.0
 

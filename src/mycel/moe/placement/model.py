@@ -70,7 +70,7 @@ class ExpertPlacement:
             num_experts: E.
             num_ranks: W.
             spare: empty slots of each rank beside ``ceil(E/W)``.
-            boxes: ranks that share a machine, as ``mycel.moe.boxes_of`` gives them.
+            boxes: ranks that share a machine, as ``mycel.moe.nodes_of`` gives them.
 
         Examples:
             >>> ExpertPlacement.contiguous(3, 2, spare=1).slots

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import pairwise
 
 import numpy as np
@@ -21,11 +22,10 @@ import numpy.typing as npt
 from mycel.collectives.cost import Choice
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.classics import classics_for
-from mycel.collectives.verify import verify_schedule
 from mycel.cost import bytes_per_second
 from mycel.errors import SynthesisError
+from mycel.runtime.planner import verified_schedules
 from mycel.topology.model import Topology
 
 __all__ = ["MESSAGE_S", "PIECE_BYTES", "STEP_S", "choose_for_steps", "estimate_steps", "with_classics"]
@@ -52,12 +52,8 @@ def with_classics(
     """
     made = dict(schedules)
     for method in classics_for(collective.name) if topology.num_ranks <= _MOST_RANKS else ():
-        try:
-            schedule = synthesize(topology, collective, method)
-        except SynthesisError:
-            continue
-        verify_schedule(schedule)
-        made.setdefault(method, schedule)
+        with suppress(SynthesisError):
+            made |= verified_schedules(topology, collective.name, collective.root, [method]) | made
     return made
 
 

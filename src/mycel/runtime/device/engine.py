@@ -8,30 +8,25 @@ before, and they come after their group.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from mycel.collectives.cost import Choice
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import CollectiveName
-from mycel.runtime.communicator import Call
-from mycel.runtime.device.choice import choose_for_steps
+from mycel.collectives.program import Program
+from mycel.runtime.calls import Call
 from mycel.runtime.device.lane import Lane
 from mycel.runtime.device.steps import Message, Prepared, prepare
 from mycel.runtime.device.transport import End, Transport
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.planner import Planner
 from mycel.runtime.reduce_kernels import ReduceOp
 
 __all__ = ["DeviceEngine"]
 
 Tensor = torch.Tensor
 
-#: Messages of prepared programs that are kept; the least recently used programs go first.
-_CACHE_MESSAGES = 200_000
 _COMBINE: dict[int, Callable[..., Tensor]] = {
     ReduceOp.SUM: torch.add,
     ReduceOp.MAX: torch.maximum,
@@ -47,43 +42,18 @@ class DeviceEngine:
     """This rank's end of a group, on one device.
 
     Args:
-        rank, size: in the group; at least two ranks.
-        schedules: verified schedules of a collective by method, the same on every rank.
-        prove: returns if programs of a schedule are right for a call in pieces of so many elements.
+        size: ranks of the group; at least two.
+        planner: of the group, for devices.
         transport: moves bytes between the ranks.
         lane: where work is queued.
-        piece_bytes: a piece size to use instead of the model's.
     """
 
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        schedules: Callable[[CollectiveName, int | None], Mapping[str, Schedule]],
-        prove: Callable[[Schedule, Call, int], None],
-        transport: Transport,
-        lane: Lane,
-        piece_bytes: int | None = None,
-    ) -> None:
-        self.rank, self.size = rank, size
-        self._schedules, self._prove = schedules, prove
+    def __init__(self, *, size: int, planner: Planner[Prepared], transport: Transport, lane: Lane) -> None:
+        self.size = size
+        self._planner = planner
         self._transport = transport
         self._lane = lane
-        self._piece_bytes = piece_bytes
         self._order = threading.Lock()
-        self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
-        self._choices: dict[tuple[str, int | None, int], Choice] = {}
-        self._prepared: OrderedDict[tuple[object, ...], Prepared] = OrderedDict()
-        self._num_messages = 0
-
-    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
-        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best."""
-        key = (name, root, num_bytes)
-        if key not in self._choices:
-            found = choose_for_steps(self._schedules(name, root), num_bytes, piece_bytes=self._piece_bytes)
-            self._choices[key] = found
-        return self._choices[key]
 
     def start(self, call: Call, result: list[Tensor], settle: Callable[[], None] | None = None) -> DeviceWork:
         """Queue a collective.
@@ -104,28 +74,12 @@ class DeviceEngine:
             return DeviceWork(self._lane, self._lane.mark(), result)
 
     def _prepare(self, call: Call) -> Prepared:
-        choice = self.choice(call.name, call.root, call.num_elements * call.item_bytes)
-        shape = (call.num_elements, call.item_bytes, call.block_elements)
-        key = (call.name, call.root, choice.method, choice.piece_bytes, *shape)
-        if key in self._prepared:
-            self._prepared.move_to_end(key)
-            return self._prepared[key]
-        plan_key = (call.name, call.root, choice.method)
-        if plan_key not in self._plans:
-            self._plans[plan_key] = RankTemplate(self._schedules(call.name, call.root)[choice.method], self.rank)
-        plan, piece = self._plans[plan_key], max(1, choice.piece_bytes // call.item_bytes)
-        self._prove(plan.schedule, call, piece)
-        made = prepare(
-            plan.expand(call.num_elements, piece, block_elements=call.block_elements),
-            plan.steps(call.num_elements, piece, block_elements=call.block_elements),
-            call.item_bytes,
-        )
-        self._prepared[key] = made
-        self._num_messages += made.num_messages
-        while self._num_messages > _CACHE_MESSAGES and len(self._prepared) > 1:
-            _, dropped = self._prepared.popitem(last=False)
-            self._num_messages -= dropped.num_messages
-        return made
+        def lay_out(plan: RankTemplate, program: Program, elements: int) -> Prepared:
+            steps = plan.steps(call.num_elements, elements, block_elements=call.block_elements)
+            return prepare(program, steps, call.item_bytes)
+
+        choice = self._planner.choice(call.name, call.root, call.num_elements * call.item_bytes)
+        return self._planner.prepared(call, choice, lay_out)
 
     def _run(self, call: Call, prepared: Prepared, given: Tensor, output: Tensor) -> None:
         """Queue a program's work on the lane, which is current."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -12,12 +13,15 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.runtime.communicator import Call, Communicator
-from mycel.runtime.device.choice import with_classics
+from mycel.runtime.calls import Call
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.device.choice import choose_for_steps, with_classics
 from mycel.runtime.device.engine import DeviceEngine
 from mycel.runtime.device.lane import lane_of
+from mycel.runtime.device.steps import Prepared
 from mycel.runtime.device.transport import BackendTransport
 from mycel.runtime.device.work import DeviceWork
+from mycel.runtime.planner import Planner
 
 __all__ = ["DeviceGroup", "make_nccl"]
 
@@ -71,7 +75,6 @@ class DeviceGroup:
         self._least_bytes = least_bytes
         self._piece_bytes = piece_bytes
         self._engines: dict[torch.device, DeviceEngine] = {}
-        self._candidates: dict[tuple[CollectiveName, int | None], Mapping[str, Schedule]] = {}
 
     def takes(self, tensors: Sequence[torch.Tensor], *, exchange: bool) -> bool:
         """Whether a call runs over schedules. All ranks come to the same answer.
@@ -98,31 +101,37 @@ class DeviceGroup:
     def engine(self, device: torch.device) -> DeviceEngine:
         """The engine of a device; made at first use, when every rank must come here."""
         if device not in self._engines:
-            communicator = self._communicator
-            if communicator is None:
-                raise RuntimeError("no schedules are run on devices in this group")
             if device.type != "cpu":
                 # NCCL connects all ranks of a group at its first operation. Made here, where every rank is, that
                 # does not depend on which ranks have something to do in the first step.
                 self.backend.eager_connect_single_device(device)
             self._engines[device] = DeviceEngine(
-                rank=communicator.rank,
-                size=communicator.size,
-                schedules=self._schedules,
-                prove=communicator.proofs.require,
+                size=self._with_schedules().size,
+                planner=self.planner,
                 transport=BackendTransport(self.backend),
                 lane=lane_of(device),
-                piece_bytes=self._piece_bytes,
             )
         return self._engines[device]
 
-    def _schedules(self, name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
-        """The communicator's schedules and the classics; made at first use, the same on every rank."""
-        communicator = self._communicator
-        if communicator is None:
+    @cached_property
+    def planner(self) -> Planner[Prepared]:
+        """Chooses between the communicator's schedules and the classics, by the time of steps."""
+        choose = partial(choose_for_steps, piece_bytes=self._piece_bytes)
+        communicator = self._with_schedules()
+        return Planner(communicator.rank, self._make_schedules, choose, communicator.proofs.require)
+
+    def close(self) -> None:
+        """Forget what was prepared."""
+        if "planner" in self.__dict__:
+            self.planner.forget()
+
+    def _make_schedules(self, name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
+        communicator = self._with_schedules()
+        ours = communicator.planner.schedules(name, root)
+        collective = Collective(name=name, num_ranks=communicator.size, root=root)
+        return with_classics(ours, communicator.topology, collective)
+
+    def _with_schedules(self) -> Communicator:
+        if self._communicator is None:
             raise RuntimeError("no schedules are run on devices in this group")
-        if (name, root) not in self._candidates:
-            collective = Collective(name=name, num_ranks=communicator.size, root=root)
-            ours = communicator.schedules(name, root)
-            self._candidates[name, root] = with_classics(ours, communicator.topology, collective)
-        return self._candidates[name, root]
+        return self._communicator

@@ -24,6 +24,8 @@ __all__ = ["STAGING", "Addition", "Copy", "Message", "Prepared", "Step", "prepar
 
 #: Number of the staging buffer, after those of ``mycel.collectives.program.Buffer``.
 STAGING = len(Buffer)
+#: A message with its numbers and its share of the rest, measured with ``tracemalloc``.
+_MESSAGE_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,11 @@ class Prepared:
     scratch_elements: int
     staging_elements: int
     num_messages: int
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory this preparation holds, about."""
+        return 2048 + _MESSAGE_BYTES * (self.num_messages + len(self.copies))
 
 
 def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> Prepared:

@@ -14,7 +14,7 @@ __all__ = ["DeviceWork"]
 
 
 class DeviceWork(dist.Work):
-    """One collective that has been queued.
+    """One collective that has been queued: on devices what ``MycelWork`` is on sockets, without a ticket.
 
     Args:
         lane: where.

@@ -27,12 +27,12 @@ from typing import Protocol
 
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from mycel.runtime.pacing import SO_MAX_PACING_RATE
 from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_digest
 
 __all__ = ["Address", "Rendezvous", "Store"]
 
 _BACKLOG = 1024
-_SO_MAX_PACING_RATE = 47  # Linux; the socket module has no name for it
 #: How often a wait for a connection is interrupted to heed what other ranks say.
 _HEED_S = 0.1
 #: A connection is answered sooner than this: by the kernel, whatever the program at the other end does.
@@ -197,7 +197,7 @@ class Rendezvous:
                 out[number] = self._open(channel.dst, ip, hello, deadline, heed, source)
                 self._dialing = None
                 if pace is not None:
-                    out[number].setsockopt(socket.SOL_SOCKET, _SO_MAX_PACING_RATE, pace)
+                    out[number].setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
             if channel.dst == self.rank:
                 key = (channel.src, path_digest(channel.path, epoch), False)

@@ -1,0 +1,163 @@
+"""The planner: a group's verified schedules, the choice between them, and its prepared programs.
+
+It knows neither sockets nor devices: both engines stand on it, each with its own model of time and its own form of a
+prepared program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Generic, TypeVar
+
+from mycel.collectives.cost import Choice
+from mycel.collectives.lower import RankTemplate
+from mycel.collectives.program import Program
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import SynthesisError
+from mycel.runtime.calls import Call
+from mycel.runtime.prepared import PREPARED, Held
+from mycel.topology.model import Topology
+
+__all__ = ["Planner", "sends_directly", "verified_schedules"]
+
+P = TypeVar("P", bound=Held)
+
+
+class Planner(Generic[P]):
+    """Plans one rank's calls. Every rank comes to the same choices, for they have the same schedules.
+
+    Args:
+        rank: whose programs.
+        make: verified schedules of a collective by method, the same on every rank; asked once for each collective.
+        choose: which of them, in pieces of which size, serves so many bytes (of the whole array).
+        prove: returns if programs of a schedule are right for a call in pieces of so many elements.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        make: Callable[[CollectiveName, int | None], Mapping[str, Schedule]],
+        choose: Callable[[Mapping[str, Schedule], int], Choice],
+        prove: Callable[[Schedule, Call, int], None],
+    ) -> None:
+        self._rank = rank
+        self._make, self._choose, self._prove = make, choose, prove
+        self._schedules: dict[tuple[str, int | None], Mapping[str, Schedule]] = {}
+        self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
+        self._choices: dict[tuple[str, int | None, int], Choice] = {}
+        self._owner = PREPARED.new_owner()
+
+    def schedules(self, name: CollectiveName, root: int | None = None) -> Mapping[str, Schedule]:
+        """Verified schedules of a collective, by method; made at first use."""
+        key = (name, root)
+        if key not in self._schedules:
+            self._schedules[key] = self._make(name, root)
+        return self._schedules[key]
+
+    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
+        """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best.
+
+        Lengths up to an eighth apart share a choice: calls of ever new lengths do not each pay for one, and there are
+        at most eight for each power of two.
+        """
+        num_bytes = _rounded_up(num_bytes)
+        key = (name, root, num_bytes)
+        if key not in self._choices:
+            self._choices[key] = self._choose(self.schedules(name, root), num_bytes)
+        return self._choices[key]
+
+    def plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
+        """This rank's part of a schedule, whatever the length."""
+        key = (name, root, method)
+        if key not in self._plans:
+            self._plans[key] = RankTemplate(self.schedules(name, root)[method], self._rank)
+        return self._plans[key]
+
+    def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, Program, int], P]) -> P:
+        """A call's program as its engine reads it.
+
+        Args:
+            call: what is to run.
+            choice: over which schedule, in pieces of which size.
+            lay_out: makes it of a plan, its program for the call's lengths, and the elements of a piece.
+        """
+        sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
+        key = (call.name, call.root, choice.method, choice.piece_bytes, *sizes)
+        found: P | None = PREPARED.get(self._owner, key)
+        if found is None:
+            plan = self.plan(call.name, call.root, choice.method)
+            elements = max(1, choice.piece_bytes // call.item_bytes)
+            self._prove(plan.schedule, call, elements)
+            program = plan.expand(call.num_elements, elements, block_elements=call.block_elements)
+            found = lay_out(plan, program, elements)
+            PREPARED.put(self._owner, key, found)
+        return found
+
+    def forget(self) -> None:
+        """Begin anew: the fabric is another one, or nobody calls any more."""
+        PREPARED.forget(self._owner)
+        self._schedules.clear()
+        self._plans.clear()
+        self._choices.clear()
+
+
+def verified_schedules(
+    topology: Topology, name: CollectiveName, root: int | None, methods: Sequence[str] | None = None
+) -> dict[str, Schedule]:
+    """Schedules of a collective by method, each verified.
+
+    Args:
+        topology: the fabric between the group's ranks.
+        name, root: the collective.
+        methods: to choose from, where any of them serves the collective; ``None``: the usual ones.
+
+    Raises:
+        SynthesisError: none fits the fabric.
+    """
+    usual = methods_for(name)
+    candidates = tuple(m for m in methods or () if m in (*usual, *classics_for(name))) or usual
+    collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
+    made: dict[str, Schedule] = {}
+    for method in candidates:
+        try:
+            schedule = synthesize(topology, collective, method=method)
+        except SynthesisError:
+            # Too large a fabric to optimise over, or one that a classic does not fit: so on every rank.
+            if method == "flow" or (method in CLASSICS and method != candidates[-1]):
+                continue
+            raise
+        verify_schedule(schedule)
+        made[method] = schedule
+    return made
+
+
+def sends_directly(made: Mapping[str, Schedule]) -> bool:
+    """Whether ranks send the parts of an uneven all_to_all themselves: about as fast then as by way of others.
+
+    If so a rank needs to know what it gives and gets, but not the lengths of the blocks between others.
+
+    Args:
+        made: schedules of all_to_all, by method.
+    """
+    direct, flow = made.get("direct"), made.get("flow")
+    if direct is None:
+        return False
+    ends = [divmod(direct.block_of(t.chunk), direct.collective.num_ranks) for t in direct.transfers]
+    alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
+    return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
+
+
+def _rounded_up(num_bytes: int) -> int:
+    """The least number from here that has four significant bits.
+
+    Examples:
+        >>> [_rounded_up(n) for n in (0, 15, 17, 1 << 20, (1 << 20) + 1)]
+        [0, 15, 18, 1048576, 1179648]
+    """
+    shift = max(0, num_bytes.bit_length() - 4)
+    return -(-num_bytes >> shift) << shift

@@ -1,0 +1,113 @@
+"""The planner of both engines: what it keeps is bounded, whatever lengths calls have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mycel.collectives.cost import Choice, choose
+from mycel.collectives.lower import RankTemplate
+from mycel.collectives.program import Program
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.spec import CollectiveName
+from mycel.errors import SynthesisError
+from mycel.runtime.calls import Call
+from mycel.runtime.device import steps
+from mycel.runtime.device.choice import choose_for_steps
+from mycel.runtime.planner import Planner, sends_directly, verified_schedules
+from mycel.runtime.prepared import PREPARED, prepare
+from mycel.topology.builders import ring, star
+
+FABRIC = ring(num_ranks=4)
+CHOOSERS: dict[str, Callable[..., Choice]] = {"sockets": choose, "devices": choose_for_steps}
+
+
+@cache
+def made(name: CollectiveName, root: int | None) -> dict[str, Schedule]:
+    return verified_schedules(FABRIC, name, root)
+
+
+def unproved(schedule: Schedule, call: Call, elements: int) -> None:
+    """What is chosen and kept does not depend on proofs, which have tests of their own."""
+
+
+def laid_out(engine: str) -> Callable[[RankTemplate, Program, int], Any]:
+    """What each engine makes of a program, on no sockets and no device."""
+
+    def for_devices(plan: RankTemplate, program: Program, elements: int) -> steps.Prepared:
+        return steps.prepare(program, plan.steps(program.num_elements, elements), 4)
+
+    def for_sockets(plan: RankTemplate, program: Program, elements: int) -> Any:
+        return prepare(program, 4, [-1] * len(program.channels), np.full(1, -1, dtype=np.int64))
+
+    return for_devices if engine == "devices" else for_sockets
+
+
+@pytest.mark.parametrize("engine", CHOOSERS)
+def test_ten_thousand_lengths_share_a_bounded_number_of_choices(engine: str) -> None:
+    asked: list[int] = []
+
+    def counting(candidates: Mapping[str, Schedule], num_bytes: int) -> Choice:
+        asked.append(num_bytes)
+        return CHOOSERS[engine](candidates, num_bytes)
+
+    planner: Planner[Any] = Planner(0, made, counting, unproved)
+    sizes = np.random.default_rng(3).integers(1, 1 << 26, 10_000).tolist()
+    choices = {size: planner.choice("all_gather", None, size) for size in sizes}
+    assert len(asked) == len(set(asked)) <= 8 * 26
+    for size in sizes[:200]:
+        rounded = min(n for n in asked if n >= size)
+        assert rounded <= size * 9 / 8 + 1
+        assert choices[size] == CHOOSERS[engine](made("all_gather", None), rounded)
+
+
+@pytest.mark.parametrize("engine", CHOOSERS)
+def test_what_is_prepared_is_bounded_made_once_and_forgotten(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = PREPARED.num_bytes
+    monkeypatch.setattr(PREPARED, "limit_bytes", before + 100_000)
+    planner: Planner[Any] = Planner(0, made, partial(CHOOSERS[engine], piece_bytes=1 << 20), unproved)
+    lay_out = laid_out(engine)
+    for per_rank in range(1, 300):
+        call = Call(name="all_gather", num_elements=4 * per_rank, item_bytes=4, output_address=0)
+        choice = planner.choice("all_gather", None, 16 * per_rank)
+        first = planner.prepared(call, choice, lay_out)
+        assert planner.prepared(call, choice, lay_out) is first
+        assert PREPARED.num_bytes <= PREPARED.limit_bytes
+    assert PREPARED.num_bytes > before + 50_000
+    planner.forget()
+    assert PREPARED.num_bytes <= before
+
+
+def test_schedules_are_made_once_until_they_are_forgotten() -> None:
+    asked: list[tuple[str, int | None]] = []
+
+    def making(name: CollectiveName, root: int | None) -> Mapping[str, Schedule]:
+        asked.append((name, root))
+        return made(name, root)
+
+    planner: Planner[Any] = Planner(1, making, choose, unproved)
+    assert planner.schedules("broadcast", 2) is planner.schedules("broadcast", 2)
+    assert planner.plan("broadcast", 2, "forest") is planner.plan("broadcast", 2, "forest")
+    assert planner.plan("broadcast", 2, "forest").rank == 1
+    planner.choice("broadcast", 2, 100)
+    assert asked == [("broadcast", 2)]
+    planner.forget()
+    planner.choice("broadcast", 2, 100)
+    assert len(asked) == 2
+
+
+def test_methods_asked_for_serve_where_they_can() -> None:
+    assert set(verified_schedules(FABRIC, "all_reduce", None, ["ring"])) == {"ring"}
+    assert set(verified_schedules(FABRIC, "broadcast", 0, ["bruck"])) == set(made("broadcast", 0))
+    with pytest.raises(SynthesisError):
+        verified_schedules(ring(num_ranks=3), "all_reduce", None, ["hierarchical"])
+
+
+def test_parts_are_sent_directly_where_nobody_has_to_relay() -> None:
+    assert sends_directly(verified_schedules(star(num_ranks=4), "all_to_all", None))
+    assert not sends_directly({})
+    assert not sends_directly({"flow": made("all_to_all", None)["flow"]})
