@@ -27,7 +27,7 @@ from mycel.moe.memory import (
     make_fetch_policy,
     pre_gate,
 )
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
 
 LAYERS, EXPERTS, TOP_K, DIM = 4, 8, 2, 16
 
@@ -174,7 +174,7 @@ def test_pre_gated_blocks_are_announced_one_block_early() -> None:
 
 def test_gates_stand_one_block_ahead() -> None:
     model, plain = make_model(), make_model()
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     x = torch.randn(6, DIM)
     inputs: list[Tensor] = []
     hooks = [block.moe.register_forward_pre_hook(lambda m, a: inputs.append(a[0])) for block in model]
@@ -194,7 +194,7 @@ def test_gates_stand_one_block_ahead() -> None:
 
 def test_pre_gated_models_train_and_copy() -> None:
     model = make_model(lambda: [GShardLoss(), ExpertBias(EXPERTS)])
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(32, DIM)
     losses = []
@@ -213,7 +213,7 @@ def test_pre_gated_models_train_and_copy() -> None:
 
 def test_the_next_layers_bias_decides() -> None:
     model = make_model(lambda: ExpertBias(EXPERTS))
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     x = torch.randn(12, DIM)
     model(x)
     before = [route.top_k_index for route in gates[0].routes.of]

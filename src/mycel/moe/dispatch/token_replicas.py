@@ -13,11 +13,11 @@ from torch.nn import functional
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 
-__all__ = ["Duplicates"]
+__all__ = ["TokenReplicas"]
 
 
-class Duplicates:
-    """Drops the duplicates of tokens before an exchange and gathers its results after it.
+class TokenReplicas:
+    """Drops what other ranks send too before an exchange and gathers its results after it.
 
     Backward, gradients of a rank's share are gathered as well, so that all ranks of the group have the same ones.
 
@@ -68,32 +68,32 @@ class Duplicates:
 
 class _Drop(torch.autograd.Function):
     @staticmethod
-    def forward(duplicates: Duplicates, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(duplicates.own(t).clone() for t in tensors)
+    def forward(replicas: TokenReplicas, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(replicas.own(t).clone() for t in tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.duplicates = inputs[0]
+        ctx.replicas = inputs[0]
         ctx.num_rows = inputs[1].shape[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         needed = ctx.needs_input_grad[1:]
         return None, *(
-            ctx.duplicates.all_of(grad, ctx.num_rows, "gather.backward") if need else None
+            ctx.replicas.all_of(grad, ctx.num_rows, "gather.backward") if need else None
             for grad, need in zip(grads, needed, strict=True)
         )
 
 
 class _GatherShares(torch.autograd.Function):
     @staticmethod
-    def forward(duplicates: Duplicates, num_rows: int, share: Tensor) -> Tensor:
-        return duplicates.all_of(share, num_rows, "gather")
+    def forward(replicas: TokenReplicas, num_rows: int, share: Tensor) -> Tensor:
+        return replicas.all_of(share, num_rows, "gather")
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.duplicates = inputs[0]
+        ctx.replicas = inputs[0]
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, None, ctx.duplicates.own(grads[0]).contiguous()
+        return None, None, ctx.replicas.own(grads[0]).contiguous()
