@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import itertools
 import math
 from pathlib import Path
@@ -453,6 +454,19 @@ def test_parameters_do_not_depend_on_the_division() -> None:
         assert torch.equal(part.down_proj, whole.down_proj[owned.start : owned.stop])
         part.load_state_dict({name: tensor * 2 for name, tensor in whole.state_dict().items()})
         assert torch.equal(part.gate_up_proj, 2 * whole.gate_up_proj[owned.start : owned.stop])
+
+
+def test_the_public_form_stays_small_and_is_made_where_torch_says() -> None:
+    assert len(inspect.signature(MoE).parameters) <= 12
+    with torch.device("meta"):
+        layer = MoE(6, 4, 4, 2, shared_hidden=3, balancing=ExpertBias(4), dtype=torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in layer.parameters())
+    assert all(b.is_meta and b.dtype == torch.float32 for b in layer.buffers())
+    torch.manual_seed(1)
+    wanted = MoE(6, 4, 4, 2).state_dict()
+    torch.manual_seed(1)
+    with torch.device("cpu"):
+        assert all(torch.equal(value, wanted[name]) for name, value in MoE(6, 4, 4, 2).state_dict().items())
 
 
 @pytest.mark.parametrize(

@@ -262,9 +262,15 @@ def test_what_cannot_be_is_named() -> None:
             model(torch.randn(2, DIM))
         with pytest.raises(UsageError, match="in far memory already"):
             Offload(model, LateLink(), "on_demand")
-    pre_gate(model)
+        with torch.inference_mode(), pytest.raises(UsageError, match="cannot be taken in parts; partition by tokens"):
+            model[0].moe(torch.randn(2, DIM), degree=2, partition="experts")
+    routers = [block.moe.router for block in model]
+    gated = pre_gate(model)
     with pytest.raises(UsageError, match="pre-gated already"):
         pre_gate(model)
+    gated.close()
+    assert all(block.moe.router is router for block, router in zip(model, routers, strict=True))
+    pre_gate(model)
     with pytest.raises(UsageError, match="pre-gated layer 1 has 3 tokens, the layer before routed none"):
         model[1](torch.randn(3, DIM))
     with pytest.raises(UsageError, match="needs at least 2"):

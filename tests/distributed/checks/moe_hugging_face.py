@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.errors import UsageError
-from mycel.moe import ExpertParallel, SwitchLoss, Tuner, apply, experts_apart, restore
+from mycel.moe import ExpertParallel, SwitchLoss, Tuner, apply, experts_apart, make_dispatcher, restore
 from mycel.moe.experts import parameters_of_experts
 from mycel.moe.hugging_face import (
     applied_to,
@@ -108,6 +108,7 @@ def errors_of(
         for block in applied.blocks:
             fully_shard(block.experts, mesh=two["data"])
         fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    model.zero_grad()
     run = DistributedDataParallel(model) if wrap == "ddp" else model
     output = run(batches[mine], labels=batches[mine])
     output.loss.backward()
@@ -184,7 +185,7 @@ def sliced(rank: int, size: int, family: str) -> dict[str, Any]:
     whole = models.make(family)
     for name, parameter in whole.named_parameters():
         parameter.grad = gathered(model, name)
-    out["norm"] = (float(norm), float(torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()])))
+    out["clipped"] = (float(norm), float(torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()])))
     restore(model)
     after = model.state_dict()
     out["trained"] = list(after) == list(start) and all(torch.equal(after[n], trained[n]) for n in start)
@@ -452,7 +453,16 @@ def placed(rank: int, size: int) -> dict[str, Any]:
 def refusals(rank: int, size: int) -> list[str]:
     mesh = init_device_mesh("cpu", (size,))
     said = []
-    calls = [(models.make("mixtral", seed=rank), {}), (models.make("mixtral"), {"dispatcher": "hierarchical"})]
+    strange, narrow = models.make("gpt_oss"), models.make("olmoe")
+    kind: Any = type(strange.model.layers[0].mlp.experts)
+    kind._apply_gate = lambda self, z: z.cumsum(-1)[..., 1::2]  # in this process only
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (models.make("mixtral", seed=rank), {}),
+        (models.make("mixtral"), {"dispatcher": "hierarchical"}),
+        (strange, {"tensor_shards": size}),
+        (narrow, {"tensor_shards": 3}),
+        (models.make("mixtral"), {"dispatcher": make_dispatcher("all_to_all", models.EXPERTS, mesh)}),
+    ]
     for model, options in calls:
         try:
             apply(model, parallel=ExpertParallel(mesh, **options))

@@ -151,6 +151,11 @@ def losses_with_and_without_moves(rank: int, size: int) -> dict[str, Any]:
 
         out[policy.__name__] = train(layer, rank, size, steps, after)
         out[f"{policy.__name__} placement"] = layer.dispatcher.placement.slots
+        layer(moe.batch((3,))[0][0].double())
+        counted = dict(balancer["it"].seen)
+        balancer["it"].close()
+        layer(moe.batch((5,))[0][0].double())
+        out[f"{policy.__name__} closed"] = (int(sum(counted[""])), balancer["it"].seen == counted)
     return out
 
 
