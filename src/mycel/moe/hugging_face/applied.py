@@ -32,7 +32,7 @@ from mycel.moe.parallel import ExpertParallel
 __all__ = ["Applied", "applied_to", "apply", "restore"]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Applied:
     """What ``apply`` did to a model, for those who look, and until it is closed.
 
@@ -47,6 +47,9 @@ class Applied:
     _own_backend: Any
     _handles: list[RemovableHandle] = field(default_factory=list)
     _attributes: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Applied({type(self._model).__name__}, {len(self.blocks)} blocks)"
 
     @property
     def meter(self) -> ByteMeter:
