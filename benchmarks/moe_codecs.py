@@ -33,7 +33,7 @@ from byte_model import ByteModel, Sizes, experts, loss_of
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.demo.corpus import Corpus, load_corpus, sample_batch
 from mycel.demo.train import learning_rate
-from mycel.moe import make_dispatcher, moe_loss
+from mycel.moe import ExpertParallel, make_dispatcher, moe_loss
 from mycel.moe.lsh import LSHDispatcher
 from mycel.wire import make_codec
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
@@ -51,7 +51,8 @@ def make_feed(sizes: Sizes, codec: str, lsh: Mapping[str, Any] | None, mesh: Dev
 
     def feed() -> Any:
         inner = make_dispatcher("all_to_all", sizes.num_experts, mesh, codec=make_codec(codec))
-        return experts(sizes, dispatcher=inner if lsh is None else LSHDispatcher(inner, **lsh))
+        used = inner if lsh is None else LSHDispatcher(inner, **lsh)
+        return experts(sizes, ExpertParallel(dispatcher=used))
 
     return feed
 

@@ -6,7 +6,7 @@
 
 ``bytes``: what flat and hierarchical exchanges send between the boxes in a forward and backward pass, by the meter
 (rows and slots) and by the interfaces' counters (headers, acknowledgements and barriers included), and the step's
-time. ``adapt``: a trace of three loads, walked twice by the layer with ``adapt=Flex(...)``, which chooses for itself:
+time. ``adapt``: a trace of three loads, walked twice by the layer with ``tuner=Tuner(...)``, which chooses:
 the first time with its trials, then with what it remembers. Every fourth step all fixed plans take a step each beside
 it. Times are of the slowest rank. Lines are appended to ``--output``, and tables of the last ones replace those in
 the page; ``--quick`` only prints.
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from moe_ranks import forward_backward, is_rank, join, mark, middle, on_cluster, say, step_s, total
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.moe import Flex, MoE, node_mesh, nodes_of
+from mycel.moe import ExpertParallel, MoE, Tuner, node_mesh, nodes_of
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
@@ -44,7 +44,7 @@ def exchanges(steps: int) -> None:
     boxes, mesh = nodes_of(topology), node_mesh(topology)
     for tokens, top_k in LOADS:
         torch.manual_seed(0)
-        layer = MoE(DIM, HIDDEN, 16, top_k, mesh=mesh)
+        layer = MoE(DIM, HIDDEN, 16, top_k, parallel=mesh)
         torch.manual_seed(dist.get_rank())
         x = torch.randn(tokens, DIM, requires_grad=True)
         for algorithm in ("all_to_all", "hierarchical"):
@@ -69,10 +69,10 @@ def adaptive(phase_steps: int, every: int) -> None:
     topology = dist.group.WORLD.communicator.topology
     mesh = node_mesh(topology)
     size = dist.get_world_size()
-    flex = Flex(degrees=(1, 2), algorithms=("all_to_all", "hierarchical"), trials=3, same_load=True)
+    tuner = Tuner(degrees=(1, 2), algorithms=("all_to_all", "hierarchical"), trials=3, same_load=True)
     torch.manual_seed(0)
     # Few and narrow experts, so that their weights and a phase's tokens are of one order.
-    layer = MoE(DIM, ADAPT_HIDDEN, size, 2, adapt=flex, mesh=mesh, shards=2)
+    layer = MoE(DIM, ADAPT_HIDDEN, size, 2, parallel=ExpertParallel(mesh, tensor_shards=2, tuner=tuner))
     plans = layer.chooser.plans
     names = ["r 0" if p.r == 0 else f"r {p.r}, {p.algorithm}, degree {p.degree}" for p in plans]
     chosen: list[list[list[float]]] = []

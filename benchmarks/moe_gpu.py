@@ -217,8 +217,9 @@ def measure(shape: Shape, rounds: int) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     logits = torch.randn(shape.tokens, shape.experts, device="cuda")
     router = TopKRouter(Given(logits), shape.top_k, renormalize=True)
-    like: dict[str, Any] = {"activation": shape.activation, "device": "cuda", "dtype": torch.bfloat16}
-    layer = MoE(shape.dim, shape.hidden, shape.experts, shape.top_k, router=router, **like)
+    like: dict[str, Any] = {"activation": shape.activation, "dtype": torch.bfloat16}
+    with torch.device("cuda"):
+        layer = MoE(shape.dim, shape.hidden, shape.experts, shape.top_k, router=router, **like)
     layer.router.float()
     x = torch.randn(shape.tokens, shape.dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     factor = torch.randn_like(x)
@@ -279,7 +280,7 @@ def launches(shape: Shape, capability: int) -> list[Launch]:
     index, counts = empty(T, K, dtype=torch.int64), empty(E, dtype=torch.int64)
     slots, row_of_slot = empty(R, dtype=torch.int32), empty(T, K, dtype=torch.int32)
     weights, scores = empty(T, K, dtype=torch.float32), empty(T, E, dtype=torch.float32)
-    plan, planning = op.make_plan(counts, R, tiles.rows.m, tail=False)
+    plan, planning = op.make_kernel_args(counts, R, tiles.rows.m, tail=False)
     spans, counting = op.count(index, E)
     return [
         op.top_k(scores, None, index, weights, scores, "softmax")[1],

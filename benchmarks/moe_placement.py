@@ -24,8 +24,8 @@ import torch
 from moe_text import LAYERS, ByteMoE, train
 from mycel.bench.measurement import describe_hardware
 from mycel.demo.corpus import load_corpus
-from mycel.moe.placement import ExpertPlacement, Policy, RoutingTrace, TraceRecorder, replay
-from mycel.moe.placement.policies import eplb, flex, shadow, static
+from mycel.moe.placement import RoutingTrace, TraceRecorder, replay
+from mycel.planning.placement import ExpertPlacement, Policy, eplb, flex, shadow, static
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 RANKS = 4

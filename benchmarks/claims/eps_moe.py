@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from moe_ranks import is_rank, join, middle, on_cluster, say, step_s
 from mycel.moe import MoE
-from mycel.moe.grouped import grouped_linear
+from mycel.moe.kernels.grouped_gemm import grouped_linear
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 
@@ -38,7 +38,7 @@ DIM, HIDDEN, EXPERTS, TOKENS, TOP_K, STEPS = 256, 512, 16, 512, 2, 7
 def rank() -> None:
     join()
     torch.manual_seed(0)
-    layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, mesh=DeviceMesh("cpu", [[0, 1], [2, 3]]))
+    layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=DeviceMesh("cpu", [[0, 1], [2, 3]]))
     torch.manual_seed(1 + dist.get_rank())
     x = torch.randn(TOKENS, DIM)
     plans: list[dict[str, Any]] = [{"degree": 1}]

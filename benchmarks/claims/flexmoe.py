@@ -36,9 +36,9 @@ import torch.multiprocessing as mp
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.bench.measurement import describe_hardware
-from mycel.moe import MoE
-from mycel.moe.placement import ExpertPlacement, PlacedDispatcher, PlacementCost, Rebalancer, RoutingTrace, replay
-from mycel.moe.placement.policies import flex, static
+from mycel.moe import ExpertParallel, MoE
+from mycel.moe.placement import PlacedDispatcher, Rebalancer, RoutingTrace, replay
+from mycel.planning.placement import ExpertPlacement, PlacementCost, flex, static
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 OUTPUT = RECORDED / "claims" / "flexmoe.jsonl"
@@ -51,7 +51,9 @@ def evenness(*, quick: bool) -> list[dict[str, Any]]:
     """A row for each number of moves."""
     whole = RoutingTrace.load(TRACE)
     trace = RoutingTrace(counts=whole.counts[-40 if quick else -160 :], layers=whole.layers)
-    cost = PlacementCost.of_shape(1024, 4096, tflops=10.0, bandwidth_gbps=5.0, matrices=2)
+    # Two matrices of 1024 x 4096 in float32: 10 TFLOP/s in experts, 5 GB/s in and out of a rank.
+    numbers = 2 * 1024 * 4096
+    cost = PlacementCost(token_s=6 * numbers / 10e12, carry_s=1024 * 4 / 5e9, expert_s=numbers * 4 / 5e9)
     skip = len(trace.counts) // 4
     start = ExpertPlacement.contiguous(trace.counts.shape[2], RANKS, spare=1)
     # Loads scaled to 32768 tokens a rank, two experts each; the trace's own batches are small.
@@ -83,7 +85,7 @@ def _rank(rank: int, size: int, folder: str, steps: int) -> None:
     for moves in (False, True):
         torch.manual_seed(0)
         start = ExpertPlacement.contiguous(8, size, spare=1)
-        layer = MoE(16, 32, 8, 2, dispatcher=PlacedDispatcher(start, mesh)).double()
+        layer = MoE(16, 32, 8, 2, parallel=ExpertParallel(dispatcher=PlacedDispatcher(start, mesh))).double()
         optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
         balancer = Rebalancer(layer, "flex", [optimizer])
         generator = torch.Generator().manual_seed(rank)

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moe_ranks import forward_backward, is_rank, join, middle, on_cluster, say, step_s, total
-from mycel.moe import MoE
+from mycel.moe import ExpertParallel, MoE
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 
@@ -39,9 +39,9 @@ def rank() -> None:
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("box", "tensor"))
     boxes = ((0, 1), (2, 3))
     torch.manual_seed(0)
-    everywhere = MoE(DIM, HIDDEN, EXPERTS, TOP_K, mesh=DeviceMesh("cpu", [0, 1, 2, 3]))
+    everywhere = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=DeviceMesh("cpu", [0, 1, 2, 3]))
     torch.manual_seed(0)
-    in_box = MoE(DIM, HIDDEN, EXPERTS, TOP_K, mesh=mesh["tensor"], dispatcher="all_reduce")
+    in_box = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=ExpertParallel(mesh["tensor"], dispatcher="all_reduce"))
     torch.manual_seed(1)
     tokens = torch.randn(4, TOKENS, DIM)
     own = tokens[place].clone().requires_grad_()

@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moe_ranks import forward_backward, is_rank, join, middle, on_cluster, say, step_s, total
-from mycel.moe import BiLevelRouter, LinearProjection, MoE, TopKRouter
+from mycel.moe import BiLevelRouter, ExpertParallel, LinearProjection, MoE, TopKRouter
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 
@@ -48,7 +48,7 @@ def rank() -> None:
             "bi-level router, hierarchical exchange": (bi_level, "hierarchical"),
         }
         layers = {
-            name: MoE(DIM, HIDDEN, EXPERTS, top_k, router=router, mesh=mesh, dispatcher=algorithm)
+            name: MoE(DIM, HIDDEN, EXPERTS, top_k, router=router, parallel=ExpertParallel(mesh, dispatcher=algorithm))
             for name, (router, algorithm) in ways.items()
         }
         torch.manual_seed(1 + dist.get_rank())

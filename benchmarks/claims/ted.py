@@ -27,8 +27,10 @@ from torch.utils.checkpoint import checkpoint
 
 from moe_ranks import is_rank, join, middle, on_cluster, say, step_s, total
 from mycel.comm.exchange import copy_to_ranks, sum_over_ranks
-from mycel.moe import Experts, MoE, keep_exchanges
+from mycel.moe import ExpertParallel, Experts, MoE, keep_exchanges
 from mycel.moe.dispatch import AllToAllDispatcher
+from mycel.moe.expert_mlp import expert_mlp
+from mycel.moe.slices import WeightUse
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 
@@ -43,7 +45,8 @@ def duplicated(layer: MoE, dispatcher: AllToAllDispatcher, experts: Experts, mes
     routing = layer.router(x)
     rows, weights = copy_to_ranks([x, routing.top_k_weights], box, meter, "dispatch")
     arrived = dispatcher.dispatch(rows, routing._replace(top_k_weights=weights))
-    done = experts(arrived.rows, arrived.tokens_per_expert, gradient_scale=0.5)
+    used = experts.weights(WeightUse(x.dtype, gradient_scale=0.5))
+    done = expert_mlp(arrived.rows, arrived.tokens_per_expert, used, experts.kind)
     return sum_over_ranks(dispatcher.combine(done, arrived), box, meter, "combine")
 
 
@@ -52,7 +55,8 @@ def rank() -> None:
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("expert", "tensor"))
     boxes = ((0, 1), (2, 3))
     torch.manual_seed(0)
-    layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, mesh=mesh, shards=2, duplicates=mesh["tensor"])
+    parallel = ExpertParallel(mesh, tensor_shards=2, token_replicas=mesh["tensor"])
+    layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=parallel)
     dispatcher = AllToAllDispatcher(EXPERTS, mesh.get_group("expert"))
     experts = Experts(DIM, HIDDEN, EXPERTS, owned=dispatcher.experts, shard=(mesh.get_local_rank("tensor"), 2))
     experts.load_state_dict(layer.experts.state_dict())

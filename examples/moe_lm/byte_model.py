@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mycel.moe import MoE, SharedExpert, SwitchLoss
+from mycel.moe import ExpertParallel, MoE, SharedExpert, SwitchLoss
 
 #: Every byte is a token.
 VOCABULARY = 256
@@ -55,12 +55,10 @@ def dense(sizes: Sizes) -> nn.Module:
     return SharedExpert(sizes.width, sizes.dense_hidden)
 
 
-def experts(sizes: Sizes, **options: object) -> MoE:
-    """A feed-forward part of experts; options as for ``MoE``."""
-    balancing = SwitchLoss(0.01)
-    made = MoE(sizes.width, sizes.expert_hidden, sizes.num_experts, sizes.top_k, balancing=balancing, **options)
-    assert isinstance(made, MoE)
-    return made
+def experts(sizes: Sizes, parallel: ExpertParallel) -> MoE:
+    """A feed-forward part of experts."""
+    form = (sizes.width, sizes.expert_hidden, sizes.num_experts, sizes.top_k)
+    return MoE(*form, balancing=SwitchLoss(0.01), parallel=parallel)
 
 
 class Block(nn.Module):

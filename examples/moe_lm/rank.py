@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.demo.train import learning_rate
-from mycel.moe import MoE, expert_parameter_names, moe_loss, node_mesh, nodes_of
+from mycel.moe import ExpertParallel, MoE, expert_parameter_names, moe_loss, node_mesh, nodes_of
 from mycel.topology.model import Topology
 
 #: Name of a model, and the exchange and codec of its experts; the dense one has none.
@@ -96,7 +96,7 @@ def make_runner(name: str, sizes: Sizes, mesh: DeviceMesh, boxes: Sequence[Seque
     exchange = MODELS[name]
     feed: Callable[[], nn.Module] = partial(dense, sizes)
     if exchange is not None:
-        feed = partial(experts, sizes, mesh=mesh, dispatcher=exchange[0], codec=exchange[1])
+        feed = partial(experts, sizes, ExpertParallel(mesh, dispatcher=exchange[0], codec=exchange[1]))
     model = ByteModel(sizes, feed, seed=seed)
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameter_names(model))
     return Runner(

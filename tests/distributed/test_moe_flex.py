@@ -48,7 +48,7 @@ def test_slices_load_from_every_division(run_ranks: RunRanks, tmp_path: Path) ->
 
 
 def test_duplicates_are_not_sent(run_ranks: RunRanks) -> None:
-    for found in run_ranks(4, "moe_flex", "dropped_duplicates"):
+    for found in run_ranks(4, "moe_flex", "token_replicas"):
         assert max(found["errors"].values()) < TOLERANCE, found["errors"]
         dropped, all_of_them = found["bytes"]
         assert dropped < 0.55 * all_of_them

@@ -35,6 +35,25 @@ def test_logits_and_gradients_of_five_families(run: RunRanks, world_size: int) -
         assert all(error <= TOLERANCE for error in worst.values()), f"rank {rank}: {worst}"
 
 
+@pytest.mark.parametrize(
+    ("family", "backend"), [("mixtral", "mycel"), ("mixtral", "gloo"), ("qwen3_moe", "mycel"), ("gpt_oss", "mycel")]
+)
+def test_slices_of_experts_and_chunks_of_tokens(run: RunRanks, family: str, backend: str) -> None:
+    for found in run(4, "moe_hugging_face", "sliced", family, backend=backend):
+        errors = found.pop("errors")
+        assert len(errors) == 6 and max(errors.values()) <= 1.5 * TOLERANCE, errors
+        before, after = found.pop("clipped")
+        assert before > 2 and after == pytest.approx(1.0, rel=1e-5)  # of all slices together
+        assert len(found) == 7 and all(found.values()), found
+
+
+@pytest.mark.parametrize(("family", "backend"), [("mixtral", "mycel"), ("qwen3_moe", "gloo")])
+def test_layers_choose_their_schedules(run: RunRanks, family: str, backend: str) -> None:
+    for found in run(4, "moe_hugging_face", "tuned", family, backend=backend):
+        assert found["apart"] <= 2 * TOLERANCE
+        assert found["said"].count("<- fastest of") == 2 and min(found["tried"]) >= 2, found
+
+
 @pytest.mark.parametrize(("world_size", "family"), [(2, "deepseek_v3"), (3, "gpt_oss")])
 def test_restored_after_training(run: RunRanks, world_size: int, family: str) -> None:
     for found in run(world_size, "moe_hugging_face", "train_and_restore", family):
@@ -90,6 +109,9 @@ def test_codecs_on_the_wire(run: RunRanks) -> None:
 
 
 def test_models_and_meshes_that_do_not_fit_are_named(run: RunRanks) -> None:
-    for different, wrong in run(2, "moe_hugging_face", "refusals"):
+    for different, wrong, strange, uneven, shared in run(2, "moe_hugging_face", "refusals"):
         assert "has another model.layers.0.mlp.gate than rank" in different
         assert wrong == "dispatcher 'hierarchical' wants a mesh of 2 dimensions, got 1"
+        assert "has gates of which it is not known which up each belongs to: it cannot be cut into 2" in strange
+        assert uneven == "3 shards of an expert do not divide 2 ranks"
+        assert shared == "2 layers cannot share a dispatcher; give what makes one from num_experts"

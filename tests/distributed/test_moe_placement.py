@@ -26,6 +26,8 @@ def test_losses_are_unchanged_while_experts_and_adams_moments_move(run_ranks: Ru
         assert sent == counted == result["metered"] > 0
         for policy in ("eplb", "flex"):
             assert any(len(set(held)) == len(held) and -1 not in held for held in result[f"{policy} placement"])
+            counted, unchanged = result[f"{policy} closed"]
+            assert counted > 0 and unchanged  # what is closed sees no more
 
 
 def test_moves_without_replicas_change_no_bit(run_ranks: RunRanks) -> None:

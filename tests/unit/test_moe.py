@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import inspect
 import itertools
 import math
 from pathlib import Path
@@ -22,6 +23,7 @@ from mycel.moe import (
     BiLevelRouter,
     CapacityPolicy,
     ExpertBias,
+    ExpertParallel,
     Experts,
     GShardLoss,
     LinearProjection,
@@ -30,14 +32,14 @@ from mycel.moe import (
     SwitchLoss,
     TopKRouter,
     ZLoss,
-    grouped,
     make_dispatcher,
     moe_loss,
     update_balancing,
 )
-from mycel.moe.grouped import grouped_linear
+from mycel.moe.kernels import grouped_gemm
+from mycel.moe.kernels.grouped_gemm import grouped_linear
 from mycel.moe.routers import make_router
-from mycel.moe.routing import RoutingResult, narrow, routing_from_slots
+from mycel.moe.slots import RoutingResult, narrow, routing_from_slots
 from mycel.wire import make_codec
 
 CHECKS = Path(__file__).resolve().parents[1] / "distributed" / "checks" / "moe.py"
@@ -183,7 +185,7 @@ def test_grouped_products_of_ragged_loads(
 
 def test_the_kernel_in_the_open_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """What runs on GPUs, here on a CPU, with a kernel that leaves NaN where it writes nothing."""
-    kernel = grouped.functional.grouped_mm
+    kernel = grouped_gemm.functional.grouped_mm
 
     def careless(a: Tensor, b: Tensor, *, offs: Tensor) -> Tensor:
         class Poisoned(torch.autograd.Function):
@@ -213,8 +215,8 @@ def test_the_kernel_in_the_open_computes_the_same(monkeypatch: pytest.MonkeyPatc
     counts = torch.tensor([4, 0, 3])
     wanted = grouped_linear(x, w, counts)
     gradients = torch.autograd.grad(wanted.sum(), (x, w))
-    monkeypatch.setattr(grouped.functional, "grouped_mm", careless)
-    got = grouped._by_grouped_mm(x, w, counts)
+    monkeypatch.setattr(grouped_gemm.functional, "grouped_mm", careless)
+    got = grouped_gemm._by_grouped_mm(x, w, counts)
     for a, b in zip((got, *torch.autograd.grad(got.sum(), (x, w))), (wanted, *gradients), strict=True):
         assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
 
@@ -454,6 +456,19 @@ def test_parameters_do_not_depend_on_the_division() -> None:
         assert torch.equal(part.gate_up_proj, 2 * whole.gate_up_proj[owned.start : owned.stop])
 
 
+def test_the_public_form_stays_small_and_is_made_where_torch_says() -> None:
+    assert len(inspect.signature(MoE).parameters) <= 12
+    with torch.device("meta"):
+        layer = MoE(6, 4, 4, 2, shared_hidden=3, balancing=ExpertBias(4), dtype=torch.bfloat16)
+    assert all(p.is_meta and p.dtype == torch.bfloat16 for p in layer.parameters())
+    assert all(b.is_meta and b.dtype == torch.float32 for b in layer.buffers())
+    torch.manual_seed(1)
+    wanted = MoE(6, 4, 4, 2).state_dict()
+    torch.manual_seed(1)
+    with torch.device("cpu"):
+        assert all(torch.equal(value, wanted[name]) for name, value in MoE(6, 4, 4, 2).state_dict().items())
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -462,9 +477,12 @@ def test_parameters_do_not_depend_on_the_division() -> None:
         (lambda: MoE(4, 4, 4)(torch.zeros(1, 4), top_k=9), "top_k 9 of 4 experts"),
         (lambda: MoE(4, 0, 4), "hidden 0"),
         (lambda: MoE(4, 4, 4, activation="sinus"), "no activation is called 'sinus'"),
-        (lambda: MoE(4, 4, 4, gradients="max"), "gradients 'max'"),  # type: ignore[arg-type]
-        (lambda: MoE(4, 4, 4, dispatcher="pigeon"), "no dispatcher is called 'pigeon'"),
-        (lambda: MoE(4, 4, 4, dispatcher="all_to_all"), "wants a mesh of 1 dimensions, got none"),
+        (lambda: MoE(4, 4, 4, parallel=ExpertParallel(gradients="max")), "gradients 'max'"),  # type: ignore[arg-type]
+        (lambda: MoE(4, 4, 4, parallel=ExpertParallel(dispatcher="pigeon")), "no dispatcher is called 'pigeon'"),
+        (
+            lambda: MoE(4, 4, 4, parallel=ExpertParallel(dispatcher="all_to_all")),
+            "wants a mesh of 1 dimensions, got none",
+        ),
         (lambda: MoE(4, 4, 4, router=make_router("relu", 4, 6, 2)), "among 6 experts, the layer has 4"),
         (lambda: MoE(4, 4, 4, router="relu", balancing=ExpertBias(4)), "bias the choice of ReLURouter"),
         (lambda: MoE(4, 4, 4, balancing=[ExpertBias(4), ExpertBias(4)]), "2 policies"),

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from mycel.cost import Line, makespan
 from mycel.errors import UsageError
-from mycel.moe import ExpertLayout, Flex, MoE, Plan
+from mycel.moe import ExpertLayout, ExpertParallel, ExpertSchedule, MoE, Tuner
 from mycel.moe.flex.choice import Choice, Chooser
 from mycel.moe.flex.cost import CostModel, Load
-from mycel.moe.flex.weights import Cut
-from mycel.moe.pipeline import in_turn, parts_of_experts
-from mycel.moe.routing import routing_from_slots
+from mycel.moe.overlap import in_turn, parts_of_experts
+from mycel.moe.slices import Cut
+from mycel.moe.slots import routing_from_slots, spread_over_slices
 
 layouts = st.builds(
-    lambda experts, teams, shards: ExpertLayout(num_experts=experts, num_ranks=teams * shards, shards=shards),
+    lambda experts, teams, shards: ExpertLayout(num_experts=experts, num_ranks=teams * shards, tensor_shards=shards),
     st.integers(1, 9),
     st.integers(1, 4),
     st.sampled_from([1, 2, 3, 4, 6]),
@@ -36,7 +36,7 @@ def test_every_token_meets_every_slice_of_its_expert_once(layout: ExpertLayout, 
     index = torch.randint(0, layout.num_experts + 1, (5, 2))
     empty = torch.zeros(5, layout.num_experts)
     routing = routing_from_slots(index, torch.rand(5, 2), empty, empty, layout.num_experts, full=False)
-    spread = layout.spread(routing, r=r, rank=sender)
+    spread = spread_over_slices(layout, routing, r=r, rank=sender)
     assert int(spread.tokens_per_expert.sum()) == int((index < layout.num_experts).sum()) * r
     for slots, expert in zip(spread.top_k_index.view(-1, r).tolist(), index.flatten().tolist(), strict=True):
         if expert == layout.num_experts:
@@ -44,18 +44,19 @@ def test_every_token_meets_every_slice_of_its_expert_once(layout: ExpertLayout, 
             continue
         ranks = [slot // layout.width for slot in slots]
         assert all(layout.of(rank)[slot % layout.width] == expert for rank, slot in zip(ranks, slots, strict=True))
-        slices = [member % layout.shards for rank in ranks for member in layout.members(rank, r=r)]
-        assert sorted(slices) == list(range(layout.shards))
-        if sender // layout.shards == ranks[0] // layout.shards:
+        slices = [member % layout.tensor_shards for rank in ranks for member in layout.members(rank, r=r)]
+        assert sorted(slices) == list(range(layout.tensor_shards))
+        if sender // layout.tensor_shards == ranks[0] // layout.tensor_shards:
             assert sender in ranks  # what can stay, stays
 
 
 @given(layouts)
 def test_every_expert_has_one_team(layout: ExpertLayout) -> None:
-    owners = [expert for rank in range(0, layout.num_ranks, layout.shards) for expert in layout.of(rank)]
+    owners = [expert for rank in range(0, layout.num_ranks, layout.tensor_shards) for expert in layout.of(rank)]
     assert owners == list(range(layout.num_experts))
     assert all(
-        layout.of(rank) == layout.of(rank // layout.shards * layout.shards) for rank in range(layout.num_ranks)
+        layout.of(rank) == layout.of(rank // layout.tensor_shards * layout.tensor_shards)
+        for rank in range(layout.num_ranks)
     )
 
 
@@ -113,7 +114,9 @@ def model(**lines: Line) -> CostModel:
 
 def test_the_model_prefers_what_is_cheap() -> None:
     def seconds(costs: CostModel, load: Load, **plan: Any) -> float:
-        return costs.seconds(Plan(**{"r": 1, "degree": 1, "algorithm": "all_to_all", **plan}), load, training=True)
+        return costs.seconds(
+            ExpertSchedule(**{"r": 1, "degree": 1, "algorithm": "all_to_all", **plan}), load, training=True
+        )
 
     few, many = (Load(num_tokens=n, slots_per_token=4) for n in (8, 8192))
     slow_between = model(between=Line(fixed_s=1e-4, unit_s=1e-7), all_to_all=Line(fixed_s=1e-4, unit_s=5e-8))
@@ -132,10 +135,12 @@ def test_a_line_through_points() -> None:
 
 
 def test_trials_end_with_the_fastest_measured(tmp_path: Path) -> None:
-    layer = MoE(8, 8, 4, 2, adapt=Flex(finalists=3, trials=2, file=tmp_path / "choices.json"))
+    layer = MoE(
+        8, 8, 4, 2, parallel=ExpertParallel(tuner=Tuner(finalists=3, trials=2, file=tmp_path / "choices.json"))
+    )
     chooser = layer.chooser
     assert isinstance(chooser, Chooser)
-    plans = [Plan(r=1, degree=d, algorithm="local") for d in (1, 2, 3, 4)]
+    plans = [ExpertSchedule(r=1, degree=d, algorithm="local") for d in (1, 2, 3, 4)]
     chooser.plans = plans
     bucket = (2, 4, False)
     chooser.table[bucket] = choice = Choice(predicted_s={plan: float(plan.degree) for plan in plans})
@@ -149,11 +154,11 @@ def test_trials_end_with_the_fastest_measured(tmp_path: Path) -> None:
     assert {plan.degree: len(found) for plan, found in choice.measured_s.items()} == {1: 1, 2: 2, 3: 1}
     assert steps == 4 + 3  # each plan's first step only warms up
     assert "fastest of 3 tried, of 4" in layer.explain()
-    again = MoE(8, 8, 4, 2, adapt=Flex())
+    again = MoE(8, 8, 4, 2, parallel=ExpertParallel(tuner=Tuner()))
     assert again.chooser is not None
     again.chooser.load(json.loads((tmp_path / "choices.json").read_text()))
     assert again.chooser.table[bucket].chosen == plans[1]
-    other = MoE(8, 8, 6, 2, adapt=Flex())
+    other = MoE(8, 8, 6, 2, parallel=ExpertParallel(tuner=Tuner()))
     assert other.chooser is not None
     with pytest.raises(UsageError, match="choices are for"):
         other.chooser.load(chooser.state())
@@ -161,7 +166,7 @@ def test_trials_end_with_the_fastest_measured(tmp_path: Path) -> None:
 
 def test_what_cannot_be_is_said() -> None:
     with pytest.raises(UsageError, match="3 shards of an expert do not divide 4 ranks"):
-        ExpertLayout(num_experts=2, num_ranks=4, shards=3)
+        ExpertLayout(num_experts=2, num_ranks=4, tensor_shards=3)
     layer = MoE(8, 8, 4, 2)
     x = torch.randn(3, 8)
     with pytest.raises(UsageError, match="r = 2 with 1 shards"):
@@ -171,5 +176,5 @@ def test_what_cannot_be_is_said() -> None:
     with pytest.raises(UsageError, match="degree 0"):
         layer(x, degree=0)
     with pytest.raises(UsageError, match="at least 1"):
-        Flex(trials=0)
-    assert layer.explain().startswith("Plan(r=1, degree=1, algorithm='local'")
+        Tuner(trials=0)
+    assert layer.explain().startswith("ExpertSchedule(r=1, degree=1, algorithm='local'")

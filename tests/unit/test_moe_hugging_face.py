@@ -16,8 +16,19 @@ from torch import Tensor, nn
 pytest.importorskip("transformers")
 
 from mycel.errors import UsageError
-from mycel.moe import ExpertBias, GShardLoss, SwitchLoss, ZLoss, apply, moe_loss, restore, update_balancing
-from mycel.moe.hugging_face import applied_to, backend, full_state_dict, trainer_callback
+from mycel.moe import (
+    ExpertBias,
+    ExpertParallel,
+    GShardLoss,
+    SwitchLoss,
+    ZLoss,
+    apply,
+    expert_mlp,
+    moe_loss,
+    restore,
+    update_balancing,
+)
+from mycel.moe.hugging_face import applied_to, full_state_dict, trainer_callback
 from mycel.moe.hugging_face.blocks import find_blocks
 
 #: Of float32 results, relative to those of the library's eager experts.
@@ -115,9 +126,9 @@ def test_the_fused_node_computes_the_same(family: str, monkeypatch: pytest.Monke
         calls.append(arguments[-1])
         return experts_of_rows(*arguments)
 
-    experts_of_rows = backend.fused.experts_of_rows
-    monkeypatch.setattr(backend, "triton_takes", lambda weight: True)  # its reference computes, for want of a GPU
-    monkeypatch.setattr(backend.fused, "experts_of_rows", counted)
+    experts_of_rows = expert_mlp.fused.experts_of_rows
+    monkeypatch.setattr(expert_mlp, "triton_takes", lambda weight: True)  # its reference computes, for want of a GPU
+    monkeypatch.setattr(expert_mlp.fused, "experts_of_rows", counted)
     apply(model)
     got = models.results(model, models.tokens(2, 12))
     assert len(calls) == (2 if family == "mixtral" else 0)  # biases and interleaved gates it does not know
@@ -311,9 +322,9 @@ def test_calls_that_make_no_sense_say_so(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(UsageError, match=r"gate.*ExpertBias needs a router with a buffer e_score_correction_bias"):
         apply(model, balancing=ExpertBias(models.EXPERTS))
     with pytest.raises(UsageError, match="dispatcher 'all_to_all' wants a mesh"):
-        apply(model, dispatcher="all_to_all")
+        apply(model, parallel=ExpertParallel(dispatcher="all_to_all"))
     with pytest.raises(UsageError, match="gradients 'max'"):
-        apply(model, gradients="max")  # type: ignore[arg-type]
+        apply(model, parallel=ExpertParallel(gradients="max"))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"Linear is no Hugging Face model.*set_experts_implementation"):
         apply(nn.Linear(2, 2))
     with pytest.raises(UsageError, match=r"mycel\.moe\.apply has not been called"):

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from mycel.errors import UsageError
-from mycel.moe import Experts, MoE
+from mycel.moe import MoE, expert_mlp
 from mycel.moe.kernels import chosen_kernels, fused, use_kernels
 from mycel.moe.kernels.launch import Launch
 from mycel.moe.kernels.tiles import choose_tiles
@@ -140,7 +140,7 @@ def test_one_node_in_plain_torch_is_what_its_steps_are(
         return [y.detach(), *torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])]
 
     steps = step()
-    monkeypatch.setattr(Experts, "_fused", lambda self, weights: True)
+    monkeypatch.setattr(expert_mlp, "_is_fused", lambda weights, kind: True)
     for a, b in zip(step(), steps, strict=True):
         assert torch.allclose(a, b, rtol=1e-12, atol=1e-14)
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe import MoE
+from mycel.moe import ExpertParallel, MoE
 from mycel.moe.dispatch import LocalDispatcher
 from mycel.moe.lsh import LSHDispatcher
-from mycel.moe.routing import RoutingResult, routing_from_slots
+from mycel.moe.slots import RoutingResult, routing_from_slots
 
 EXPERTS = 4
 
@@ -137,7 +137,9 @@ def test_no_row_is_served_from_beyond_the_radius() -> None:
 def test_a_layer_learns_through_it_in_every_type() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         torch.manual_seed(0)
-        layer = MoE(8, 8, EXPERTS, 2, dispatcher=LSHDispatcher(LocalDispatcher(EXPERTS)), dtype=dtype)
+        layer = MoE(
+            8, 8, EXPERTS, 2, parallel=ExpertParallel(dispatcher=LSHDispatcher(LocalDispatcher(EXPERTS))), dtype=dtype
+        )
         layer(torch.randn(3, 7, 8, dtype=dtype)).square().sum().backward()
         assert all(p.grad is not None and p.grad.any() and p.grad.isfinite().all() for p in layer.parameters())
 

@@ -27,7 +27,7 @@ from mycel.moe.memory import (
     make_fetch_policy,
     pre_gate,
 )
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
 
 LAYERS, EXPERTS, TOP_K, DIM = 4, 8, 2, 16
 
@@ -169,7 +169,7 @@ def test_pre_gated_blocks_are_announced_one_block_early() -> None:
 
 def test_gates_stand_one_block_ahead() -> None:
     model, plain = make_model(), make_model()
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     x = torch.randn(6, DIM)
     inputs: list[Tensor] = []
     hooks = [block.moe.register_forward_pre_hook(lambda m, a: inputs.append(a[0])) for block in model]
@@ -189,7 +189,7 @@ def test_gates_stand_one_block_ahead() -> None:
 
 def test_pre_gated_models_train_and_copy() -> None:
     model = make_model(lambda: [GShardLoss(), ExpertBias(EXPERTS)])
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     x = torch.randn(32, DIM)
     losses = []
@@ -208,7 +208,7 @@ def test_pre_gated_models_train_and_copy() -> None:
 
 def test_the_next_layers_bias_decides() -> None:
     model = make_model(lambda: ExpertBias(EXPERTS))
-    gates = pre_gate(model)
+    gates = pre_gate(model).gates
     x = torch.randn(12, DIM)
     model(x)
     before = [route.top_k_index for route in gates[0].routes.of]
@@ -257,9 +257,15 @@ def test_what_cannot_be_is_named() -> None:
             model(torch.randn(2, DIM))
         with pytest.raises(UsageError, match="in far memory already"):
             Offload(model, LateLink(), "on_demand")
-    pre_gate(model)
+        with torch.inference_mode(), pytest.raises(UsageError, match="cannot be taken in parts; partition by tokens"):
+            model[0].moe(torch.randn(2, DIM), degree=2, partition="experts")
+    routers = [block.moe.router for block in model]
+    gated = pre_gate(model)
     with pytest.raises(UsageError, match="pre-gated already"):
         pre_gate(model)
+    gated.close()
+    assert all(block.moe.router is router for block, router in zip(model, routers, strict=True))
+    pre_gate(model)
     with pytest.raises(UsageError, match="pre-gated layer 1 has 3 tokens, the layer before routed none"):
         model[1](torch.randn(3, DIM))
     with pytest.raises(UsageError, match="needs at least 2"):

@@ -16,21 +16,21 @@ from torch import nn
 
 from mycel.errors import UsageError
 from mycel.moe import MoE
-from mycel.moe.placement import (
+from mycel.moe.placement import RoutingTrace, TraceRecorder, replay
+from mycel.moe.placement.spread import SlotTable
+from mycel.moe.placement.trace import num_arrivals
+from mycel.moe.slots import count_tokens, routing_from_slots
+from mycel.planning.placement import (
     EMPTY,
     POLICIES,
     ExpertPlacement,
     PlacementCost,
-    RoutingTrace,
-    TraceRecorder,
+    eplb,
+    flex,
     make_policy,
-    replay,
+    shadow,
 )
-from mycel.moe.placement.policies import eplb, flex, shadow
-from mycel.moe.placement.policies.packing import pack, replica_counts
-from mycel.moe.placement.spread import SlotTable
-from mycel.moe.placement.trace import num_arrivals
-from mycel.moe.routing import count_tokens, routing_from_slots
+from mycel.planning.placement.policies import pack, replica_counts
 
 
 @st.composite

@@ -2,7 +2,7 @@
 
 ::
 
-    layer = mycel.moe.MoE(dim=512, hidden=1024, num_experts=16, top_k=2, mesh=mesh)
+    layer = mycel.moe.MoE(dim=512, hidden=1024, num_experts=16, top_k=2, parallel=mesh)
     y = layer(x)
 """
 
@@ -25,13 +25,11 @@ from mycel.moe.capacity import CapacityPolicy
 from mycel.moe.checkpoint import experts_apart
 from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.experts import Experts, SharedExpert
-from mycel.moe.flex.choice import Flex
-from mycel.moe.flex.layout import ExpertLayout
-from mycel.moe.flex.plan import Plan
 from mycel.moe.hugging_face import apply, restore
 from mycel.moe.kernels import use_kernels
 from mycel.moe.layer import MoE, expert_parameter_names, moe_loss, update_balancing
 from mycel.moe.lsh import LSHDispatcher
+from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routers import (
     BiLevelRouter,
     CosineProjection,
@@ -41,7 +39,9 @@ from mycel.moe.routers import (
     Router,
     TopKRouter,
 )
-from mycel.moe.routing import RoutingResult
+from mycel.moe.schedule import ExpertSchedule, Tuner
+from mycel.moe.slots import RoutingResult
+from mycel.planning.placement import ExpertLayout
 from mycel.wire import WireCodec
 
 __all__ = [
@@ -54,15 +54,15 @@ __all__ = [
     "ExpertBias",
     "ExpertChoiceRouter",
     "ExpertLayout",
+    "ExpertParallel",
+    "ExpertSchedule",
     "Experts",
-    "Flex",
     "GShardLoss",
     "LSHDispatcher",
     "LinearProjection",
     "LoadBalancing",
     "LoadImportanceLoss",
     "MoE",
-    "Plan",
     "ReLURouter",
     "Router",
     "RoutingResult",
@@ -70,6 +70,7 @@ __all__ = [
     "SwitchLoss",
     "TokenDispatcher",
     "TopKRouter",
+    "Tuner",
     "WireCodec",
     "ZLoss",
     "apply",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.routing import RoutingResult, count_tokens, routing_from_slots
+from mycel.moe.slots import RoutingResult, count_tokens, routing_from_slots
 
 __all__ = ["CapacityPolicy"]
 

@@ -12,8 +12,8 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mycel.errors import UsageError
-from mycel.moe.experts import Experts, parameters_of_experts
-from mycel.moe.flex.weights import Cut
+from mycel.moe.experts import parameters_of_experts
+from mycel.moe.slices import Cut
 
 __all__ = ["experts_apart"]
 
@@ -34,6 +34,7 @@ def experts_apart(model: nn.Module, state: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: experts are sharded along another dimension than that of experts.
 
     Examples:
+        >>> from mycel.moe import Experts
         >>> layer = Experts(dim=4, hidden=8, num_experts=2)
         >>> sorted(experts_apart(layer, layer.state_dict()))
         ['down_proj.0', 'down_proj.1', 'gate_up_proj.0', 'gate_up_proj.1']
@@ -48,10 +49,12 @@ _Slices = dict[str, tuple[Cut, DeviceMesh | None]]
 def _slices(model: nn.Module) -> _Slices:
     found: _Slices = {}
     for path, module in model.named_modules():
-        if isinstance(module, Experts):
-            team = module.team() if module.team is not None and module.shard[1] > 1 else None
+        cuts: Mapping[str, Cut] = getattr(module, "cuts", {})
+        if cuts:
+            held: Any = module  # Experts, or those of a Hugging Face model
+            team = held.routed.team() if held.shard[1] > 1 else None
             for name, _ in module.named_parameters(recurse=False):
-                found[f"{path}.{name}" if path else name] = (module.cuts[name], team)
+                found[f"{path}.{name}" if path else name] = (cuts[name], team)
     return found
 
 

@@ -1,67 +1,37 @@
-"""The experts themselves: stacked parameters, SwiGLU or a plain two-layer network, on rows sorted by expert."""
+"""The experts that a rank holds, as a module: stacked parameters, SwiGLU or a plain two-layer network."""
 
-# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
+# ruff: noqa: N803  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
-from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.activations import activation as activation_named
-from mycel.moe.flex.weights import Cut, WeightGather
-from mycel.moe.grouped import grouped_linear
-from mycel.moe.kernels import fused
-from mycel.moe.kernels.choice import triton_takes
-from mycel.moe.routing import RoutingResult, narrow
+from mycel.moe.expert_mlp import ExpertKind, ExpertWeights
+from mycel.moe.parallel import ExpertParallel
+from mycel.moe.routed import RoutedExperts
+from mycel.moe.schedule import ExpertSchedule
+from mycel.moe.slices import Cut, WeightUse, call_weights
+from mycel.moe.slots import RoutingResult
 
-__all__ = [
-    "Compute",
-    "ExpertWeights",
-    "Experts",
-    "SharedExpert",
-    "UsedExperts",
-    "Work",
-    "bias_of_rows",
-    "compute_dtype",
-    "group_of_rows",
-    "parameters_of_experts",
-    "scaled_gradient",
-    "take_own",
-]
+__all__ = ["ExpertCall", "Experts", "SharedExpert", "parameters_of_experts", "take_own"]
 
 
-class ExpertWeights(NamedTuple):
-    """Parameters as one call uses them: ``gate_up_proj``, ``down_proj`` and their biases, if there are any."""
+class ExpertCall:
+    """What one call of experts is told beside tokens. Wrappers of modules look into tensors and tuples, not in here.
 
-    gate_up: Tensor
-    down: Tensor
-    gate_up_bias: Tensor | None
-    down_bias: Tensor | None
+    Args:
+        routing: of the tokens.
+        schedule: how the call is carried out; ``None``: as the layer chooses.
+    """
 
-    def __repr__(self) -> str:
-        return brief(self)
-
-    def split(self, parts: Sequence[range]) -> list[ExpertWeights]:
-        """Those of consecutive experts each; experts that are not there are left out."""
-        if len(parts) < 2:
-            return [self]
-        here = self.gate_up.shape[0]
-        sizes = [min(part.stop, here) - min(part.start, here) for part in parts]
-        each = [[None] * len(parts) if t is None else torch.split(t, sizes) for t in self]
-        return [ExpertWeights(*part) for part in zip(*each, strict=True)]
-
-
-#: Rows sorted by expert and each expert's number of rows, to rows.
-Compute = Callable[[Tensor, Tensor], Tensor]
-
-#: Something done with experts: tokens, and for each part of the experts its ``Compute``, to what comes out.
-Work = Callable[[Tensor, Sequence[Compute]], Tensor]
+    def __init__(self, routing: RoutingResult, schedule: ExpertSchedule | None = None) -> None:
+        self.routing, self.schedule = routing, schedule
 
 
 class Experts(nn.Module):
@@ -75,8 +45,11 @@ class Experts(nn.Module):
         dim: D, width of tokens.
         hidden: F, width inside an expert.
         num_experts: in the whole layer.
-        owned: which of them are here, one a place; a negative number is a place without an expert.
-        shard: which slice of each is here, of how many: columns of ``F``, and of the last bias, of ``D``.
+        routed: how tokens come here; ``None``: all experts are here.
+        owned: which of them are here, one a place; a negative number is a place without an expert; ``None``: those
+            of ``routed``.
+        shard: which slice of each is here, of how many: columns of ``F``, and of the last bias, of ``D``; ``None``:
+            that of ``routed``.
         activation: a key of ``mycel.moe.activations.ACTIVATIONS``.
         bias: both maps add a vector.
         device, dtype: of the parameters.
@@ -91,8 +64,9 @@ class Experts(nn.Module):
         hidden: int,
         num_experts: int,
         *,
+        routed: RoutedExperts | None = None,
         owned: Sequence[int] | None = None,
-        shard: tuple[int, int] = (0, 1),
+        shard: tuple[int, int] | None = None,
         activation: str = "swiglu",
         bias: bool = False,
         device: torch.device | str | None = None,
@@ -101,16 +75,15 @@ class Experts(nn.Module):
         super().__init__()
         if min(dim, hidden, num_experts) < 1:
             raise UsageError(f"experts: dim {dim}, hidden {hidden}, {num_experts} experts; all must be at least 1")
-        wide, self._act = activation_named(activation)
-        self.activation = activation
+        wide, activate = activation_named(activation)
+        self.kind = ExpertKind(activate, None if bias else activation)
         self.dim, self.hidden, self.num_experts = dim, hidden, num_experts
-        self.owned: Sequence[int] = range(num_experts) if owned is None else owned
-        #: Where several ranks hold an expert: what gives their parameters one gradient.
-        self.tie: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
-        self.shard = shard
-        #: The ranks that have the other slices.
-        self.team: Callable[[], DeviceMesh] | None = None
-        shards = shard[1]
+        self.routed = routed or RoutedExperts(num_experts, ExpertParallel())
+        #: What carries a call out: the above, or what chooses how.
+        self.route: Callable[..., Tensor] = self.routed
+        self.owned: Sequence[int] = self.routed.owned if owned is None else owned
+        self.shard = self.routed.shard if shard is None else shard
+        shards = self.shard[1]
         if hidden % shards or (bias and dim % shards):
             raise UsageError(f"experts of hidden size {hidden}, width {dim} cannot be cut into {shards} equal slices")
         here, columns = len(self.owned), hidden // shards
@@ -131,7 +104,7 @@ class Experts(nn.Module):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """Draw weights anew: normal, ``1/sqrt(fan in)``; biases zero. Nothing on the meta device."""
-        seed = int(torch.randint(2**31, ()))
+        seed = int(torch.randint(2**31, (), device="cpu"))
         index, shards = self.shard
         for name in ("gate_up_proj", "down_proj"):
             weight, cut = self.get_parameter(name), self.cuts[name]
@@ -149,121 +122,22 @@ class Experts(nn.Module):
             if bias is not None:
                 bias.zero_()
 
-    def forward(
-        self,
-        rows_RD: Tensor,
-        counts_E: Tensor | Work,
-        *,
-        gradient_scale: float = 1.0,
-        gather: WeightGather | None = None,
-        parts: Sequence[range] = (),
-    ) -> Tensor:
-        """Every row through its expert.
+    def forward(self, x_TD: Tensor, call: ExpertCall) -> Tensor:
+        """Tokens to their experts, through them, and back, shape ``[T, D]``.
 
-        Args:
-            rows_RD: sorted by expert.
-            counts_E: rows of each expert here, ``int64``; or work to be done with the experts, to which ``rows_RD``
-                are handed as they are.
-            gradient_scale: factor of the parameters' gradients, not of the rows'.
-            gather: brings slices of other ranks.
-            parts: of the experts, for work that wants them apart; one after the other.
-
-        Returns:
-            Shape ``[R, D]``; rows after the last expert's are zero. Of work, what comes out.
+        All of it happens within this module's call: FSDP2 has the parameters together just then.
         """
-        weights = self.weights(compute_dtype(rows_RD), gradient_scale, gather)
-        if isinstance(counts_E, Tensor):
-            return self.compute(weights, rows_RD, counts_E)
-        return counts_E(rows_RD, [UsedExperts(self, part) for part in weights.split(parts)])
+        return self.route(self, x_TD, call.routing, call.schedule)
 
-    def weights(
-        self, dtype: torch.dtype, gradient_scale: float = 1.0, gather: WeightGather | None = None
-    ) -> ExpertWeights:
-        """Parameters for a call, in its type.
-
-        Args:
-            dtype: to compute in.
-            gradient_scale: factor of the parameters' gradients.
-            gather: brings slices of other ranks.
-        """
-        names = [name for name in self.cuts if getattr(self, name) is not None]
-        stacked: Sequence[Tensor] = [self.get_parameter(name) for name in names]
-        if self.tie is not None:
-            stacked = self.tie(stacked)
-        used = [scaled_gradient(parameter, gradient_scale).to(dtype) for parameter in stacked]
-        if gather is not None:
-            used = list(gather(used, [self.cuts[name] for name in names]))
-        gate_up, down, *biases = used
-        if not biases:
-            return ExpertWeights(gate_up, down, None, None)
-        down_bias = biases[1]
-        if down_bias.shape[1] < self.dim:  # other members of the party add the rest
-            index, shards = self.shard
-            party = shards if gather is None else gather.r
-            parts = down_bias.new_zeros(down_bias.shape[0], shards, self.dim // shards)
-            parts[:, index % party :: party] = down_bias.view(down_bias.shape[0], shards // party, -1)
-            down_bias = parts.view(down_bias.shape[0], self.dim)
-        return ExpertWeights(gate_up, down, biases[0], down_bias)
-
-    def compute(self, weights: ExpertWeights, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """``forward`` with given weights; counts of experts that are not there are zero, and left out."""
-        counts_E = counts_E[: weights.gate_up.shape[0]]
-        if self._fused(weights):
-            rows_RD = rows_RD.to(weights.gate_up.dtype)
-            return fused.experts_of_rows(rows_RD, counts_E, weights.gate_up, weights.down, self.activation)
-        with torch.autocast(rows_RD.device.type, enabled=False):
-            z_RF = grouped_linear(rows_RD.to(weights.gate_up.dtype), weights.gate_up, counts_E)
-            if weights.gate_up_bias is None or weights.down_bias is None:
-                return grouped_linear(self._act(z_RF), weights.down, counts_E)
-            group_R = group_of_rows(counts_E, rows_RD.shape[0])
-            z_RF = z_RF + bias_of_rows(weights.gate_up_bias, group_R)
-            y_RD = grouped_linear(self._act(z_RF), weights.down, counts_E)
-            return y_RD + bias_of_rows(weights.down_bias, group_R)
-
-    def compute_tokens(self, weights: ExpertWeights, x_TD: Tensor, routing: RoutingResult) -> Tensor | None:
-        """Tokens whose experts are all here to their weighted sums, at once; ``None`` where that is not one node."""
-        if not self._fused(weights):
-            return None
-        num_rows = None
-        if not routing.full and not torch.compiler.is_compiling():
-            routing, num_rows = narrow(routing)
-        order = fused.sort_slots(routing.top_k_index, routing.num_experts, full=routing.full)
-        order = order._replace(
-            slot_of_row=order.slot_of_row[:num_rows], counts=order.counts[: weights.gate_up.shape[0]]
-        )
-        x_TD = x_TD.to(weights.gate_up.dtype)
-        arguments = (routing.top_k_weights, weights.gate_up, weights.down, self.activation)
-        return fused.experts_of_tokens(x_TD, order, *arguments)
-
-    def _fused(self, weights: ExpertWeights) -> bool:
-        """Whether both maps and the activation are one node of the graph: on GPUs, and wherever Triton computes."""
-        known = self.activation in fused.ACTIVATIONS and weights.gate_up_bias is None
-        return known and (weights.gate_up.is_cuda or triton_takes(weights.gate_up))
+    def weights(self, use: WeightUse) -> ExpertWeights:
+        """See ``HeldExperts``."""
+        stacked = {name: self.get_parameter(name) for name in self.cuts if getattr(self, name) is not None}
+        return call_weights(stacked, self.cuts, use, shard=self.shard)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print``."""
         here = "" if len(self.owned) == self.num_experts else f", here {', '.join(str(e) for e in self.owned)}"
         return f"dim={self.dim}, hidden={self.hidden}, num_experts={self.num_experts}{here}"
-
-
-class UsedExperts:
-    """Experts with a call's weights: a ``Compute``.
-
-    Args:
-        experts: which.
-        weights: of this call.
-    """
-
-    def __init__(self, experts: Experts, weights: ExpertWeights) -> None:
-        self.experts, self.weights = experts, weights
-
-    def __call__(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert to rows."""
-        return self.experts.compute(self.weights, rows_RD, counts_E)
-
-    def of_tokens(self, x_TD: Tensor, routing: RoutingResult) -> Tensor | None:
-        """``Experts.compute_tokens``."""
-        return self.experts.compute_tokens(self.weights, x_TD, routing)
 
 
 class SharedExpert(nn.Module):
@@ -326,43 +200,3 @@ def take_own(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> 
         expected = cut.resized(parameter.shape, num_experts, shards)
         if isinstance(whole, Tensor) and parameter.dim() > 1 and whole.shape == expected:
             state[prefix + name] = cut.slice_of(whole[[max(0, expert) for expert in owned]], index, shards)
-
-
-def compute_dtype(rows: Tensor) -> torch.dtype:
-    """The type of autocast where that is on and takes such rows, else the rows' own."""
-    kind = rows.device.type
-    if torch.is_autocast_enabled(kind) and rows.dtype != torch.float64:
-        return torch.get_autocast_dtype(kind)
-    return rows.dtype
-
-
-def group_of_rows(counts_E: Tensor, num_rows: int) -> Tensor:
-    """Expert of each row; the number of experts for rows after the last one's."""
-    rows = torch.arange(num_rows, device=counts_E.device)
-    return torch.searchsorted(counts_E.cumsum(0), rows, right=True)
-
-
-def bias_of_rows(bias_EO: Tensor, group_R: Tensor) -> Tensor:
-    """Each row's vector of its group; zeros for rows after the last group's."""
-    padded = torch.cat([bias_EO, bias_EO.new_zeros(1, bias_EO.shape[1])])
-    return padded.index_select(0, group_R)
-
-
-def scaled_gradient(x: Tensor, factor: float) -> Tensor:
-    """Identity whose gradient has a factor."""
-    scaled: Tensor = _ScaledGradient.apply(x, factor)  # type: ignore[no-untyped-call]
-    return scaled
-
-
-class _ScaledGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(x: Tensor, factor: float) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.factor = inputs[1]
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return (grads[0] if ctx.factor == 1.0 else grads[0] * ctx.factor), None

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,16 +12,15 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
-from mycel.moe.balance import LoadBalancing
-from mycel.moe.balanced import Balanced
+from mycel.moe.balance import Balanced, LoadBalancing
 from mycel.moe.capacity import CapacityPolicy
-from mycel.moe.dispatch import TokenDispatcher
-from mycel.moe.experts import Experts, SharedExpert, parameters_of_experts
-from mycel.moe.flex.choice import Chooser, Flex
-from mycel.moe.flex.plan import Partition
+from mycel.moe.expert_mlp import compute_dtype
+from mycel.moe.experts import ExpertCall, Experts, SharedExpert, parameters_of_experts
+from mycel.moe.flex.choice import Chooser
 from mycel.moe.parallel import ExpertParallel
+from mycel.moe.routed import RoutedExperts
 from mycel.moe.routers import make_router
-from mycel.wire import WireCodec, make_codec
+from mycel.moe.schedule import Partition
 
 __all__ = ["MoE", "expert_parameter_names", "moe_loss", "update_balancing"]
 
@@ -29,8 +28,9 @@ __all__ = ["MoE", "expert_parameter_names", "moe_loss", "update_balancing"]
 class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the layout of the first base
     """A mixture of experts in place of a feed-forward network.
 
-    With a mesh, experts are divided over its ranks and each rank calls the layer with its own tokens. Parameters are
-    plain tensors: the router and shared expert whole on every rank, of the experts those that the rank holds.
+    Over a mesh, experts are divided over its ranks and each rank calls the layer with its own tokens. Parameters are
+    plain tensors: the router and shared expert whole on every rank, of the experts those that the rank holds. They
+    are made where torch makes tensors just then, as in ``with torch.device("meta"): MoE(...)``.
 
     Gradients (``gradients="mean"``): after every parameter's gradient is averaged over the ranks that hold it, as DDP
     and FSDP2 do, it is the gradient of the mean over ranks of their losses. The layer divides the experts' gradients
@@ -47,17 +47,8 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         shared_hidden: width of an expert that every token passes; 0: none.
         balancing: policies, in the order in which their losses add up; at most one with a bias for the choice.
         capacity: how many tokens an expert takes; by default all.
-        mesh: ranks to divide experts over, of one dimension or of two (nodes, ranks of a node).
-        dispatcher: a key of ``mycel.moe.dispatch.DISPATCHERS``, or one made before; ``None``: what the mesh suggests.
-        codec: of rows on the wire: a key of ``mycel.wire.CODECS``, or a codec.
-        shards: ranks that share an expert, each with a slice of its hidden width; ``None``: 1, or where there are
-            fewer experts than ranks, and it is whole, W/E. With more than 1, a call's ``r`` has a choice.
-        duplicates: dimension of the mesh whose ranks have the same tokens, routers and loss (as those of a
-            tensor-parallel group); each sends its share of them.
-        adapt: choose ``r``, ``degree`` and ``algorithm`` of every call that does not say them, by its load; ``None``:
-            ``r = shards``, one chunk, and the dispatcher named.
-        gradients: ``"mean"`` or ``"sum"``.
-        device, dtype: of parameters.
+        parallel: how experts are divided over ranks; a mesh means ``ExpertParallel(mesh)``.
+        dtype: of parameters.
 
     Attributes:
         loss: what the balancing policies add to the training loss, of the last call; a scalar.
@@ -87,36 +78,26 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         shared_hidden: int = 0,
         balancing: LoadBalancing | Sequence[LoadBalancing] = (),
         capacity: CapacityPolicy | None = None,
-        mesh: DeviceMesh | None = None,
-        dispatcher: str | TokenDispatcher | None = None,
-        codec: str | WireCodec = "identity",
-        shards: int | None = None,
-        duplicates: DeviceMesh | None = None,
-        adapt: Flex | None = None,
-        gradients: Literal["mean", "sum"] = "mean",
-        device: torch.device | str | None = None,
+        parallel: ExpertParallel | DeviceMesh | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if gradients not in ("mean", "sum"):
-            raise UsageError(f"gradients {gradients!r}; expected 'mean' or 'sum'")
+        parallel = ExpertParallel.of(parallel)
         self.num_experts = num_experts
         self.top_k = top_k
         self.capacity = capacity or CapacityPolicy()
         made: nn.Module = make_router(router, dim, num_experts, top_k) if isinstance(router, str) else router
-        self.router = made.to(device=device, dtype=dtype)
+        self.router = made.to(dtype=dtype)
         if getattr(made, "num_experts", num_experts) != num_experts:
             raise UsageError(f"the router chooses among {made.num_experts} experts, the layer has {num_experts}")
-        wire = make_codec(codec) if isinstance(codec, str) else codec
-        self.parallel = ExpertParallel(num_experts, mesh, dispatcher, wire, shards=shards, duplicates=duplicates)
-        self.dispatcher = self.parallel.dispatcher
-        alike = self.dispatcher.same_tokens or gradients == "sum"
-        self.gradient_scale = 1.0 if alike else 1.0 / self.parallel.num_senders
-        like: dict[str, Any] = {"activation": activation, "bias": bias, "device": device, "dtype": dtype}
-        self.experts = Experts(dim, hidden, num_experts, owned=self.parallel.owned, shard=self.parallel.shard, **like)
-        self.experts.tie = self.dispatcher.tie
-        self.experts.team = self.parallel.team
-        self.chooser = None if adapt is None else Chooser(adapt, self.parallel, self.experts)
+        self.routed = RoutedExperts(num_experts, parallel)
+        self.dispatcher = self.routed.dispatcher
+        self.chooser = None if parallel.tuner is None else Chooser(parallel.tuner, self.routed)
+        like: dict[str, Any] = {"activation": activation, "bias": bias, "dtype": dtype}
+        self.experts = Experts(dim, hidden, num_experts, routed=self.routed, **like)
+        self.experts.route = self.chooser or self.routed
+        device = self.experts.down_proj.device
+        self.router.to(device=device)
         self.shared: nn.Module | None = SharedExpert(dim, shared_hidden, **like) if shared_hidden else None
         policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
         self.balancing = nn.ModuleList(policies).to(device=device)
@@ -150,7 +131,7 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
             top_k: experts a token in this call; alike on all ranks.
             capacity_factor: in this call, in place of the capacity's own.
             r: degree of parallelism: 0, experts travel and tokens stay; 1, slices of experts are put together;
-                up to ``shards``, where only tokens travel, a copy to each slice.
+                up to ``tensor_shards``, where only tokens travel, a copy to each slice.
             degree: chunks whose exchanges overlap the experts' work on other chunks.
             algorithm: of the exchange, a key of ``mycel.moe.dispatch.DISPATCHERS``.
             partition: a chunk is some ``"tokens"``, or some ``"experts"`` of every rank with all their tokens.
@@ -165,30 +146,21 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         routing = self.router(x_TD, top_k=top_k, bias=self._selection_bias())
         self.observe(routing)
         routing = self.capacity.apply(routing, top_k=self.top_k if top_k is None else top_k, factor=capacity_factor)
+        schedule = None
+        if (r, degree, algorithm, partition) != (None,) * 4:
+            schedule = self.routed.schedule(r=r, degree=degree, algorithm=algorithm, partition=partition)
         # Under autocast the exchange carries what the experts would round to anyway.
-        kind = x_TD.device.type
-        narrow = torch.is_autocast_enabled(kind) and x_TD.dtype != torch.float64
-        tokens_TD = x_TD.to(torch.get_autocast_dtype(kind)) if narrow else x_TD
-        if self.chooser is not None and (r, degree, algorithm, partition) == (None,) * 4:
-            y_TD = self.chooser.run(tokens_TD, routing, gradient_scale=self.gradient_scale)
-        else:
-            plan = self.parallel.plan(r=r, degree=degree, algorithm=algorithm, partition=partition)
-            y_TD = self.parallel.run(self.experts, tokens_TD, routing, plan, gradient_scale=self.gradient_scale)
-        y_TD = y_TD.to(x.dtype)
+        y_TD: Tensor = self.experts(x_TD.to(compute_dtype(x_TD)), ExpertCall(routing, schedule)).to(x.dtype)
         if self.shared is not None:
             y_TD = y_TD + self.shared(x_TD).to(x.dtype)
         return y_TD.view(x.shape)
 
     def explain(self) -> str:
-        """What was chosen for which load, and why, as a table of predicted and measured times; or the one plan."""
-        return str(self.parallel.default) if self.chooser is None else self.chooser.explain()
+        """What was chosen for which load, and why, in predicted and measured times; or the one schedule."""
+        return str(self.routed.default) if self.chooser is None else self.chooser.explain()
 
     def _selection_bias(self) -> Tensor | None:
-        for policy in self.balancing:
-            bias = policy.selection_bias
-            if isinstance(bias, Tensor):
-                return bias
-        return None
+        return next((policy.selection_bias for policy in self.policies() if policy.selection_bias is not None), None)
 
     def policies(self) -> list[LoadBalancing]:
         """See ``Balanced``."""

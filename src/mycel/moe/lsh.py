@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
-from mycel.moe.dispatch.base import Dispatched, Steps, TokenDispatcher, finish
-from mycel.moe.routing import RoutingResult, narrow, routing_from_slots
+from mycel.moe.dispatch.base import Dispatched, SteppedDispatcher, Steps, TokenDispatcher
 from mycel.moe.rows import SlotOrder, combine_rows, gather_rows, traceable
+from mycel.moe.slots import RoutingResult, narrow, routing_from_slots
 
 __all__ = ["LSHDispatcher"]
 
 
-class LSHDispatcher(TokenDispatcher):
+class LSHDispatcher(SteppedDispatcher):
     """Around another dispatcher: sends it centroids of rows in place of tokens.
 
     Rows (a token at one of its experts) of one expert that hash alike make a bucket. The bucket's mean ``c`` travels
@@ -69,23 +69,10 @@ class LSHDispatcher(TokenDispatcher):
         self.num_hashes, self.directions, self.seed = num_hashes, directions, seed
         self.radius = radius
         self.residuals = residuals
-        self.experts, self.tie = inner.experts, inner.tie
+        self.num_ranks, self.experts, self.tie = inner.num_ranks, inner.experts, inner.tie
         self.meter = inner.meter
         self.sent = (0, 0)
         self._rotations: dict[tuple[int, torch.device], Tensor] = {}
-
-    @property
-    def num_ranks(self) -> int:
-        """Of the inner dispatcher."""
-        return self.inner.num_ranks
-
-    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
-        """See ``TokenDispatcher``."""
-        return finish(self.dispatch_steps(x_TD, routing))
-
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
-        """See ``TokenDispatcher``."""
-        return finish(self.combine_steps(rows_RD, dispatched))
 
     def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
         """See ``TokenDispatcher``."""

@@ -21,6 +21,7 @@ from mycel.moe import (
     BiLevelRouter,
     CapacityPolicy,
     ExpertBias,
+    ExpertParallel,
     LinearProjection,
     MoE,
     TopKRouter,
@@ -29,7 +30,7 @@ from mycel.moe import (
     node_mesh,
     nodes_of,
 )
-from mycel.moe.routing import RoutingResult, routing_from_slots
+from mycel.moe.slots import RoutingResult, routing_from_slots
 from mycel.topology.builders import two_boxes
 
 _spec = importlib.util.spec_from_file_location("moe_reference", Path(__file__).with_name("moe_reference.py"))
@@ -204,7 +205,7 @@ def every_combination(rank: int, size: int, dispatchers: list[str]) -> dict[str,
         for mesh in meshes(size, dispatcher):
             for case in cases:
                 whole = make_layer(case)
-                layer = make_layer(case, mesh=mesh, dispatcher=dispatcher)
+                layer = make_layer(case, parallel=ExpertParallel(mesh, dispatcher=dispatcher))
                 name = f"{dispatcher} {tuple(mesh.shape)} {case['router']} {case['factor']} {case['drop']}"
                 out[f"{name} {case['top_k']}"] = errors_of(layer, case, whole, rank, size, lengths)
     return out
@@ -227,7 +228,7 @@ def expert_and_data(rank: int, size: int, form: str) -> dict[str, dict[str, floa
         if form == "ddp" and expert_ranks < size:
             continue  # experts that several ranks hold are another wrapper's work
         mesh = expert_data_mesh(size, expert_ranks)
-        layer = make_layer(PLAIN, mesh=mesh["expert"])
+        layer = make_layer(PLAIN, parallel=mesh["expert"])
         run: Any = layer
         if form == "fsdp":
             fully_shard(layer.experts, mesh=mesh["data"])
@@ -261,7 +262,8 @@ def expert_and_data(rank: int, size: int, form: str) -> dict[str, dict[str, floa
 
 def summed_losses(rank: int, size: int) -> dict[str, float]:
     """``gradients="sum"``: what all ranks' losses together give."""
-    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))), gradients="sum")
+    parallel = ExpertParallel(DeviceMesh("cpu", list(range(size))), gradients="sum")
+    layer = make_layer(PLAIN, parallel=parallel)
     _, _, wanted = expected(PLAIN, make_layer(PLAIN), LENGTHS[:size])
     tokens, factors = batch(LENGTHS[:size])
     (layer(tokens[rank]) * factors[rank]).sum().backward()
@@ -284,7 +286,7 @@ def reload(rank: int, size: int, folder: str) -> dict[str, bool]:
     x = batch((6,))[0][0]  # the same on all ranks, so that all divisions train alike
     whole = make_layer(PLAIN)
     exact = torch.optim.Adam(whole.parameters(), lr=0.1)
-    saved = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))))
+    saved = make_layer(PLAIN, parallel=DeviceMesh("cpu", list(range(size))))
     optimizer = torch.optim.Adam(saved.parameters(), lr=0.1)
     for layer, used in ((whole, exact), (saved, optimizer)):
         train_step(layer, used, x)
@@ -295,7 +297,7 @@ def reload(rank: int, size: int, folder: str) -> dict[str, bool]:
     for expert_ranks in [n for n in range(1, size + 1) if size % n == 0]:
         for sharded in (False, True):
             mesh = expert_data_mesh(size, expert_ranks)
-            layer = make_layer(PLAIN, mesh=mesh["expert"])
+            layer = make_layer(PLAIN, parallel=mesh["expert"])
             with torch.no_grad():
                 for parameter in layer.parameters():
                     parameter.mul_(-3.0)
@@ -337,7 +339,7 @@ def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int
         ("all_to_all", "bf16", 2 * DIM),
         ("hierarchical", "identity", 4 * DIM),
     ):
-        layer = make_layer(case, mesh=mesh, dispatcher=dispatcher, codec=codec)
+        layer = make_layer(case, parallel=ExpertParallel(mesh, dispatcher=dispatcher, codec=codec))
         chosen = layer.router(x).top_k_index.tolist()
         node, half = rank // (size // 2), EXPERTS // 2
         own = set(range(node * half, (node + 1) * half))
@@ -365,7 +367,7 @@ def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int
 
 def rounded_rows(rank: int, size: int) -> dict[str, float]:
     """Errors with rows rounded to bfloat16 on the wire."""
-    layer = make_layer(PLAIN, mesh=DeviceMesh("cpu", list(range(size))), codec="bf16")
+    layer = make_layer(PLAIN, parallel=ExpertParallel(DeviceMesh("cpu", list(range(size))), codec="bf16"))
     return errors_of(layer, PLAIN, make_layer(PLAIN), rank, size, LENGTHS[:size])
 
 
@@ -379,7 +381,7 @@ def wrong_meshes(rank: int, size: int) -> list[str]:
         {"mesh": flat, "dispatcher": "all_gather", "codec": "bf16"},
     ):
         try:
-            MoE(4, 4, 4, **options)
+            MoE(4, 4, 4, parallel=ExpertParallel(**options))
         except ValueError as error:
             said.append(str(error))
     return said
@@ -391,7 +393,7 @@ def compiled(rank: int, size: int, dispatchers: list[str]) -> dict[str, dict[str
     some_are_full = make_case("top_k", 0.6, "first")
     for dispatcher, case in [("all_to_all", some_are_full), *((dispatcher, PLAIN) for dispatcher in dispatchers)]:
         torch.compiler.reset()
-        layer = make_layer(case, mesh=meshes(size, dispatcher)[-1], dispatcher=dispatcher)
+        layer = make_layer(case, parallel=ExpertParallel(meshes(size, dispatcher)[-1], dispatcher=dispatcher))
         layer.compile(backend="aot_eager")
         out[f"{dispatcher} {case['factor']}"] = errors_of(layer, case, make_layer(case), rank, size, LENGTHS[:size])
     return out

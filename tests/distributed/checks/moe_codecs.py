@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-from mycel.moe import MoE, nodes_of
+from mycel.moe import ExpertParallel, MoE, nodes_of
 from mycel.moe.dispatch import make_dispatcher
 from mycel.moe.lsh import LSHDispatcher
-from mycel.moe.routing import routing_from_slots
+from mycel.moe.slots import routing_from_slots
 from mycel.topology.builders import two_boxes
 from mycel.wire import CODECS, Float8Codec, Int4Codec, Int8Codec, make_codec
 
@@ -72,7 +72,9 @@ def layers(rank: int, size: int, dispatcher: str) -> dict[str, dict[str, float]]
     lengths = moe.LENGTHS[:size]
     out = {}
     for name in CODECS:
-        layer = moe.make_layer(moe.PLAIN, mesh=mesh_of(size, dispatcher), dispatcher=dispatcher, codec=name)
+        layer = moe.make_layer(
+            moe.PLAIN, parallel=ExpertParallel(mesh_of(size, dispatcher), dispatcher=dispatcher, codec=name)
+        )
         out[name] = moe.errors_of(layer, moe.PLAIN, moe.make_layer(moe.PLAIN), rank, size, lengths)
     return out
 
@@ -122,7 +124,9 @@ def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:
     row_bytes = {"identity": 4 * width, "bf16": 2 * width, "fp8": width + 2, "int8": width + 2, "int4": 7}
     for name, num_bytes in row_bytes.items():
         torch.manual_seed(0)
-        layer = MoE(width, 8, experts, top_k, mesh=DeviceMesh("cpu", list(range(size))), codec=name)
+        layer = MoE(
+            width, 8, experts, top_k, parallel=ExpertParallel(DeviceMesh("cpu", list(range(size))), codec=name)
+        )
         x = torch.randn(tokens, width, generator=torch.Generator().manual_seed(rank)).requires_grad_()
         layer(x).square().sum().backward()
         owner = layer.router(x).top_k_index // (experts // size)
@@ -148,7 +152,8 @@ def centroids(rank: int, size: int, dispatcher: str) -> dict[str, float]:
     owned = range(0)
     for mesh in (mesh_of(size, dispatcher), None):
         inner = make_dispatcher(dispatcher if mesh else "local", moe.EXPERTS, mesh)
-        layer = moe.make_layer(moe.PLAIN, dispatcher=LSHDispatcher(inner, **settings), gradients="sum")
+        parallel = ExpertParallel(dispatcher=LSHDispatcher(inner, **settings), gradients="sum")
+        layer = moe.make_layer(moe.PLAIN, parallel=parallel)
         leaf = x.clone().requires_grad_()
         y = layer(leaf)
         (y * factor).sum().backward()
@@ -170,7 +175,7 @@ def metered_centroids(rank: int, size: int) -> tuple[int, int]:
     totals = []
     for wrap in (True, False):
         inner = make_dispatcher("all_to_all", moe.EXPERTS, mesh_of(size, "all_to_all"), codec=make_codec("int8"))
-        layer = moe.make_layer(moe.PLAIN, dispatcher=LSHDispatcher(inner) if wrap else inner)
+        layer = moe.make_layer(moe.PLAIN, parallel=ExpertParallel(dispatcher=LSHDispatcher(inner) if wrap else inner))
         x = torch.eye(moe.DIM)[torch.arange(20).remainder(2)]  # two tokens, ten times each
         layer(x)
         totals.append(layer.dispatcher.meter.total(["dispatch"]))

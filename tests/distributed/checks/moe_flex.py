@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, se
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
-from mycel.moe import Flex, MoE, experts_apart, keep_exchanges
+from mycel.moe import ExpertParallel, MoE, Tuner, experts_apart, keep_exchanges
 
 _spec = importlib.util.spec_from_file_location("moe_checks", Path(__file__).with_name("moe.py"))
 assert _spec is not None and _spec.loader is not None
@@ -104,21 +105,22 @@ def every_way(rank: int, size: int, shapes: list[tuple[int, int | None]]) -> dic
     lengths = LENGTHS[:size]
     for num_experts, shards in shapes:
         for mesh in meshes(size):
-            layer = make(num_experts, mesh=mesh, shards=shards)
-            parallel = layer.parallel
-            for r in parallel.layout.ways:
-                for algorithm in parallel.algorithms if r else parallel.algorithms[:1]:
+            layer = make(num_experts, parallel=ExpertParallel(mesh, tensor_shards=shards))
+            routed = layer.routed
+            for r in routed.layout.ways:
+                for algorithm in routed.algorithms if r else routed.algorithms[:1]:
                     chunks = [(1, "tokens"), (3, "tokens")] if r else [(1, "tokens")]
-                    if parallel.layout.width > 1 and r:
+                    if routed.layout.width > 1 and r:
                         chunks.append((2, "experts"))
                     for degree, partition in chunks:
                         plan = {"r": r, "algorithm": algorithm, "degree": degree, "partition": partition}
                         name = f"{num_experts} {shards} {mesh.ndim}d {plan}"
                         out[name] = errors_of(layer, num_experts, True, rank, lengths, **plan)
-        for r in parallel.layout.ways:  # biases
-            layer = make(num_experts, plain=False, mesh=meshes(size)[0], shards=shards)
+        for r in routed.layout.ways:  # biases
+            parallel = ExpertParallel(meshes(size)[0], tensor_shards=shards)
+            layer = make(num_experts, plain=False, parallel=parallel)
             out[f"{num_experts} {shards} biases {r}"] = errors_of(layer, num_experts, False, rank, lengths, r=r)
-            layer = make(num_experts, mesh=meshes(size)[0], shards=shards, dispatcher="all_reduce")
+            layer = make(num_experts, parallel=replace(parallel, dispatcher="all_reduce"))
             out[f"{num_experts} {shards} all_reduce {r}"] = errors_of(layer, num_experts, True, 0, lengths[:1], r=r)
     return out
 
@@ -136,9 +138,9 @@ def reloading(rank: int, size: int, folder: str) -> dict[str, Any]:
     two = DeviceMesh("cpu", torch.arange(size).view(2, -1), mesh_dim_names=("data", "expert"))
     flat = DeviceMesh("cpu", list(range(size)))
     forms: dict[str, dict[str, Any]] = {
-        "slices of two": {"mesh": flat},
-        "slices of four": {"mesh": flat, "shards": 4},
-        "whole": {"mesh": two["expert"]},
+        "slices of two": {"parallel": flat},
+        "slices of four": {"parallel": ExpertParallel(flat, tensor_shards=4)},
+        "whole": {"parallel": two["expert"]},
         "alone": {},
     }
     whole = make(2, plain=False)
@@ -176,7 +178,7 @@ def reloading(rank: int, size: int, folder: str) -> dict[str, Any]:
 
 def switching(rank: int, size: int) -> dict[str, Any]:
     """Storage and bytes while a layer goes through all degrees of parallelism and back."""
-    layer = make(1, mesh=DeviceMesh("cpu", list(range(size))))
+    layer = make(1, parallel=DeviceMesh("cpu", list(range(size))))
     meter = layer.dispatcher.meter
     x = moe.batch(LENGTHS[:size])[0][rank]
     pointers = [p.untyped_storage().data_ptr() for p in layer.parameters()]
@@ -200,15 +202,16 @@ def switching(rank: int, size: int) -> dict[str, Any]:
     }
 
 
-def dropped_duplicates(rank: int, size: int) -> dict[str, Any]:
+def token_replicas(rank: int, size: int) -> dict[str, Any]:
     """Two expert ranks of two tensor-parallel ranks each: errors, and rows' bytes with and without duplicates."""
     mesh = DeviceMesh("cpu", torch.arange(size).view(2, -1), mesh_dim_names=("expert", "tensor"))
     place, lengths = rank // (size // 2), (7, 12)
-    layer = make(4, mesh=mesh, shards=size // 2, duplicates=mesh["tensor"])
+    parallel = ExpertParallel(mesh, tensor_shards=size // 2)
+    layer = make(4, parallel=replace(parallel, token_replicas=mesh["tensor"]))
     errors = errors_of(layer, 4, True, place, lengths)
     boxes = [list(range(size // 2)), list(range(size // 2, size))]
     sent = layer.dispatcher.meter.between(boxes)
-    whole = make(4, mesh=mesh, shards=size // 2)
+    whole = make(4, parallel=parallel)
     x = moe.batch(lengths)[0][place].requires_grad_()
     whole(x).sum().backward()
     totals = torch.tensor([sent, whole.dispatcher.meter.between(boxes)])
@@ -219,7 +222,7 @@ def dropped_duplicates(rank: int, size: int) -> dict[str, Any]:
 def kept_exchanges(rank: int, size: int, plan: dict[str, Any]) -> dict[str, Any]:
     """A step with checkpointing, exchanges kept and not, beside one without: bytes, equal gradients."""
     mesh = DeviceMesh("cpu", torch.arange(size).view(2, -1))
-    layer = make(8, mesh=mesh)
+    layer = make(8, parallel=mesh)
     x = moe.batch(LENGTHS[:size])[0][rank].requires_grad_()
     out: dict[str, Any] = {}
     for name, options in (("none", None), ("again", {}), ("kept", {"context_fn": keep_exchanges})):
@@ -240,9 +243,9 @@ def adapting(rank: int, size: int, folder: str) -> dict[str, Any]:
     """Steps of two loads with a layer that chooses: what was chosen, how far results were off, what is remembered."""
     mesh = DeviceMesh("cpu", torch.arange(size).view(2, -1))
     file = Path(folder) / "choices.json"
-    adapt = Flex(degrees=(1, 2), finalists=2, trials=1, file=file)
-    layer = make(4, mesh=mesh, shards=2, adapt=adapt)
-    fixed = make(4, mesh=mesh, shards=2)
+    tuner = Tuner(degrees=(1, 2), finalists=2, trials=1, file=file)
+    layer = make(4, parallel=ExpertParallel(mesh, tensor_shards=2, tuner=tuner))
+    fixed = make(4, parallel=ExpertParallel(mesh, tensor_shards=2))
     apart = 0.0
     for step in range(16):
         x = moe.batch(LENGTHS[:size] if step % 2 else (40, 30, 33, 20))[0][rank].requires_grad_()
@@ -253,7 +256,7 @@ def adapting(rank: int, size: int, folder: str) -> dict[str, Any]:
         layer(x)
     checkpoint(layer, x, use_reentrant=False, context_fn=keep_exchanges).sum().backward()
     dist.barrier()
-    again = make(4, mesh=mesh, shards=2, adapt=adapt)
+    again = make(4, parallel=ExpertParallel(mesh, tensor_shards=2, tuner=tuner))
     again(x).sum().backward()
     chosen = {bucket: choice.chosen for bucket, choice in layer.chooser.table.items()}
     kept = {bucket: choice.chosen for bucket, choice in again.chooser.table.items() if choice.chosen is not None}

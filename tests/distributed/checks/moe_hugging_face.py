@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from mycel.errors import UsageError
-from mycel.moe import SwitchLoss, apply, experts_apart, restore
+from mycel.moe import ExpertParallel, SwitchLoss, Tuner, apply, experts_apart, make_dispatcher, restore
 from mycel.moe.experts import parameters_of_experts
 from mycel.moe.hugging_face import (
     applied_to,
@@ -55,14 +56,20 @@ def gathered(model: nn.Module, name: str) -> Tensor:
         gradient = gradient.clone()
         dist.all_reduce(gradient)
         return gradient / dist.get_world_size()
-    whole = gradient.new_zeros(models.EXPERTS, *gradient.shape[1:])
-    copies = gradient.new_zeros(models.EXPERTS)
+    path, _, leaf = name.rpartition(".")
+    experts: Any = model.get_submodule(path)
+    index, shards = experts.shard
+    wholes = gradient.new_zeros(shards, models.EXPERTS, *gradient.shape[1:])
+    copies = gradient.new_zeros(shards, models.EXPERTS)
     for slot, expert in enumerate(owned):
         if expert >= 0:
-            whole[expert], copies[expert] = gradient[slot], 1
-    dist.all_reduce(whole)
+            wholes[index, expert], copies[index, expert] = gradient[slot], 1
+    dist.all_reduce(wholes)
     dist.all_reduce(copies)  # replicas have the whole gradient each
-    return whole / copies.view(-1, *[1] * (whole.dim() - 1))
+    joined: Tensor = experts.cuts[leaf].join(
+        (wholes / copies.view(*copies.shape, *[1] * (gradient.dim() - 1))).unbind()
+    )
+    return joined
 
 
 def mean_gradients(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
@@ -70,8 +77,12 @@ def mean_gradients(parts: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([part[name] for part in parts]).double().mean(0) for name in names}
 
 
-def errors_of(rank: int, size: int, family: str, dispatcher: str) -> dict[str, float]:
+def errors_of(
+    rank: int, size: int, family: str, dispatcher: str, wrap: str = "", same: int = 1, **options: Any
+) -> dict[str, float]:
     """Of logits and gradients of the mean of the ranks' losses, against the eager model in one process.
+
+    With ``wrap``, DDP or FSDP2 averages gradients; ``same`` neighbouring ranks have the same tokens.
 
     Small gradients that are sums of large terms differ by more than 1e-6 between any two orders of summing in
     float32. Where ours does, it counts by its distance from the eager model in float64, in units of 2e-6 for every
@@ -81,10 +92,27 @@ def errors_of(rank: int, size: int, family: str, dispatcher: str) -> dict[str, f
     shared = dispatcher == "all_reduce"
     batches = [models.tokens(ROWS[r], 10, seed=20 + r) for r in range(1 if shared else size)]
     parts = [models.results(model, batch) for batch in batches]
-    mine = 0 if shared else rank
+    mine = 0 if shared else rank // same
+    if same > 1:
+        parts = parts[: size // same]
     wanted = {"logits": parts[mine]["logits"], **mean_gradients(parts)}
-    apply(model, mesh=mesh_for(dispatcher, size), dispatcher=dispatcher)
-    logits = models.results(model, batches[mine])["logits"]
+    mesh = mesh_for(dispatcher, size)
+    if same > 1:
+        mesh = init_device_mesh("cpu", (size // same, same), mesh_dim_names=("data", "tensor"))
+        options["token_replicas"] = mesh["tensor"]
+    if wrap == "fsdp":
+        two = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "expert"))
+        mesh = two["expert"]
+    applied = apply(model, parallel=ExpertParallel(mesh, dispatcher=dispatcher, **options))
+    if wrap == "fsdp":
+        for block in applied.blocks:
+            fully_shard(block.experts, mesh=two["data"])
+        fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
+    model.zero_grad()
+    run = DistributedDataParallel(model) if wrap == "ddp" else model
+    output = run(batches[mine], labels=batches[mine])
+    output.loss.backward()
+    logits = output.logits.detach()
     got = {"logits": logits} | {name: gathered(model, name) for name in wanted if name != "logits"}
     errors = {name: models.error(got[name], value) for name, value in wanted.items()}
     if max(errors.values()) > 1e-6:
@@ -110,6 +138,86 @@ def families(rank: int, size: int) -> dict[str, float]:
     return worst
 
 
+def sliced(rank: int, size: int, family: str) -> dict[str, Any]:
+    """Slices of experts, chunks of tokens: errors by form, and whether the model comes together again bit for bit."""
+    form: dict[str, Any] = {"tensor_shards": 2, "degree": 2}
+    ways: dict[str, dict[str, Any]] = {
+        "plain": form,
+        "ddp": form | {"wrap": "ddp"},
+        "fsdp": form | {"wrap": "fsdp"},
+        "token replicas": form | {"same": 2, "dispatcher": "all_to_all"},
+        "four slices": {"tensor_shards": 4},
+        "gathered": form | {"dispatcher": "all_gather"},
+    }
+    errors = {}
+    for name, options in ways.items():
+        found = errors_of(rank, size, family, **{"dispatcher": "all_to_all"} | options)
+        errors[name] = max(found.values())
+    model = models.make(family)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    parallel = ExpertParallel(init_device_mesh("cpu", (size,)), **form)
+    applied = apply(model, parallel=parallel)
+    held = {
+        name: value.shape[0] for name, value in model.state_dict().items() if name in parameters_of_experts(model)
+    }
+    numbers = sum(p.numel() for n, p in model.named_parameters() if n in held)
+    applied.close()
+    out: dict[str, Any] = {"errors": errors}
+    out["untouched"] = all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+    out["a quarter of the numbers"] = numbers * size == sum(start[name].numel() for name in held)
+    try:
+        applied.close()
+        out["closed twice"] = False
+    except UsageError as error:
+        out["closed twice"] = "taken back before" in str(error)
+    # A step of training, and the whole state of it, which restore gives as well.
+    applied = apply(model, parallel=parallel)
+    batch = models.tokens(2, 10, seed=50 + rank)
+    model(batch, labels=batch).loss.backward()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            gradient = parameter.grad
+            if gradient is not None:
+                if name not in held:
+                    dist.all_reduce(gradient)
+                parameter -= 0.1 * gradient
+    norm, trained = clip_grad_norm(model, 1.0), full_state_dict(model)
+    whole = models.make(family)
+    for name, parameter in whole.named_parameters():
+        parameter.grad = gathered(model, name)
+    out["clipped"] = (float(norm), float(torch.nn.utils.get_total_norm([p.grad for p in whole.parameters()])))
+    restore(model)
+    after = model.state_dict()
+    out["trained"] = list(after) == list(start) and all(torch.equal(after[n], trained[n]) for n in start)
+    out["changed"] = all(not torch.equal(after[name], start[name]) for name in held)
+    out["all ranks alike"] = same_on_all_ranks({name: after[name] for name in held})
+    apply(model, parallel=parallel)
+    model.load_state_dict(start)
+    restore(model)
+    out["loaded"] = all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
+    return out
+
+
+def tuned(rank: int, size: int, family: str) -> dict[str, Any]:
+    """A model whose layers choose their schedules: how far its logits are off while they try, and what they say."""
+    model, whole = models.make(family), models.make(family)
+    tuner = Tuner(degrees=(1, 2), finalists=3, trials=1)
+    mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("node", "local"))
+    applied = apply(model, parallel=ExpertParallel(mesh, tensor_shards=2, tuner=tuner))
+    batch = models.tokens(2, 10, seed=60 + rank)
+    exact = whole(batch).logits
+    apart = 0.0
+    for _ in range(24):
+        output = model(batch, labels=batch)
+        apart = max(apart, models.error(output.logits, exact))
+        output.loss.backward()
+    said = applied.explain()
+    tables = [block.experts.mycel_experts.chooser.table for block in applied.blocks]
+    tried = [len(choice.measured_s) for table in tables for choice in table.values()]
+    restore(model)
+    return {"apart": apart, "said": said.replace("\n", " | "), "tried": tried}
+
+
 def same_on_all_ranks(state: dict[str, Tensor]) -> bool:
     good = True
     for value in state.values():
@@ -123,10 +231,10 @@ def train_and_restore(rank: int, size: int, family: str) -> dict[str, Any]:
     """Three steps with divided experts, clipped, and the model put together again."""
     model, whole = models.make(family), models.make(family)
     start = {name: value.clone() for name, value in model.state_dict().items()}
-    apply(model, mesh=init_device_mesh("cpu", (size,)))
+    apply(model, parallel=init_device_mesh("cpu", (size,)))
     restore(model)
     untouched = all(torch.equal(value, start[name]) for name, value in model.state_dict().items())
-    apply(model, mesh=init_device_mesh("cpu", (size,)))
+    apply(model, parallel=init_device_mesh("cpu", (size,)))
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.3) for m in (model, whole)]
     norms = []
     for step in range(3):
@@ -167,7 +275,7 @@ def checkpoints(rank: int, size: int, folder: str) -> dict[str, bool]:
     mesh = init_device_mesh("cpu", (size,))
     model, other = models.make("gpt_oss"), models.make("gpt_oss", seed=2)
     wanted = {name: value.clone() for name, value in model.state_dict().items()}
-    apply(model, mesh=mesh)
+    apply(model, parallel=mesh)
     state = full_state_dict(model)
     found["full"] = state.keys() == wanted.keys() and all(torch.equal(state[n], v) for n, v in wanted.items())
     try:
@@ -181,7 +289,7 @@ def checkpoints(rank: int, size: int, folder: str) -> dict[str, bool]:
     loaded = AutoModelForCausalLM.from_pretrained(folder)
     found["pretrained"] = all(torch.equal(v, wanted[n]) for n, v in loaded.state_dict().items())
     # A whole state into divided experts; each rank takes its own.
-    apply(other, mesh=mesh)
+    apply(other, parallel=mesh)
     other.load_state_dict(state)
     found["whole into parts"] = all(torch.equal(v, model.state_dict()[n]) for n, v in other.state_dict().items())
     # Distributed checkpoints, expert by expert, into another division.
@@ -200,7 +308,7 @@ def generation(rank: int, size: int) -> bool:
     """Sentences of different lengths on each rank; those that are done go on for the others."""
     model = models.make("qwen3_moe").eval()
     whole = copy.deepcopy(model)
-    apply(model, mesh=init_device_mesh("cpu", (size,)))
+    apply(model, parallel=init_device_mesh("cpu", (size,)))
     options: dict[str, Any] = {"max_new_tokens": 3 + 2 * rank, "do_sample": False}
     prompt = models.tokens(1, 4, seed=rank)
     options["attention_mask"] = torch.ones_like(prompt)
@@ -217,7 +325,7 @@ def trainer(rank: int, size: int, folder: str) -> dict[str, Any]:
     wanted = models.train(whole, folder, **options)
     restore(whole)
     model = models.make("deepseek_v3")
-    apply(model, mesh=init_device_mesh("cpu", (size,)), balancing=SwitchLoss(1e-2))
+    apply(model, parallel=init_device_mesh("cpu", (size,)), balancing=SwitchLoss(1e-2))
     said = ""
     try:
         trainer_callback(model).on_train_begin(_arguments("steps"))
@@ -276,7 +384,7 @@ def codecs(rank: int, size: int) -> dict[str, float]:
     found = {}
     for codec in ("identity", "bf16"):
         model = models.make("olmoe")
-        applied = apply(model, mesh=init_device_mesh("cpu", (size,)), codec=codec)
+        applied = apply(model, parallel=ExpertParallel(init_device_mesh("cpu", (size,)), codec=codec))
         found[f"{codec} error"] = models.error(model(models.tokens(2, 10)).logits, exact)
         found[f"{codec} bytes"] = applied.meter.total(["dispatch", "combine"])
     return found
@@ -291,7 +399,7 @@ def sharded_further(rank: int, size: int) -> dict[str, Any]:
     for name, parameter in whole.named_parameters():
         parameter.grad = wanted[name].float()
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "expert"))
-    for block in apply(model, mesh=mesh["expert"]).blocks:
+    for block in apply(model, parallel=mesh["expert"]).blocks:
         fully_shard(block.experts, mesh=mesh["data"])
     fully_shard(model, mesh=init_device_mesh("cpu", (size,)))
     model(batches[rank], labels=batches[rank]).loss.backward()
@@ -312,7 +420,8 @@ def sharded_further(rank: int, size: int) -> dict[str, Any]:
 
 def placed(rank: int, size: int) -> dict[str, Any]:
     """Experts in slots of a placement: out of order, one of them on every rank, some slots empty."""
-    from mycel.moe.placement import EMPTY, ExpertPlacement, PlacedDispatcher, move_experts
+    from mycel.moe.placement import PlacedDispatcher, move_experts
+    from mycel.planning.placement import EMPTY, ExpertPlacement
 
     model = models.make("gpt_oss")
     start = {name: value.clone() for name, value in model.state_dict().items()}
@@ -324,7 +433,7 @@ def placed(rank: int, size: int) -> dict[str, Any]:
     width = max(len(some) for some in held)
     slots = tuple(tuple(some + [EMPTY] * (width - len(some))) for some in held)
     placement = ExpertPlacement(num_experts=models.EXPERTS, slots=slots)
-    applied = apply(model, mesh=mesh, dispatcher=lambda num_experts: PlacedDispatcher(placement, mesh))
+    applied = apply(model, parallel=ExpertParallel(mesh, dispatcher=lambda _: PlacedDispatcher(placement, mesh)))
     errors = {}
     moved = ExpertPlacement.contiguous(models.EXPERTS, size, spare=width - -(-models.EXPERTS // size))
     for when, wish in (("before", placement), ("after", moved)):
@@ -344,10 +453,19 @@ def placed(rank: int, size: int) -> dict[str, Any]:
 def refusals(rank: int, size: int) -> list[str]:
     mesh = init_device_mesh("cpu", (size,))
     said = []
-    calls = [(models.make("mixtral", seed=rank), {}), (models.make("mixtral"), {"dispatcher": "hierarchical"})]
+    strange, narrow = models.make("gpt_oss"), models.make("olmoe")
+    kind: Any = type(strange.model.layers[0].mlp.experts)
+    kind._apply_gate = lambda self, z: z.cumsum(-1)[..., 1::2]  # in this process only
+    calls: list[tuple[Any, dict[str, Any]]] = [
+        (models.make("mixtral", seed=rank), {}),
+        (models.make("mixtral"), {"dispatcher": "hierarchical"}),
+        (strange, {"tensor_shards": size}),
+        (narrow, {"tensor_shards": 3}),
+        (models.make("mixtral"), {"dispatcher": make_dispatcher("all_to_all", models.EXPERTS, mesh)}),
+    ]
     for model, options in calls:
         try:
-            apply(model, mesh=mesh, **options)
+            apply(model, parallel=ExpertParallel(mesh, **options))
         except UsageError as error:
             said.append(str(error))
         assert model.config._experts_implementation == "eager"

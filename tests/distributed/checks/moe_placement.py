@@ -12,9 +12,9 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
-from mycel.moe import MoE, experts_apart
-from mycel.moe.placement import EMPTY, ExpertPlacement, PlacedDispatcher, Rebalancer, TraceRecorder, move_experts
-from mycel.moe.placement.policies import eplb, flex
+from mycel.moe import ExpertParallel, MoE, experts_apart
+from mycel.moe.placement import PlacedDispatcher, Rebalancer, TraceRecorder, move_experts
+from mycel.planning.placement import EMPTY, ExpertPlacement, eplb, flex
 
 _spec = importlib.util.spec_from_file_location("moe_checks", Path(__file__).with_name("moe.py"))
 assert _spec is not None and _spec.loader is not None
@@ -43,7 +43,9 @@ def placed_layer(case: dict[str, Any], placement: ExpertPlacement, name: str | N
     size = placement.num_ranks
     shape = (2, size // 2) if name == "hierarchical" else (size,)
     mesh = DeviceMesh("cpu", torch.arange(size).view(shape))
-    return moe.make_layer(case, dispatcher=PlacedDispatcher(placement, mesh, name=name), **options)
+    return moe.make_layer(
+        case, parallel=ExpertParallel(dispatcher=PlacedDispatcher(placement, mesh, name=name)), **options
+    )
 
 
 def errors_of(layer: MoE, case: dict[str, Any], rank: int, size: int, degree: int = 1) -> dict[str, float]:
@@ -115,7 +117,7 @@ def losses_with_and_without_moves(rank: int, size: int) -> dict[str, Any]:
     """AdamW's losses: of the layer without a placement, and with experts that move after every step."""
     steps = 6
     mesh = DeviceMesh("cpu", list(range(size)))
-    out: dict[str, Any] = {"plain": train(moe.make_layer(PLAIN, mesh=mesh), rank, size, steps)}
+    out: dict[str, Any] = {"plain": train(moe.make_layer(PLAIN, parallel=mesh), rank, size, steps)}
     start = ExpertPlacement.contiguous(moe.EXPERTS, size, spare=1)
     rng = torch.Generator().manual_seed(1)
     kinds = [eplb(torch.rand(moe.EXPERTS, generator=rng).square().tolist(), start) for _ in range(steps)]
@@ -149,6 +151,11 @@ def losses_with_and_without_moves(rank: int, size: int) -> dict[str, Any]:
 
         out[policy.__name__] = train(layer, rank, size, steps, after)
         out[f"{policy.__name__} placement"] = layer.dispatcher.placement.slots
+        layer(moe.batch((3,))[0][0].double())
+        counted = dict(balancer["it"].seen)
+        balancer["it"].close()
+        layer(moe.batch((5,))[0][0].double())
+        out[f"{policy.__name__} closed"] = (int(sum(counted[""])), balancer["it"].seen == counted)
     return out
 
 
@@ -219,7 +226,7 @@ def wrong_moves(rank: int, size: int) -> list[str]:
     """What is said about moves that cannot be made."""
     mesh = DeviceMesh("cpu", list(range(size)))
     start = ExpertPlacement.contiguous(4, size, spare=1)
-    layer = MoE(4, 4, 4, dispatcher=PlacedDispatcher(start, mesh))
+    layer = MoE(4, 4, 4, parallel=ExpertParallel(dispatcher=PlacedDispatcher(start, mesh)))
     said = []
     for attempt in (
         lambda: move_experts(MoE(4, 4, 4), start),

@@ -201,7 +201,7 @@ def tiles_of_groups() -> dict[str, float]:
     wrong = 0
     for counts, rows in (([3, 0, 40, 16], 70), ([0, 0], 0), ([33], 33), ([1] * 140, 150)):
         for tail in (False, True):
-            plan, launch = operations.make_plan(torch.tensor(counts), rows, 16, tail=tail)
+            plan, launch = operations.make_kernel_args(torch.tensor(counts), rows, 16, tail=tail)
             launch.run()
             groups = [*counts, rows - sum(counts)] if tail else counts
             wanted, begin = [], 0

@@ -12,7 +12,7 @@ from mycel.errors import UsageError
 from mycel.moe.dispatch.all_gather import AllGatherDispatcher
 from mycel.moe.dispatch.all_reduce import AllReduceDispatcher
 from mycel.moe.dispatch.all_to_all import AllToAllDispatcher
-from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher
+from mycel.moe.dispatch.base import Dispatched, SteppedDispatcher, TokenDispatcher
 from mycel.moe.dispatch.hierarchical import HierarchicalDispatcher
 from mycel.moe.dispatch.local import LocalDispatcher
 from mycel.wire import IdentityCodec, WireCodec
@@ -23,9 +23,9 @@ __all__ = [
     "AllReduceDispatcher",
     "AllToAllDispatcher",
     "Dispatched",
-    "ExpertRanges",
     "HierarchicalDispatcher",
     "LocalDispatcher",
+    "SteppedDispatcher",
     "TokenDispatcher",
     "make_dispatcher",
 ]

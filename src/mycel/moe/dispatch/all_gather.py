@@ -17,14 +17,14 @@ from torch.nn import functional
 from mycel.comm.exchange import all_gather_rows, reduce_scatter_rows
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
-from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher, local_routing
+from mycel.moe.dispatch.base import Dispatched, GroupDispatcher, local_routing
 from mycel.moe.dispatch.local import LocalDispatcher
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.slots import RoutingResult, routing_from_slots
 
 __all__ = ["AllGatherDispatcher"]
 
 
-class AllGatherDispatcher(TokenDispatcher):
+class AllGatherDispatcher(GroupDispatcher):
     """All-gather of tokens and routes, local experts, reduce-scatter of partial sums.
 
     Ranks with fewer tokens than the largest pad. The host waits for the device twice: for the numbers of
@@ -39,19 +39,9 @@ class AllGatherDispatcher(TokenDispatcher):
         Jin et al., "MegaScale-MoE", 2025, section 3.2 (when to prefer it to all-to-all).
     """
 
-    experts: range
-
     def __init__(self, num_experts: int, group: dist.ProcessGroup, *, meter: ByteMeter | None = None) -> None:
-        self.group = group
-        self.ranges = ExpertRanges(num_experts=num_experts, num_ranks=dist.get_world_size(group))
-        self.experts = self.ranges.of(dist.get_rank(group))
-        self.meter = meter or ByteMeter()
+        self.over(num_experts, group, meter)
         self.local = LocalDispatcher(len(self.experts))
-
-    @property
-    def num_ranks(self) -> int:
-        """Of the group."""
-        return self.ranges.num_ranks
 
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
         """See ``TokenDispatcher``."""
@@ -62,14 +52,8 @@ class AllGatherDispatcher(TokenDispatcher):
         weights_TK = functional.pad(weights_TK, (0, 0, 0, missing))
         x_AD, weights_AK, index_AK = all_gather_rows([x_TD, weights_TK, index_TK], self.group, self.meter, "dispatch")
         index_AK = index_AK.long()
-        everything = RoutingResult(
-            top_k_index=index_AK,
-            top_k_weights=weights_AK,
-            router_logits=weights_AK.new_empty(0, E),
-            scores=weights_AK.new_empty(0, E),
-            tokens_per_expert=count_tokens(index_AK, E),
-            full=False,
-        )
+        none_TE = weights_AK.new_empty(0, E)
+        everything = routing_from_slots(index_AK, weights_AK, none_TE, none_TE, E, full=False)
         inner = self.local.dispatch(x_AD, local_routing(everything, self.experts))
         return Dispatched(inner.rows, inner.tokens_per_expert, (inner, T))
 

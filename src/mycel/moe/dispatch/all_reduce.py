@@ -8,14 +8,14 @@ from torch import Tensor
 
 from mycel.comm.exchange import copy_to_ranks, sum_over_ranks
 from mycel.comm.meter import ByteMeter
-from mycel.moe.dispatch.base import Dispatched, ExpertRanges, TokenDispatcher, local_routing
+from mycel.moe.dispatch.base import Dispatched, GroupDispatcher, local_routing
 from mycel.moe.dispatch.local import LocalDispatcher
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
 
 __all__ = ["AllReduceDispatcher"]
 
 
-class AllReduceDispatcher(TokenDispatcher):
+class AllReduceDispatcher(GroupDispatcher):
     """Nothing travels before the experts; an all_reduce of ``[T, D]`` follows them, and one in the backward pass.
 
     Tokens, routers and losses must be alike on the group's ranks; gradients of everything but the experts then are so
@@ -32,19 +32,9 @@ class AllReduceDispatcher(TokenDispatcher):
 
     same_tokens = True
 
-    experts: range
-
     def __init__(self, num_experts: int, group: dist.ProcessGroup, *, meter: ByteMeter | None = None) -> None:
-        self.group = group
-        self.ranges = ExpertRanges(num_experts=num_experts, num_ranks=dist.get_world_size(group))
-        self.experts = self.ranges.of(dist.get_rank(group))
-        self.meter = meter or ByteMeter()
+        self.over(num_experts, group, meter)
         self.local = LocalDispatcher(len(self.experts))
-
-    @property
-    def num_ranks(self) -> int:
-        """Of the group."""
-        return self.ranges.num_ranks
 
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
         """See ``TokenDispatcher``."""

@@ -11,15 +11,15 @@ from torch.nn import functional
 from mycel.comm.exchange import start_counts, start_exchange
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending
-from mycel.moe.dispatch.base import Dispatched, ExpertRanges, Steps, TokenDispatcher, finish
-from mycel.moe.routing import RoutingResult
+from mycel.moe.dispatch.base import Dispatched, GroupDispatcher, SteppedDispatcher, Steps
 from mycel.moe.rows import combine_rows, gather_rows, order_slots, permute_rows
+from mycel.moe.slots import RoutingResult
 from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = ["AllToAllDispatcher"]
 
 
-class AllToAllDispatcher(TokenDispatcher):
+class AllToAllDispatcher(GroupDispatcher, SteppedDispatcher):
     """Rows travel to the ranks of their experts, sorted by expert; a rank may have any number of tokens, or none.
 
     The host waits for the device once a call: for the split sizes.
@@ -44,28 +44,12 @@ class AllToAllDispatcher(TokenDispatcher):
         codec: WireCodec | None = None,
         meter: ByteMeter | None = None,
     ) -> None:
-        self.group = group
-        self.ranges = ExpertRanges(num_experts=num_experts, num_ranks=dist.get_world_size(group))
-        self.experts = self.ranges.of(dist.get_rank(group))
+        self.over(num_experts, group, meter)
         self.codec = codec or IdentityCodec()
-        self.meter = meter or ByteMeter()
-
-    @property
-    def num_ranks(self) -> int:
-        """Of the group."""
-        return self.ranges.num_ranks
-
-    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
-        """See ``TokenDispatcher``."""
-        return finish(self.dispatch_steps(x_TD, routing))
-
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
-        """See ``TokenDispatcher``."""
-        return finish(self.combine_steps(rows_RD, dispatched))
 
     def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
         """See ``TokenDispatcher``."""
-        W, width = self.num_ranks, self.ranges.width
+        W, width = self.num_ranks, self.width
         missing = W * width - routing.num_experts
         give_WE = functional.pad(routing.tokens_per_expert, (0, missing)).view(W, width)
         counts = start_counts(give_WE, self.group, self.meter)

@@ -1,20 +1,29 @@
-"""What dispatchers share: who owns which expert, and the signature of bringing tokens there and back."""
+"""What dispatchers share: the signature of bringing tokens to their experts and back, at once or step by step."""
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 
 from mycel.brief import brief
 from mycel.comm.meter import ByteMeter
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
+from mycel.planning.placement import ExpertLayout
 
-__all__ = ["Dispatched", "ExpertRanges", "Steps", "TokenDispatcher", "finish", "local_routing"]
+__all__ = [
+    "Dispatched",
+    "GroupDispatcher",
+    "SteppedDispatcher",
+    "Steps",
+    "TokenDispatcher",
+    "finish",
+    "local_routing",
+]
 
 Result = TypeVar("Result")
 
@@ -30,29 +39,6 @@ def finish(steps: Steps[Result]) -> Result:
         except StopIteration as stopped:
             result: Result = stopped.value
             return result
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertRanges:
-    """Experts in order over ranks, ``ceil(E/W)`` each; the last ranks may have fewer, as DTensor's ``Shard(0)``.
-
-    Attributes:
-        num_experts: E.
-        num_ranks: W.
-    """
-
-    num_experts: int
-    num_ranks: int
-
-    @property
-    def width(self) -> int:
-        """Experts of a rank that has its full share."""
-        return -(-self.num_experts // self.num_ranks)
-
-    def of(self, rank: int) -> range:
-        """Experts of a rank."""
-        first = min(self.num_experts, rank * self.width)
-        return range(first, min(self.num_experts, first + self.width))
 
 
 class Dispatched(NamedTuple):
@@ -79,6 +65,7 @@ class TokenDispatcher(ABC):
     ``combine_steps``; all ranks take these steps in the same order.
 
     Attributes:
+        num_ranks: that the experts are divided over.
         experts: the layer's experts that this rank holds, one a place; a negative number is a place without one.
         tie: where several ranks hold an expert, what gives their parameters one gradient.
         meter: counts what is sent.
@@ -88,14 +75,10 @@ class TokenDispatcher(ABC):
 
     same_tokens = False
     takes_codec = False
+    num_ranks: int
     experts: Sequence[int]
     meter: ByteMeter
     tie: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
-
-    @property
-    @abstractmethod
-    def num_ranks(self) -> int:
-        """Ranks that the experts are divided over."""
 
     @abstractmethod
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
@@ -114,6 +97,43 @@ class TokenDispatcher(ABC):
         """``combine``, step by step."""
         yield from ()
         return self.combine(rows_RD, dispatched)
+
+
+class GroupDispatcher(TokenDispatcher):
+    """One over a single group, among whose ranks experts are divided in order.
+
+    Attributes:
+        group: the ranks.
+        width: experts of a rank that has its full share.
+    """
+
+    experts: range
+
+    def over(self, num_experts: int, group: dist.ProcessGroup, meter: ByteMeter | None) -> None:
+        """Set what all of this kind have."""
+        layout = ExpertLayout(num_experts=num_experts, num_ranks=dist.get_world_size(group))
+        self.group, self.num_ranks, self.width = group, layout.num_ranks, layout.width
+        self.experts, self.meter = layout.of(dist.get_rank(group)), meter or ByteMeter()
+
+
+class SteppedDispatcher(TokenDispatcher):
+    """One that says its steps; all of them at once are the rest."""
+
+    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
+        """See ``TokenDispatcher``."""
+        return finish(self.dispatch_steps(x_TD, routing))
+
+    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
+        """See ``TokenDispatcher``."""
+        return finish(self.combine_steps(rows_RD, dispatched))
+
+    @abstractmethod
+    def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
+        """See ``TokenDispatcher``."""
+
+    @abstractmethod
+    def combine_steps(self, rows_RD: Tensor, dispatched: Dispatched) -> Steps[Tensor]:
+        """See ``TokenDispatcher``."""
 
 
 def local_routing(routing: RoutingResult, experts: range) -> RoutingResult:

@@ -10,15 +10,16 @@ from torch import Tensor
 from mycel.comm.exchange import start_counts, start_exchange, start_swap
 from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.all_to_all import AllToAllDispatcher
-from mycel.moe.dispatch.base import Dispatched, ExpertRanges, Steps, TokenDispatcher, finish
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.dispatch.base import Dispatched, SteppedDispatcher, Steps
 from mycel.moe.rows import combine_rows, gather_rows, order_slots
+from mycel.moe.slots import RoutingResult, count_tokens, routing_from_slots
+from mycel.planning.placement import ExpertLayout
 from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = ["HierarchicalDispatcher"]
 
 
-class HierarchicalDispatcher(TokenDispatcher):
+class HierarchicalDispatcher(SteppedDispatcher):
     """Between nodes, rank ``l`` of one exchanges with rank ``l`` of the others; within, all with all.
 
     A token goes to a node once, however many of its experts are there, with its slots' experts and weights; the node
@@ -51,25 +52,12 @@ class HierarchicalDispatcher(TokenDispatcher):
         self.num_nodes = dist.get_world_size(between)
         self.meter = meter or ByteMeter()
         self.codec = codec or IdentityCodec()
-        ranges = ExpertRanges(num_experts=num_experts, num_ranks=self.num_nodes * dist.get_world_size(inside))
-        rank = dist.get_rank(between) * dist.get_world_size(inside) + dist.get_rank(inside)
-        self.experts = ranges.of(rank)
-        self.ranges = ranges
-        self.per_node = ranges.width * dist.get_world_size(inside)
+        local = dist.get_world_size(inside)
+        self.num_ranks = self.num_nodes * local
+        layout = ExpertLayout(num_experts=num_experts, num_ranks=self.num_ranks)
+        self.experts = layout.of(dist.get_rank(between) * local + dist.get_rank(inside))
+        self.per_node = layout.width * local
         self.within = AllToAllDispatcher(self.per_node, inside, codec=self.codec, meter=self.meter)
-
-    @property
-    def num_ranks(self) -> int:
-        """Of all nodes together."""
-        return self.ranges.num_ranks
-
-    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
-        """See ``TokenDispatcher``."""
-        return finish(self.dispatch_steps(x_TD, routing))
-
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
-        """See ``TokenDispatcher``."""
-        return finish(self.combine_steps(rows_RD, dispatched))
 
     def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
         """See ``TokenDispatcher``."""
@@ -103,14 +91,8 @@ class HierarchicalDispatcher(TokenDispatcher):
         yield
         rows_RD, weights_RK = rows.wait()
         index_RK = slots.wait().long()
-        arrived = RoutingResult(
-            top_k_index=index_RK,
-            top_k_weights=weights_RK,
-            router_logits=weights_RK.new_empty(0, self.per_node),
-            scores=weights_RK.new_empty(0, self.per_node),
-            tokens_per_expert=count_tokens(index_RK, self.per_node),
-            full=False,
-        )
+        none_RE = weights_RK.new_empty(0, self.per_node)
+        arrived = routing_from_slots(index_RK, weights_RK, none_RE, none_RE, self.per_node, full=False)
         inner = yield from self.within.dispatch_steps(rows_RD, arrived)
         counts_E = inner.tokens_per_expert[: len(self.experts)]
         return Dispatched(inner.rows, counts_E, (inner, order, gets, gives))

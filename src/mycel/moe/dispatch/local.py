@@ -8,8 +8,8 @@ from torch import Tensor
 
 from mycel.comm.meter import ByteMeter
 from mycel.moe.dispatch.base import Dispatched, TokenDispatcher
-from mycel.moe.routing import RoutingResult, narrow
 from mycel.moe.rows import combine_rows, gather_rows, order_slots
+from mycel.moe.slots import RoutingResult, narrow
 
 __all__ = ["LocalDispatcher"]
 
@@ -25,14 +25,11 @@ class LocalDispatcher(TokenDispatcher):
         meter: stays as it is.
     """
 
+    num_ranks = 1
+
     def __init__(self, num_experts: int, *, meter: ByteMeter | None = None) -> None:
         self.experts = range(num_experts)
         self.meter = meter or ByteMeter()
-
-    @property
-    def num_ranks(self) -> int:
-        """One."""
-        return 1
 
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
         """See ``TokenDispatcher``."""

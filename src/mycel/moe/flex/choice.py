@@ -1,4 +1,4 @@
-"""Chooses a plan for every load: proposed by a cost model, corrected by a few measured steps, remembered."""
+"""Chooses a schedule for every load: proposed by a cost model, corrected by a few measured steps, remembered."""
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
@@ -9,7 +9,6 @@ import statistics
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,51 +20,15 @@ from mycel.comm.groups import flat_group
 from mycel.errors import UsageError
 from mycel.moe.flex.cost import CostModel, Load
 from mycel.moe.flex.measure import measure_costs, now
-from mycel.moe.flex.plan import Partition, Plan
-from mycel.moe.parallel import ExpertParallel
-from mycel.moe.routing import RoutingResult
+from mycel.moe.routed import HeldExperts, RoutedExperts
+from mycel.moe.schedule import ExpertSchedule, Tuner
+from mycel.moe.slots import RoutingResult
 from mycel.untraced import untraced
 
-__all__ = ["Chooser", "Flex"]
+__all__ = ["Chooser"]
 
 #: A load's order of magnitude: slots a token, tokens in octaves, and whether there is a backward pass.
 Bucket = tuple[int, int, bool]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Flex:
-    """What a layer may choose from, and how much it tries.
-
-    Attributes:
-        ways: degrees of parallelism; ``None``: all.
-        degrees: numbers of chunks.
-        algorithms: exchanges; ``None``: all that the mesh and codec allow.
-        partitions: what chunks are made of.
-        finalists: plans of a bucket that are measured, the best by prediction.
-        trials: measured steps of each of them; the first one that a plan ever has does not count.
-        give_up: a finalist this much slower than the best after one step is not tried again.
-        same_load: every rank's calls bring equally many tokens: the call need not ask the others.
-        file: where choices are read from, if it is there, and written to by the first rank.
-
-    Raises:
-        UsageError: nothing to choose from, or no trial.
-    """
-
-    ways: tuple[int, ...] | None = None
-    degrees: tuple[int, ...] = (1, 2, 4)
-    algorithms: tuple[str, ...] | None = None
-    partitions: tuple[Partition, ...] = ("tokens",)
-    finalists: int = 4
-    trials: int = 2
-    give_up: float = 1.3
-    same_load: bool = False
-    file: Path | None = None
-
-    __repr__ = brief
-
-    def __post_init__(self) -> None:
-        if min(self.finalists, self.trials, len(self.degrees), len(self.partitions)) < 1 or self.give_up < 1:
-            raise UsageError("Flex: finalists, trials, degrees, partitions and give_up must all be at least 1")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,7 +43,7 @@ class Record:
     """
 
     bucket: Bucket
-    plan: Plan
+    plan: ExpertSchedule
     spent_s: float = 0.0
     ended: bool = False
 
@@ -95,9 +58,9 @@ class Choice:
         chosen: once there is one.
     """
 
-    predicted_s: dict[Plan, float]
-    measured_s: dict[Plan, list[float]] = field(default_factory=dict)
-    chosen: Plan | None = None
+    predicted_s: dict[ExpertSchedule, float]
+    measured_s: dict[ExpertSchedule, list[float]] = field(default_factory=dict)
+    chosen: ExpertSchedule | None = None
 
     __repr__ = brief
 
@@ -109,66 +72,71 @@ class Chooser:
 
     Args:
         settings: what to choose from.
-        parallel: of the layer.
-        experts: of the layer.
+        routed: of the layer.
 
     Attributes:
         table: what is known, by bucket.
     """
 
-    def __init__(self, settings: Flex, parallel: ExpertParallel, experts: torch.nn.Module) -> None:
-        self.settings, self.parallel, self.experts = settings, parallel, experts
+    def __init__(self, settings: Tuner, routed: RoutedExperts) -> None:
+        self.settings, self.routed = settings, routed
         self.table: dict[Bucket, Choice] = {}
         self.costs: CostModel | None = None
         self.plans = self._plans()
         self._open: deque[Record] = deque()
-        self._off: dict[Plan, float] = {}
-        self._runs: dict[Plan, int] = {}
-        self._last: dict[tuple[int, int], Plan] = {}
+        self._off: dict[ExpertSchedule, float] = {}
+        self._runs: dict[ExpertSchedule, int] = {}
+        self._last: dict[tuple[int, int], ExpertSchedule] = {}
 
-    def _plans(self) -> list[Plan]:
-        parallel, wanted = self.parallel, self.settings
+    def _plans(self) -> list[ExpertSchedule]:
+        parallel, wanted = self.routed, self.settings
         algorithms = parallel.algorithms if wanted.algorithms is None else wanted.algorithms
         ways = parallel.layout.ways if wanted.ways is None else wanted.ways
         if parallel.layout.num_ranks == 1:  # nothing travels
             return [parallel.default]
-        plans: set[Plan] = set()
+        plans: set[ExpertSchedule] = set()
         for r in ways:
             if r == 0:
-                plans.add(parallel.plan(r=0, degree=1))
+                plans.add(parallel.schedule(r=0, degree=1))
                 continue
             for algorithm in algorithms:
                 for degree in wanted.degrees:
                     for partition in wanted.partitions if degree > 1 else wanted.partitions[:1]:
                         if partition == "tokens" or degree <= parallel.layout.width:
-                            plan = parallel.plan(r=r, degree=degree, algorithm=algorithm, partition=partition)
+                            plan = parallel.schedule(r=r, degree=degree, algorithm=algorithm, partition=partition)
                             plans.add(plan)
         return sorted(plans)
 
     @untraced  # it measures
-    def run(self, x_TD: Tensor, routing: RoutingResult, *, gradient_scale: float) -> Tensor:
-        """Tokens through their experts by the plan chosen for such a call, as ``ExpertParallel.run``."""
+    def __call__(
+        self, experts: HeldExperts, x_TD: Tensor, routing: RoutingResult, schedule: ExpertSchedule | None = None
+    ) -> Tensor:
+        """As ``RoutedExperts``; where the call brings no schedule, by the one chosen for its load."""
+        if schedule is not None:
+            return self.routed(experts, x_TD, routing, schedule)
         weights_TK = routing.top_k_weights
         training = torch.is_grad_enabled() and (x_TD.requires_grad or weights_TK.requires_grad)
-        plan, record = self._begin(x_TD, weights_TK.shape[1], training=training)
+        plan, record = self._begin(experts, x_TD, weights_TK.shape[1], training=training)
         if record is None:
-            return self.parallel.run(self.experts, x_TD, routing, plan, gradient_scale=gradient_scale)
+            return self.routed(experts, x_TD, routing, plan)
         begin = now(x_TD.device)
         x_TD, weights_TK = _Watch.apply(record, False, x_TD, weights_TK)  # type: ignore[no-untyped-call]
         routing = routing._replace(top_k_weights=weights_TK)
-        y_TD = self.parallel.run(self.experts, x_TD, routing, plan, gradient_scale=gradient_scale)
+        y_TD = self.routed(experts, x_TD, routing, plan)
         watched: tuple[Tensor, ...] = _Watch.apply(record, True, y_TD)  # type: ignore[no-untyped-call]
         record.spent_s = now(x_TD.device) - begin
         record.ended = not training
         return watched[0]
 
-    def _begin(self, x: Tensor, slots_per_token: int, *, training: bool) -> tuple[Plan, Record | None]:
+    def _begin(
+        self, experts: HeldExperts, x: Tensor, slots_per_token: int, *, training: bool
+    ) -> tuple[ExpertSchedule, Record | None]:
         """The plan of a call, and where to note how long it takes, if that is wanted."""
         local = (x.shape[0], slots_per_token)
         if torch._C._current_graph_task_id() != -1 and local in self._last:  # computed again by checkpointing
             return self._last[local], None
         if self.costs is None:
-            self.costs = measure_costs(self.parallel, self.experts, x.detach().new_zeros(1, x.shape[1]))
+            self.costs = measure_costs(self.routed, experts, x.detach().new_zeros(1, x.shape[1]))
             self._read(x.device)
         bucket, choice = self._agree(x, slots_per_token, training)
         plan = choice.chosen
@@ -183,7 +151,7 @@ class Chooser:
         """The greatest load of all ranks, and with the same all_reduce the time of a step that has ended."""
         ended = self._take_ended()
         num_tokens, spent = x.shape[0], -1.0 if ended is None else ended.spent_s
-        mesh = self.parallel.mesh
+        mesh = self.routed.mesh
         if mesh is not None and mesh.size() > 1 and (ended is not None or not self.settings.same_load):
             numbers = torch.tensor([float(num_tokens), spent], dtype=torch.float64, device=x.device)
             dist.all_reduce(numbers, op=dist.ReduceOp.MAX, group=flat_group(mesh))
@@ -198,7 +166,7 @@ class Chooser:
             self.table[bucket] = Choice(predicted_s=self._predict(load, training=training))
         return bucket, self.table[bucket]
 
-    def _predict(self, load: Load, *, training: bool) -> dict[Plan, float]:
+    def _predict(self, load: Load, *, training: bool) -> dict[ExpertSchedule, float]:
         if self.costs is None:
             raise UsageError("the cost model has not been measured")
         return {plan: self.costs.seconds(plan, load, training=training) for plan in self.plans}
@@ -225,12 +193,12 @@ class Chooser:
             choice.chosen = min(medians, key=lambda plan: (medians[plan], plan))
             self._write()
 
-    def _corrected(self, choice: Choice, plan: Plan) -> float:
+    def _corrected(self, choice: Choice, plan: ExpertSchedule) -> float:
         """Predicted, by as much off as other loads were; what is unknown of a plan is taken from all others."""
         usual = statistics.fmean(self._off.values()) if self._off else 0.0
         return choice.predicted_s[plan] * math.exp(self._off.get(plan, usual))
 
-    def _trials(self, choice: Choice) -> list[Plan]:
+    def _trials(self, choice: Choice) -> list[ExpertSchedule]:
         """Plans that are worth another step of measurement, those measured least first."""
         best = min((min(found) for found in choice.measured_s.values()), default=math.inf)
         order = sorted(self.plans, key=lambda plan: (self._corrected(choice, plan), plan))
@@ -247,7 +215,7 @@ class Chooser:
     def state(self) -> dict[str, Any]:
         """Choices made so far, for JSON."""
         return {
-            "layout": asdict(self.parallel.layout),
+            "layout": asdict(self.routed.layout),
             "choices": [
                 {
                     "bucket": list(bucket),
@@ -266,33 +234,33 @@ class Chooser:
         Raises:
             UsageError: they were made for another layout.
         """
-        if state["layout"] != asdict(self.parallel.layout):
-            raise UsageError(f"choices are for {state['layout']}, the layer has {asdict(self.parallel.layout)}")
+        if state["layout"] != asdict(self.routed.layout):
+            raise UsageError(f"choices are for {state['layout']}, the layer has {asdict(self.routed.layout)}")
         for kept in state["choices"]:
             slots_per_token, octave, training = kept["bucket"]
             self.table[slots_per_token, octave, training] = Choice(
-                predicted_s={Plan(**plan): found for plan, found in kept["predicted_s"]},
-                measured_s={Plan(**plan): found for plan, found in kept["measured_s"]},
-                chosen=self.parallel.plan(Plan(**kept["chosen"])),
+                predicted_s={ExpertSchedule(**plan): found for plan, found in kept["predicted_s"]},
+                measured_s={ExpertSchedule(**plan): found for plan, found in kept["measured_s"]},
+                chosen=self.routed.schedule(ExpertSchedule(**kept["chosen"])),
             )
 
     def _read(self, device: torch.device) -> None:
         """From the first rank's file."""
-        file, mesh = self.settings.file, self.parallel.mesh
+        file, mesh = self.settings.file, self.routed.mesh
         if file is None:
             return
-        text = file.read_text(encoding="utf-8") if self.parallel.rank == 0 and file.exists() else ""
+        text = file.read_text(encoding="utf-8") if self.routed.rank == 0 and file.exists() else ""
         if mesh is not None and mesh.size() > 1:
             group = flat_group(mesh)
             first = dist.get_process_group_ranks(group)[0]
-            told = [text]
-            dist.broadcast_object_list(told, src=first, group=group, device=device)
-            text = told[0]
+            read = [text]
+            dist.broadcast_object_list(read, src=first, group=group, device=device)
+            text = read[0]
         if text:
             self.load(json.loads(text))
 
     def _write(self) -> None:
-        if self.settings.file is not None and self.parallel.rank == 0:
+        if self.settings.file is not None and self.routed.rank == 0:
             self.settings.file.write_text(json.dumps(self.state(), indent=1) + "\n", encoding="utf-8")
 
     def explain(self) -> str:

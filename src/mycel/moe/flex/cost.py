@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from mycel.brief import brief
 from mycel.cost import Line, makespan
-from mycel.moe.flex.layout import ExpertLayout
-from mycel.moe.flex.plan import Plan
+from mycel.moe.schedule import ExpertSchedule
+from mycel.planning.placement import ExpertLayout
 
 __all__ = ["CostModel", "Load"]
 
@@ -51,7 +51,7 @@ class CostModel:
 
     __repr__ = brief
 
-    def seconds(self, plan: Plan, load: Load, *, training: bool) -> float:
+    def seconds(self, plan: ExpertSchedule, load: Load, *, training: bool) -> float:
         """A forward pass; with ``training``, a backward pass as well: as many bytes, twice the arithmetic."""
         chunk = 1.0 / plan.degree
         slots = load.num_tokens * load.slots_per_token
@@ -70,7 +70,7 @@ class CostModel:
             total += makespan(stages, plan.degree)
         return total
 
-    def _exchange(self, plan: Plan, load: Load, chunk: float) -> list[tuple[str, float]]:
+    def _exchange(self, plan: ExpertSchedule, load: Load, chunk: float) -> list[tuple[str, float]]:
         """Stages of the way there of a chunk, with the bytes a rank sends if experts are hit alike."""
         if not self.exchanges:
             return []

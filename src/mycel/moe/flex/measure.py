@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,8 +12,11 @@ from torch import Tensor
 
 from mycel.comm.groups import flat_group, subgroup
 from mycel.cost import Line
+from mycel.errors import UsageError
+from mycel.moe.expert_mlp import ExpertWeights, expert_mlp
 from mycel.moe.flex.cost import CostModel
-from mycel.moe.parallel import ExpertParallel
+from mycel.moe.routed import HeldExperts, RoutedExperts
+from mycel.moe.slices import WeightUse
 
 __all__ = ["measure_costs"]
 
@@ -22,16 +24,17 @@ SMALL, LARGE = 4096, 512 * 1024
 FEW, MANY = 32, 512
 
 
-def measure_costs(parallel: ExpertParallel, experts: Any, like: Tensor, *, repeats: int = 3) -> CostModel:
+@torch.no_grad()
+def measure_costs(routed: RoutedExperts, experts: HeldExperts, like: Tensor, *, repeats: int = 3) -> CostModel:
     """A cost model of this layer on these ranks; all of them call this, and get the same one.
 
     Args:
-        parallel: of the layer.
+        routed: of the layer.
         experts: of the layer.
         like: tokens of the width and type that travel.
         repeats: of every measurement; the least counts, and of all ranks the greatest.
     """
-    mesh, layout = parallel.mesh, parallel.layout
+    mesh, layout = routed.mesh, routed.layout
     points: dict[tuple[str, int], float] = {}
     num_nodes = 1
     if mesh is not None and layout.num_ranks > 1:
@@ -45,11 +48,21 @@ def measure_costs(parallel: ExpertParallel, experts: Any, like: Tensor, *, repea
                 points[kind, size] = _least(partial(_swap, group, size, like.device), repeats, like.device)
             points["all_gather", size] = _least(partial(_gather, whole, size, like.device), repeats, like.device)
             for r in layout.ways[:-1]:
-                group = subgroup(whole, layout.members(parallel.rank, r=r))
+                group = subgroup(whole, layout.members(routed.rank, r=r))
                 spent = _least(partial(_gather, group, size, like.device), repeats, like.device)
                 points[f"gather {r}", size] = spent
+    weights, here = experts.weights(WeightUse(like.dtype)), len(experts.owned)
+    if not isinstance(weights, ExpertWeights):
+        raise UsageError("experts in far memory are not measured; use them without a tuner")
+
+    def compute(num_rows: int) -> Tensor:
+        """So many rows, each at all slices, spread over the experts here."""
+        total = num_rows * layout.tensor_shards
+        counts = torch.full((here,), total // max(1, here), dtype=torch.int64, device=like.device)
+        return expert_mlp(like.new_zeros(total, like.shape[1]), counts, weights, experts.kind)
+
     for rows in (FEW, MANY):
-        points["rows", rows] = _least(partial(_compute, experts, like, rows, layout.shards), repeats, like.device)
+        points["rows", rows] = _least(partial(compute, rows), repeats, like.device)
     seconds = torch.tensor(list(points.values()), dtype=torch.float64)
     if mesh is not None and layout.num_ranks > 1:
         together = seconds.to(like.device)
@@ -60,8 +73,8 @@ def measure_costs(parallel: ExpertParallel, experts: Any, like: Tensor, *, repea
     lines = {kind: Line.through((SMALL, points[kind, SMALL]), (LARGE, points[kind, LARGE])) for kind in kinds}
     return CostModel(
         layout=layout,
-        row_bytes=float(parallel.codec.encode(like[:1]).nbytes),
-        weight_bytes=float(sum(p.numel() for p in experts.parameters()) * like.element_size()),
+        row_bytes=float(routed.codec.encode(like[:1]).nbytes),
+        weight_bytes=float(sum(t.nbytes for t in weights if t is not None)),
         num_nodes=num_nodes,
         exchanges={kind: line for kind, line in lines.items() if not kind.startswith("gather ")},
         gathers={int(kind.split()[1]): line for kind, line in lines.items() if kind.startswith("gather ")},
@@ -97,13 +110,3 @@ def _gather(group: dist.ProcessGroup, num_bytes: int, device: torch.device) -> N
     size = dist.get_world_size(group)
     own = torch.zeros(max(1, num_bytes // max(1, size - 1)), dtype=torch.uint8, device=device)
     dist.all_gather_into_tensor(own.new_empty(own.numel() * size), own, group=group)
-
-
-@torch.no_grad()
-def _compute(experts: Any, like: Tensor, num_rows: int, copies: int) -> Tensor:
-    """So many rows, each at ``copies`` slices, spread over the experts here."""
-    here = max(1, len(experts.owned))
-    total = num_rows * copies
-    counts = torch.full((len(experts.owned),), total // here, dtype=torch.int64, device=like.device)
-    computed: Tensor = experts(like.new_zeros(total, like.shape[1]), counts)
-    return computed

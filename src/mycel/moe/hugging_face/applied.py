@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -14,29 +15,26 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
-from mycel.brief import brief
+from mycel.comm.groups import flat_group
 from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
-from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
+from mycel.moe.dispatch import TokenDispatcher
 from mycel.moe.experts import parameters_of_experts, take_own
-from mycel.moe.hugging_face.backend import Exchange, exchange_for
+from mycel.moe.hugging_face.backend import ForeignExperts, experts_forward
 from mycel.moe.hugging_face.blocks import Block, find_blocks
 from mycel.moe.hugging_face.losses import add_losses
 from mycel.moe.hugging_face.routers import WatchedRouter, check_policies, unwatch, watch
 from mycel.moe.hugging_face.stacks import gather_stack, keep_own
-from mycel.moe.hugging_face.transformers_api import BACKEND, experts_interface
-from mycel.wire import WireCodec, make_codec
+from mycel.moe.hugging_face.transformers_api import BACKEND, experts_registry
+from mycel.moe.parallel import ExpertParallel
 
-__all__ = ["Applied", "DispatcherFactory", "applied_to", "apply", "restore"]
-
-#: Makes a layer's dispatcher from its number of experts.
-DispatcherFactory = Callable[[int], TokenDispatcher]
+__all__ = ["Applied", "applied_to", "apply", "restore"]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class Applied:
-    """What ``apply`` did to a model, for ``restore`` and for those who look.
+    """What ``apply`` did to a model, for those who look, and until it is closed.
 
     Attributes:
         blocks: mixture-of-experts blocks, in the model's order.
@@ -45,11 +43,13 @@ class Applied:
 
     blocks: tuple[Block, ...]
     group: dist.ProcessGroup | None
+    _model: nn.Module
     _own_backend: Any
     _handles: list[RemovableHandle] = field(default_factory=list)
     _attributes: dict[str, Any] = field(default_factory=dict)
 
-    __repr__ = brief
+    def __repr__(self) -> str:
+        return f"Applied({type(self._model).__name__}, {len(self.blocks)} blocks)"
 
     @property
     def meter(self) -> ByteMeter:
@@ -58,6 +58,21 @@ class Applied:
         for block in self.blocks:
             total.sent.update(block.dispatcher.meter.sent)
         return total
+
+    def explain(self) -> str:
+        """For every block what was chosen for which load, and why; without a tuner, its schedule."""
+        foreign = [(block.experts_path, cast(Any, block.experts).mycel_experts) for block in self.blocks]
+        return "\n".join(f"{path}: {(f.chooser.explain() if f.chooser else f.routed.default)}" for path, f in foreign)
+
+    def close(self) -> None:
+        """Take back what ``apply`` did; see ``restore``.
+
+        Raises:
+            UsageError: it was taken back before, or ``fully_shard`` came afterwards.
+        """
+        if getattr(self._model, "mycel_applied", None) is not self:
+            raise UsageError(f"{type(self._model).__name__}: what apply did to it was taken back before")
+        _take_back(self._model, self)
 
 
 def applied_to(model: nn.Module) -> Applied:
@@ -80,17 +95,15 @@ def _find_applied(model: nn.Module) -> tuple[nn.Module, Applied]:
 def apply(
     model: nn.Module,
     *,
-    mesh: DeviceMesh | None = None,
-    dispatcher: str | DispatcherFactory | None = None,
-    codec: str | WireCodec = "identity",
+    parallel: ExpertParallel | DeviceMesh | None = None,
     balancing: LoadBalancing | Sequence[LoadBalancing] = (),
-    gradients: Literal["mean", "sum"] = "mean",
 ) -> Applied:
     """Give a loaded Hugging Face model mycel's experts: its own arithmetic, exchanges and balance.
 
     The model stays the object it is. Its experts compute through a backend called ``mycel`` in the library's own
-    registry; with a mesh, each rank keeps its share of every layer's experts and frees the rest, and parameters stay
-    the objects they are. Routers become a subclass of their class. The entries of ``state_dict`` keep their names.
+    registry; with a mesh, each rank keeps its share of every layer's experts, or slices of them, and frees the rest,
+    and parameters stay the objects they are. Routers become a subclass of their class. The entries of ``state_dict``
+    keep their names.
 
     Losses of policies are added to ``output.loss`` of training calls with labels, in place of the model's own
     ``router_aux_loss_coef``; ``update_balancing(model)`` after an optimizer step moves biases.
@@ -99,23 +112,19 @@ def apply(
 
     Args:
         model: of ``transformers``, with stacked experts (version 5).
-        mesh: ranks to divide experts over, as for ``mycel.moe.MoE``; all hold the same model now.
-        dispatcher: a key of ``mycel.moe.dispatch.DISPATCHERS``, or what makes one from a layer's number of experts;
-            ``None``: what the mesh suggests.
-        codec: of rows on the wire: a key of ``mycel.wire.CODECS``, or a codec.
+        parallel: how experts are divided over ranks, as for ``mycel.moe.MoE``; a mesh means ``ExpertParallel(mesh)``.
+            All ranks hold the same model now.
         balancing: policies; every router gets copies. ``ExpertBias`` moves the router's own
             ``e_score_correction_bias``.
-        gradients: ``"mean"`` or ``"sum"`` of the ranks' losses, as for ``mycel.moe.MoE``.
 
     Returns:
-        Its ``blocks`` and ``meter``.
+        Its ``blocks``, ``meter`` and ``explain()``; ``close()`` undoes it, as ``restore(model)``.
 
     Raises:
         UsageError: the model is not understood (says which module, and what was looked for), settings do not fit
             together, or ranks hold different models. The model is then as it was.
     """
-    if gradients not in ("mean", "sum"):
-        raise UsageError(f"gradients {gradients!r}; expected 'mean' or 'sum'")
+    parallel = ExpertParallel.of(parallel)
     if any(isinstance(getattr(module, "mycel_applied", None), Applied) for module in model.modules()):
         raise UsageError(f"{type(model).__name__}: mycel.moe.apply was called on it before; restore it first")
     set_backend = getattr(model, "set_experts_implementation", None)
@@ -124,26 +133,27 @@ def apply(
             f"{type(model).__name__} is no Hugging Face model with exchangeable experts: looked for "
             "set_experts_implementation, which those of transformers 5 have; apply before wrapping"
         )
-    experts_interface()
+    experts_registry().register(BACKEND, experts_forward)
     blocks = find_blocks(model)
     policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
     for block in blocks:
         check_policies(block, policies)
-    exchanges = [_exchange(block, mesh, dispatcher, codec, gradients) for block in blocks]
-    divided = any(
-        e.dispatcher.num_ranks > 1 or list(e.dispatcher.experts) != list(range(e.num_experts)) for e in exchanges
-    )
-    group = None
+    if isinstance(parallel.dispatcher, TokenDispatcher) and len(blocks) > 1:
+        raise UsageError(f"{len(blocks)} layers cannot share a dispatcher; give what makes one from num_experts")
+    foreign = [ForeignExperts(block.experts, block.num_experts, parallel) for block in blocks]
+    divided = any(f.routed.layout.num_ranks > 1 or list(f.owned) != list(range(f.num_experts)) for f in foreign)
+    group, mesh = None, parallel.mesh
     if divided:
-        if mesh is None or mesh.size() != exchanges[0].dispatcher.num_ranks:
+        ranks = foreign[0].routed.layout.num_ranks
+        if mesh is None or mesh.size() != ranks:
             raise UsageError(
-                f"the dispatchers are for {exchanges[0].dispatcher.num_ranks} ranks, the mesh has "
-                f"{0 if mesh is None else mesh.size()}; give apply the mesh that they were made for"
+                f"the dispatchers are for {ranks} ranks, the mesh has {0 if mesh is None else mesh.size()}; give "
+                "apply the mesh that they were made for"
             )
-        group = (mesh if mesh.ndim == 1 else mesh._flatten()).get_group()
+        group = flat_group(mesh)
         _check_alike(blocks, group)
 
-    applied = Applied(blocks=blocks, group=group, _own_backend=_backend_of(model))
+    applied = Applied(blocks=blocks, group=group, _model=model, _own_backend=_backend_of(model))
     set_backend(BACKEND)
     stuck = [block for block in blocks if cast(Any, block.experts).config._experts_implementation != BACKEND]
     if stuck:
@@ -152,12 +162,13 @@ def apply(
             f"{stuck[0].experts_path} ({type(stuck[0].experts).__name__}): model.set_experts_implementation did not "
             "reach it; looked for its config's _experts_implementation"
         )
-    for block, exchange in zip(blocks, exchanges, strict=True):
+    for block, held in zip(blocks, foreign, strict=True):
         experts = cast(Any, block.experts)
-        experts.mycel_exchange = exchange
+        experts.mycel_experts, experts.cuts = held, held.cuts
+        experts.routed, experts.shard = held.routed, held.routed.shard
         if divided:
-            experts.owned = exchange.dispatcher.experts
-            keep_own(block.experts, experts.owned)
+            experts.owned = held.owned
+            keep_own(block.experts, experts.owned, held.cuts, experts.shard)
             applied._handles.append(experts.register_load_state_dict_pre_hook(take_own))
         watch(block, policies)
     if policies:
@@ -168,7 +179,9 @@ def apply(
         ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *parameters_of_experts(model)]
         _set(applied, model, "_ddp_params_and_buffers_to_ignore", ignored)
         if hasattr(model, "save_pretrained"):
-            _set(applied, model, "save_pretrained", _Guarded(model, cast(Any, model).save_pretrained))
+            _set(
+                applied, model, "save_pretrained", partial(_save_pretrained, model, cast(Any, model).save_pretrained)
+            )
     cast(Any, model).mycel_applied = applied
     return applied
 
@@ -185,7 +198,10 @@ def restore(model: nn.Module) -> None:
     Raises:
         UsageError: it was not, or ``fully_shard`` came afterwards.
     """
-    model, applied = _find_applied(model)
+    _take_back(*_find_applied(model))
+
+
+def _take_back(model: nn.Module, applied: Applied) -> None:
     if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
         raise UsageError(
             f"{type(model).__name__}: fully_shard has replaced its parameters, which restore cannot undo; take "
@@ -194,11 +210,11 @@ def restore(model: nn.Module) -> None:
     for block in applied.blocks:
         experts = cast(Any, block.experts)
         if applied.group is not None:
-            for parameter in block.experts.parameters(recurse=False):
+            for name, parameter in block.experts.named_parameters(recurse=False):
                 parameter.grad = None
-                parameter.data = gather_stack(parameter.data, experts.owned, block.num_experts, applied.group)
+                parameter.data = gather_stack(experts, name, parameter.data, applied.group)
             del experts.owned
-        del experts.mycel_exchange
+        del experts.mycel_experts, experts.cuts, experts.routed, experts.shard
         unwatch(block.router)
     for handle in applied._handles:
         handle.remove()
@@ -221,22 +237,6 @@ def _set(applied: Applied, model: nn.Module, name: str, value: Any) -> None:
 def _backend_of(model: Any) -> Any:
     getter = getattr(model, "get_experts_implementation", None)
     return copy.copy(getter()) if getter is not None else model.config._experts_implementation
-
-
-def _exchange(
-    block: Block,
-    mesh: DeviceMesh | None,
-    dispatcher: str | DispatcherFactory | None,
-    codec: str | WireCodec,
-    gradients: str,
-) -> Exchange:
-    if callable(dispatcher):
-        made = dispatcher(block.num_experts)
-    else:
-        wire = make_codec(codec) if isinstance(codec, str) else codec
-        made = make_dispatcher(dispatcher, block.num_experts, mesh, codec=wire)
-    alike = made.same_tokens or gradients == "sum"
-    return exchange_for(block.experts, made, block.num_experts, 1.0 if alike else 1.0 / made.num_ranks)
 
 
 def _check_alike(blocks: Sequence[Block], group: dist.ProcessGroup) -> None:
@@ -262,17 +262,12 @@ def _checksum(router: nn.Module) -> Tensor:
     return total
 
 
-class _Guarded:
+def _save_pretrained(model: nn.Module, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``save_pretrained`` of a model of which each rank has a part."""
-
-    def __init__(self, model: nn.Module, save: Callable[..., Any]) -> None:
-        self.model, self.save = model, save
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if kwargs.get("state_dict") is None:
-            raise UsageError(
-                f"{type(self.model).__name__}: this rank has a part of the experts, and save_pretrained would write "
-                "only that; on all ranks make mycel.moe.hugging_face.full_state_dict(model), then save with "
-                "save_pretrained(folder, state_dict=...) on one"
-            )
-        return self.save(*args, **kwargs)
+    if kwargs.get("state_dict") is None:
+        raise UsageError(
+            f"{type(model).__name__}: this rank has a part of the experts, and save_pretrained would write only "
+            "that; on all ranks make mycel.moe.hugging_face.full_state_dict(model), then save with "
+            "save_pretrained(folder, state_dict=...) on one"
+        )
+    return save(*args, **kwargs)

@@ -1,119 +1,144 @@
-"""Experts as Hugging Face stores them, computed our way: dispatched, sorted by expert, multiplied group by group.
+"""Experts as Hugging Face stores them, on the same way as ours: ``RoutedExperts`` with foreign weights.
 
-One function serves every class under ``use_experts_implementation``, because those say how they store weights:
+One class serves every module under ``use_experts_implementation``, because those say how they store weights:
 ``is_transposed``, ``has_bias``, ``has_gate``, ``has_post_expert_norm``, and ``_apply_gate``.
 """
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from mycel.errors import UsageError
 from mycel.moe.activations import ACTIVATIONS
-from mycel.moe.dispatch import LocalDispatcher, TokenDispatcher
-from mycel.moe.experts import bias_of_rows, compute_dtype, group_of_rows, scaled_gradient
-from mycel.moe.grouped import grouped_linear
+from mycel.moe.expert_mlp import ExpertKind, ExpertWeights, compute_dtype
+from mycel.moe.flex.choice import Chooser
 from mycel.moe.hugging_face.transformers_api import default_gate
-from mycel.moe.kernels import fused
-from mycel.moe.kernels.choice import triton_takes
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.parallel import ExpertParallel
+from mycel.moe.routed import RoutedExperts
+from mycel.moe.slices import Cut, WeightUse, call_weights
+from mycel.moe.slots import routing_from_slots
 
-__all__ = ["Exchange", "exchange_and_compute", "exchange_for", "experts_forward"]
+__all__ = ["ForeignExperts", "experts_forward"]
 
 
-@dataclass(frozen=True, slots=True)
-class Exchange:
-    """How the experts of one module get their tokens and compute.
+class ForeignExperts:
+    """The experts of a Hugging Face module: its weights, its arithmetic, our way of tokens.
+
+    Args:
+        module: stacked experts, which may be divided already.
+        num_experts: of the layer, here and elsewhere.
+        parallel: how they are divided.
 
     Attributes:
-        dispatcher: brings the tokens.
-        num_experts: of the layer, here and elsewhere.
-        swiglu: their gate is the library's usual one with SiLU, of which our form keeps less for the backward pass.
-        gradient_scale: factor of the experts' gradients.
+        routed: dispatch, compute, combine.
+        chooser: of schedules, with a tuner.
+        cuts: how each parameter is divided among ranks that share an expert.
+
+    Raises:
+        UsageError: they are to be cut, and it is not known how.
     """
 
-    dispatcher: TokenDispatcher
-    num_experts: int
-    swiglu: bool
-    gradient_scale: float
+    def __init__(self, module: Any, num_experts: int, parallel: ExpertParallel) -> None:
+        self.module, self.num_experts = module, num_experts
+        self.gated, self.biased = getattr(module, "has_gate", True), getattr(module, "has_bias", False)
+        names = ["gate_up_proj" if self.gated else "up_proj", "down_proj"]
+        self.names = names + ([f"{name}_bias" for name in names] if self.biased else [])
+        act, gate = getattr(module, "act_fn", None), getattr(type(module), "_apply_gate", None)
+        silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
+        #: Their gate is the library's usual one with SiLU, of which our form keeps less for the backward pass.
+        self.swiglu = self.gated and silu and gate is not None and gate is default_gate()
+        blocks = (2 if self.swiglu else _gate_blocks(module)) if self.gated else 1
+        first, second = (2, 1) if module.is_transposed else (1, 2)
+        up = blocks or 1
+        cuts = [Cut(dim=first, blocks=up), Cut(dim=second), Cut(dim=1, blocks=up), Cut(dim=1)]
+        self.cuts = dict(zip(self.names, cuts, strict=False))
+        self.routed = RoutedExperts(num_experts, parallel)
+        shards = self.routed.layout.tensor_shards
+        why = "" if shards == 1 else self._why_whole(shards, known=blocks is not None)
+        if why and parallel.tensor_shards is not None:
+            raise UsageError(f"{type(module).__name__} {why}: it cannot be cut into {shards} equal slices")
+        if why:  # nobody asked for slices
+            self.routed = RoutedExperts(num_experts, replace(parallel, tensor_shards=1))
+        self.chooser = None if parallel.tuner is None else Chooser(parallel.tuner, self.routed)
 
+    def _why_whole(self, shards: int, *, known: bool) -> str:
+        """Why these experts cannot be cut; empty: they can."""
+        if getattr(self.module, "has_post_expert_norm", False):
+            return "norms what experts give"
+        sizes = [getattr(self.module, name).shape[cut.dim] // cut.blocks for name, cut in self.cuts.items()]
+        if any(size % shards for size in sizes):
+            return f"has widths of {', '.join(str(size) for size in sizes)}"
+        return "" if known else "has gates of which it is not known which up each belongs to"
 
-def exchange_for(module: Any, dispatcher: TokenDispatcher, num_experts: int, gradient_scale: float = 1.0) -> Exchange:
-    """The exchange of a module with stacked experts."""
-    act = getattr(module, "act_fn", None)
-    silu = isinstance(act, nn.SiLU) or type(act).__name__ == "SiLUActivation"
-    gate = getattr(type(module), "_apply_gate", None)
-    return Exchange(dispatcher, num_experts, silu and gate is not None and gate is default_gate(), gradient_scale)
+    @property
+    def owned(self) -> Sequence[int]:
+        """See ``HeldExperts``."""
+        return self.routed.owned
+
+    @property
+    def kind(self) -> ExpertKind:
+        """See ``HeldExperts``."""
+        module = self.module
+        activate: Callable[[Tensor], Tensor] = module._apply_gate if self.gated else module.act_fn
+        after = module.post_expert_norm if getattr(module, "has_post_expert_norm", False) else None
+        plain = self.swiglu and not (self.biased or module.is_transposed or after)
+        # Slots without an expert are not marked, and kernels that take tokens would have to know.
+        activate = ACTIVATIONS["swiglu"][1] if self.swiglu else activate
+        return ExpertKind(activate, "swiglu" if plain else None, fused_tokens=False, after=after)
+
+    def weights(self, use: WeightUse) -> ExpertWeights:
+        """See ``HeldExperts``."""
+        stacked = {name: getattr(self.module, name) for name in self.names}
+        transposed = self.module.is_transposed
+        return call_weights(stacked, self.cuts, use, shard=self.routed.shard, transposed=transposed)
+
+    def __call__(self, hidden_TD: Tensor, index_TK: Tensor, weights_TK: Tensor) -> Tensor:
+        """Tokens to their experts, through them, and back; shape and type of ``hidden``."""
+        none_TE = weights_TK.new_empty(0, self.num_experts)
+        # Slots without an expert come after all rows and have results of zero, so "full" is right with them, too.
+        routing = routing_from_slots(index_TK, weights_TK, none_TE, none_TE, self.num_experts, full=True)
+        route = self.chooser or self.routed
+        return route(self, hidden_TD.to(compute_dtype(hidden_TD)), routing).to(hidden_TD.dtype)
 
 
 def experts_forward(module: Any, hidden_TD: Tensor, index_TK: Tensor, weights_TK: Tensor) -> Tensor:
     """The experts backend: for every token the weighted sum of its experts.
 
     Args:
-        module: experts; ``mycel_exchange`` says where their tokens are, by default here.
+        module: experts; ``mycel_experts`` says where their tokens are, by default here.
         hidden_TD: tokens.
-        index_TK: an expert for each slot; ``num_experts`` and more: none.
+        index_TK: an expert for each slot; ``num_experts``: none.
         weights_TK: of slots.
 
     Returns:
         Shape and type of ``hidden``.
     """
-    exchange = getattr(module, "mycel_exchange", None)
-    if exchange is None:
-        exchange = exchange_for(module, LocalDispatcher(module.num_experts), module.num_experts)
-    return exchange_and_compute(module, exchange, hidden_TD, index_TK, weights_TK)
+    experts: ForeignExperts | None = getattr(module, "mycel_experts", None)
+    if experts is None:
+        experts = ForeignExperts(module, module.num_experts, ExpertParallel())
+    return experts(hidden_TD, index_TK, weights_TK)
 
 
-def exchange_and_compute(
-    module: Any, exchange: Exchange, hidden_TD: Tensor, index_TK: Tensor, weights_TK: Tensor
-) -> Tensor:
-    """Tokens to their experts, through them, and back."""
-    counts_E = count_tokens(index_TK, exchange.num_experts)
-    none_TE = weights_TK.new_empty(0, exchange.num_experts)
-    # Slots without an expert come after all rows and have results of zero, so "full" is right with them, too.
-    routing = RoutingResult(index_TK, weights_TK, none_TE, none_TE, counts_E, True)
-    kind = hidden_TD.device.type
-    narrow = torch.is_autocast_enabled(kind) and hidden_TD.dtype != torch.float64
-    tokens_TD = hidden_TD.to(torch.get_autocast_dtype(kind)) if narrow else hidden_TD
-    arrived = exchange.dispatcher.dispatch(tokens_TD, routing)
-    rows_RD = _through_experts(module, exchange, arrived.rows, arrived.tokens_per_expert)
-    return exchange.dispatcher.combine(rows_RD, arrived).to(hidden_TD.dtype)
-
-
-def _through_experts(module: Any, exchange: Exchange, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-    has_gate, has_bias = getattr(module, "has_gate", True), getattr(module, "has_bias", False)
-    names = ["gate_up_proj" if has_gate else "up_proj", "down_proj"]
-    names += [f"{name}_bias" for name in names] if has_bias else []
-    stacked: Sequence[Tensor] = [getattr(module, name) for name in names]
-    tie = getattr(exchange.dispatcher, "tie", None)  # experts in several places
-    if tie is not None:
-        stacked = tie(stacked)
-    dtype = compute_dtype(rows_RD)
-    first, down, *biases = (scaled_gradient(tensor, exchange.gradient_scale).to(dtype) for tensor in stacked)
-    if module.is_transposed:
-        first, down = first.transpose(1, 2), down.transpose(1, 2)
-    post_norm = getattr(module, "has_post_expert_norm", False)
-    if exchange.swiglu and has_gate and not (has_bias or module.is_transposed or post_norm) and triton_takes(first):
-        return fused.experts_of_rows(rows_RD.to(dtype), counts_E, first, down, "swiglu")
-    with torch.autocast(rows_RD.device.type, enabled=False):
-        group_R = group_of_rows(counts_E, rows_RD.shape[0]) if has_bias else None
-        z_RF = grouped_linear(rows_RD.to(dtype), first, counts_E)
-        if group_R is not None:
-            z_RF = z_RF + bias_of_rows(biases[0], group_R)
-        if not has_gate:
-            inside_RF = module.act_fn(z_RF)
-        elif exchange.swiglu:
-            inside_RF = ACTIVATIONS["swiglu"][1](z_RF)
-        else:
-            inside_RF = module._apply_gate(z_RF)
-        y_RD = grouped_linear(inside_RF, down, counts_E)
-        if group_R is not None:
-            y_RD = y_RD + bias_of_rows(biases[1], group_R)
-        if post_norm:
-            y_RD = module.post_expert_norm(y_RD)
-    return y_RD
+@torch.no_grad()
+def _gate_blocks(module: Any) -> int | None:
+    """2 where gates come first and then ups, 1 where each gate has its up beside it, ``None`` for neither."""
+    pairs, some = 4, next(module.parameters())
+    rows = torch.linspace(0.3, 0.9, 2 * pairs, device="cpu").repeat(2 * pairs + 1, 1)
+    rows[1:] += 0.05 * torch.eye(2 * pairs, device="cpu")
+    try:
+        answers = module._apply_gate(rows.to("cpu" if some.is_meta else some.device))
+    except Exception:  # whatever a foreign gate may raise: it is not understood
+        return None
+    if answers.shape != (2 * pairs + 1, pairs):
+        return None
+    touched = (answers[1:] != answers[0]).cpu()
+    for blocks, pair_of in ((2, torch.arange(2 * pairs) % pairs), (1, torch.arange(2 * pairs) // 2)):
+        if torch.equal(touched, nn.functional.one_hot(pair_of, pairs).bool()):
+            return blocks
+    return None

@@ -76,10 +76,10 @@ class Block:
     @property
     def dispatcher(self) -> TokenDispatcher:
         """What brings tokens to the experts, while ``apply`` is in force."""
-        exchange = getattr(self.experts, "mycel_exchange", None)
-        if exchange is None:
+        foreign = getattr(self.experts, "mycel_experts", None)
+        if foreign is None:
             raise UsageError(f"{self.experts_path}: mycel.moe.apply is not in force")
-        dispatcher: TokenDispatcher = exchange.dispatcher
+        dispatcher: TokenDispatcher = foreign.routed.dispatcher
         return dispatcher
 
 

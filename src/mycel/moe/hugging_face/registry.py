@@ -9,10 +9,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
-from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
-from mycel.moe.hugging_face.backend import exchange_and_compute, exchange_for
+from mycel.moe.dispatch import TokenDispatcher
+from mycel.moe.hugging_face.backend import ForeignExperts
 from mycel.moe.hugging_face.transformers_api import expert_parallel_module
-from mycel.wire import WireCodec, make_codec
+from mycel.moe.parallel import ExpertParallel
+from mycel.wire import WireCodec
 
 __all__ = ["register_expert_parallel"]
 
@@ -38,28 +39,26 @@ def register_expert_parallel(
         UsageError: this transformers has no such registry.
     """
     module = expert_parallel_module()
-    wire = make_codec(codec) if isinstance(codec, str) else codec
     base: Any = module.EPImplementation
 
     class MycelExpertParallel(base):  # type: ignore[misc]
         def __init__(self, experts: Any, ep_mesh: DeviceMesh, tp_mesh: DeviceMesh) -> None:
             super().__init__(experts, ep_mesh, tp_mesh)
             num_experts = experts.num_experts * ep_mesh.size()
-            if callable(dispatcher):
-                made = dispatcher(num_experts, ep_mesh)
-            else:
-                made = make_dispatcher(dispatcher, num_experts, ep_mesh, codec=wire)
-            if made.same_tokens != (tp_mesh.size() > 1):
+            made = dispatcher if isinstance(dispatcher, str) else dispatcher(num_experts, ep_mesh)
+            # The library has divided the experts, whole ones, and scales their gradients.
+            like: dict[str, Any] = {"codec": codec, "tensor_shards": 1, "gradients": "sum"}
+            self.foreign = ForeignExperts(experts, num_experts, ExpertParallel(ep_mesh, dispatcher=made, **like))
+            used = self.foreign.routed.dispatcher
+            if used.same_tokens != (tp_mesh.size() > 1):
                 alike = "share" if tp_mesh.size() > 1 else "do not share"
                 raise UsageError(
-                    f"ep_implementation {name!r} uses {type(made).__name__}, and ranks of a tensor-parallel group of "
+                    f"ep_implementation {name!r} uses {type(used).__name__}, and ranks of a tensor-parallel group of "
                     f"{tp_mesh.size()} {alike} a batch; dispatcher 'all_reduce' is for those that do, the others "
                     "are for those that do not"
                 )
-            self.experts = experts
-            self.exchange = exchange_for(experts, made, num_experts)
 
         def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-            return exchange_and_compute(self.experts, self.exchange, hidden_states, top_k_index, top_k_weights)
+            return self.foreign(hidden_states, top_k_index, top_k_weights)
 
     module.EPImplementationInterface.register(name, MycelExpertParallel)

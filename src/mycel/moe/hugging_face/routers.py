@@ -12,10 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
-from mycel.moe.balance import ExpertBias, LoadBalancing
-from mycel.moe.balanced import Balanced
+from mycel.moe.balance import Balanced, ExpertBias, LoadBalancing
 from mycel.moe.hugging_face.blocks import Block, RouterKind
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.slots import RoutingResult, count_tokens
 
 __all__ = ["WatchedRouter", "check_policies", "unwatch", "watch"]
 

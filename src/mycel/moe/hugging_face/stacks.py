@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from mycel.moe.slices import Cut
 
 __all__ = ["gather_stack", "keep_own"]
 
@@ -22,30 +24,32 @@ def _rows_of(stacked: Tensor, held: Sequence[int]) -> Tensor:
 
 
 @torch.no_grad()
-def keep_own(experts: nn.Module, held: Sequence[int]) -> None:
-    """Leave a module's parameters with some experts. They stay the objects they are, for optimizers and hooks."""
-    for parameter in experts.parameters(recurse=False):
+def keep_own(experts: nn.Module, held: Sequence[int], cuts: Mapping[str, Cut], shard: tuple[int, int]) -> None:
+    """Leave a module's parameters with slices of some experts; they stay the objects they are, for optimizers."""
+    for name, parameter in experts.named_parameters(recurse=False):
         gradient, parameter.grad = parameter.grad, None
-        parameter.data = _rows_of(parameter.data, held)
-        parameter.grad = None if gradient is None else _rows_of(gradient, held)
+        parameter.data = cuts[name].slice_of(_rows_of(parameter.data, held), *shard).contiguous()
+        own = None if gradient is None else cuts[name].slice_of(_rows_of(gradient, held), *shard).contiguous()
+        parameter.grad = own
 
 
 @torch.no_grad()
-def gather_stack(stacked: Tensor, held: Sequence[int], num_experts: int, group: dist.ProcessGroup) -> Tensor:
-    """All experts of a layer, on every rank, bit for bit.
+def gather_stack(experts: Any, name: str, stacked: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All experts of a layer, whole, on every rank, bit for bit.
 
     Args:
-        stacked: those of this rank.
-        held: which they are.
-        num_experts: of the layer.
-        group: the ranks that share them.
+        experts: a divided module.
+        name: of the parameter there.
+        stacked: what this rank has of it.
+        group: the ranks that share the layer.
     """
+    held, (index, shards) = experts.owned, experts.shard
     size = dist.get_world_size(group)
     lengths = torch.empty(size, dtype=torch.int64, device=stacked.device)
     dist.all_gather_into_tensor(lengths, lengths.new_tensor([len(held)]), group=group)
     width = int(lengths.max())
-    numbers = lengths.new_full((width,), -1)
-    numbers[: len(held)] = lengths.new_tensor(list(held))
+    numbers = lengths.new_full((width,), -1)  # of an expert and its slice
+    numbers[: len(held)] = lengths.new_tensor([e * shards + index if e >= 0 else -1 for e in held])
     all_numbers = lengths.new_empty(size * width)
     dist.all_gather_into_tensor(all_numbers, numbers, group=group)
     # As bytes: no backend has an opinion on those.
@@ -53,11 +57,11 @@ def gather_stack(stacked: Tensor, held: Sequence[int], num_experts: int, group: 
     rows[: len(held)].copy_(stacked)
     all_rows = stacked.new_empty(size * width, *stacked.shape[1:])
     dist.all_gather_into_tensor(_bytes_of(all_rows), _bytes_of(rows), group=group)
-    whole = stacked.new_empty(num_experts, *stacked.shape[1:])
-    for row, expert in enumerate(all_numbers.tolist()):
-        if expert >= 0:
-            whole[expert].copy_(all_rows[row])
-    return whole
+    slices = [stacked.new_empty(experts.num_experts, *stacked.shape[1:]) for _ in range(shards)]
+    for row, number in enumerate(all_numbers.tolist()):
+        if number >= 0:
+            slices[number % shards][number // shards].copy_(all_rows[row])
+    return slices[0] if shards == 1 else experts.cuts[name].join(slices)
 
 
 def _bytes_of(tensor: Tensor) -> Any:

@@ -35,11 +35,9 @@ def full_state_dict(model: nn.Module) -> dict[str, Any]:
     state = {name: _plain(v) if isinstance(v, Tensor) else v for name, v in model.state_dict().items()}
     if applied.group is None:
         return state
-    sizes = {id(p): b.num_experts for b in applied.blocks for p in b.experts.parameters(recurse=False)}
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    for name, owned in parameters_of_experts(model).items():
-        num_experts = sizes[id(parameters[name])]
-        state[name] = gather_stack(state[name].detach(), owned, num_experts, applied.group)
+    for path in parameters_of_experts(model):
+        parent, _, name = path.rpartition(".")
+        state[path] = gather_stack(model.get_submodule(parent), name, state[path].detach(), applied.group)
     return state
 
 
@@ -75,21 +73,15 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     return norm
 
 
-def _squares(experts: nn.Module, num_experts: int) -> Tensor:
+def _squares(experts: Any, num_experts: int) -> Tensor:
     """For each expert of the layer its squared norm here and how often it is here, shape ``[E, 2]``."""
-    owned: Any = experts.owned
-    some = next(experts.parameters(recurse=False))
-    found = torch.zeros(num_experts, 2, dtype=torch.float64, device=some.device)
-    for parameter in experts.parameters(recurse=False):
-        if parameter.grad is None:
-            continue
-        rows = _plain(parameter.grad.detach().double().flatten(1).square().sum(dim=1))
-        for slot, expert in enumerate(owned):
-            if expert >= 0:
-                found[expert, 0] += rows[slot]
-    for expert in owned:
+    parameters = list(experts.parameters(recurse=False))
+    found = torch.zeros(num_experts, 2, dtype=torch.float64, device=parameters[0].device)
+    grads = [p.grad.detach().double().flatten(1).square().sum(dim=1) for p in parameters if p.grad is not None]
+    rows = sum((_plain(grad) for grad in grads), start=found.new_zeros(len(experts.owned)))
+    for slot, expert in enumerate(experts.owned):
         if expert >= 0:
-            found[expert, 1] += 1
+            found[expert] += torch.stack([rows[slot], found.new_tensor(1 / experts.shard[1])])  # slices make one
     return found
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mycel.errors import UsageError
 
-__all__ = ["BACKEND", "default_gate", "expert_parallel_module", "experts_interface", "trainer_callback_class"]
+__all__ = ["BACKEND", "default_gate", "expert_parallel_module", "experts_registry", "trainer_callback_class"]
 
 #: Name of our experts backend, as ``model.set_experts_implementation`` takes it.
 BACKEND = "mycel"
@@ -26,13 +26,9 @@ def _module(name: str, attribute: str) -> Any:
     return module
 
 
-def experts_interface() -> Any:
-    """The registry of experts backends, ours in it."""
-    from mycel.moe.hugging_face.backend import experts_forward
-
-    interface = _module("transformers.integrations.moe", "ExpertsInterface").ExpertsInterface
-    interface.register(BACKEND, experts_forward)
-    return interface
+def experts_registry() -> Any:
+    """The registry of experts backends."""
+    return _module("transformers.integrations.moe", "ExpertsInterface").ExpertsInterface
 
 
 def default_gate() -> Any:

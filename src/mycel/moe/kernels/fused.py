@@ -160,7 +160,7 @@ def _experts(
     z = x.new_empty(num_rows if keep else 0, up.shape[1])
     a = x.new_empty(num_rows, down.shape[2])
     rows = x.new_empty(num_rows, down.shape[1])
-    plan, planning = operations.make_plan(counts, num_rows, tiles.rows.m, tail=not of_tokens)
+    plan, planning = operations.make_kernel_args(counts, num_rows, tiles.rows.m, tail=not of_tokens)
     planning.run()
     operations.gate_up(x, order, slots, up, z if keep else None, a, plan, activation, tiles.gate_up).run()
     operations.rows_times(a, None, 0, down.transpose(1, 2), rows, plan, tiles.rows).run()
@@ -216,7 +216,7 @@ def _experts_backward(
     of_a, a, of_z = (x.new_empty(num_rows, width) for width in (down.shape[2], down.shape[2], up.shape[1]))
     weights = None if weights is None else weights.contiguous()
     gather = slots if of_tokens else 0
-    plan, planning = operations.make_plan(counts, num_rows, tiles.rows.m, tail=not of_tokens)
+    plan, planning = operations.make_kernel_args(counts, num_rows, tiles.rows.m, tail=not of_tokens)
     planning.run()
     operations.rows_times(grad, order, slots, down, of_a, plan, tiles.rows).run()
     of_weights = of_weights if weights is None else torch.zeros_like(weights)

@@ -13,12 +13,12 @@ from mycel.moe.kernels.launch import Launch
 from mycel.moe.kernels.tiles import Tile
 
 __all__ = [
-    "Plan",
+    "KernelArgs",
     "activation_backward",
     "combine",
     "count",
     "gate_up",
-    "make_plan",
+    "make_kernel_args",
     "outer",
     "place",
     "rows_times",
@@ -33,7 +33,7 @@ _SPANS = 128
 _HELD = 8192
 
 
-class Plan(NamedTuple):
+class KernelArgs(NamedTuple):
     """Groups of rows cut into tiles.
 
     Attributes:
@@ -66,14 +66,14 @@ def _precision(x: Tensor) -> str:
     return "tf32" if allowed else "ieee"
 
 
-def make_plan(counts_E: Tensor, num_rows: int, block_m: int, *, tail: bool) -> tuple[Plan, Launch]:
+def make_kernel_args(counts_E: Tensor, num_rows: int, block_m: int, *, tail: bool) -> tuple[KernelArgs, Launch]:
     """Tiles for as many rows; ``tail``: with tiles for rows after the last group's."""
     E = counts_E.shape[0]
     num_tiles = num_rows // block_m + E + 1  # a group has at most one tile that is not full
     offsets, tile_group, tile_row = (
         torch.empty(length, dtype=torch.int32, device=counts_E.device) for length in (E + 2, num_tiles, num_tiles)
     )
-    plan = Plan(offsets, tile_group, tile_row, E)
+    plan = KernelArgs(offsets, tile_group, tile_row, E)
     launch = Launch(
         kernel=routing.plan_kernel,
         grid=(E + 1,),
@@ -102,7 +102,7 @@ def gate_up(
     weight: Tensor,
     z: Tensor | None,
     a: Tensor,
-    plan: Plan,
+    plan: KernelArgs,
     activation: str,
     tile: Tile,
 ) -> Launch:
@@ -142,7 +142,7 @@ def gate_up(
 
 
 def rows_times(
-    left: Tensor, slot_of_row: Tensor | None, slots: int, right_EIO: Tensor, out: Tensor, plan: Plan, tile: Tile
+    left: Tensor, slot_of_row: Tensor | None, slots: int, right_EIO: Tensor, out: Tensor, plan: KernelArgs, tile: Tile
 ) -> Launch:
     """``left B_e`` of each row, at any strides of ``B``."""
     depth, columns = right_EIO.shape[1:]
@@ -184,7 +184,7 @@ def outer(
     slot_of_row: Tensor | None,
     slots: tuple[int, int],
     out_EIO: Tensor,
-    plan: Plan,
+    plan: KernelArgs,
     tile: Tile,
 ) -> Launch:
     """``left^T right`` over each group's rows; ``slots``: of a token on the left and right side, 0: rows."""
@@ -277,7 +277,7 @@ def activation_backward(
     of_z: Tensor,
     weighted_a: Tensor,
     of_weights_TK: Tensor | None,
-    plan: Plan,
+    plan: KernelArgs,
     activation: str,
 ) -> Launch:
     """One pass over ``z``: its gradient, weighted activations, gradients of weights."""

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mycel.moe.grouped import grouped_linear, grouped_outer
-from mycel.moe.routing import count_tokens
+from mycel.moe.kernels.grouped_gemm import grouped_linear, grouped_outer
+from mycel.moe.slots import count_tokens
 
 __all__ = [
     "activate",

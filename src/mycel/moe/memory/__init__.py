@@ -5,7 +5,7 @@ from __future__ import annotations
 from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
-from mycel.moe.memory.pre_gate import PreGate, pre_gate
+from mycel.moe.memory.pre_gate import PreGate, PreGated, pre_gate
 from mycel.moe.memory.store import ExpertStore
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Offload",
     "OffloadedExperts",
     "PreGate",
+    "PreGated",
     "PreGatedFetch",
     "Ring",
     "make_fetch_policy",

@@ -1,30 +1,32 @@
 """Inference with experts in far memory: a model's layers compute with what a store brings near."""
 
-# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
+# ruff: noqa: N803  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mycel.errors import UsageError
-from mycel.moe.experts import Experts
+from mycel.moe.expert_mlp import ApartWeights, ExpertWeights
+from mycel.moe.experts import ExpertCall, Experts
 from mycel.moe.layer import MoE
 from mycel.moe.memory.link import Link
 from mycel.moe.memory.policies import FetchPolicy, make_fetch_policy
 from mycel.moe.memory.pre_gate import PreGate
 from mycel.moe.memory.store import ExpertStore
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slices import WeightUse
+from mycel.moe.slots import RoutingResult
 
 __all__ = ["Offload", "OffloadedExperts"]
 
 
 class OffloadedExperts(nn.Module):
-    """In place of a layer's ``Experts``: the same result, one active expert after the other.
+    """In place of a layer's ``Experts``: the same way and result, one active expert after the other.
 
     Args:
         experts: whose parameters the store has.
@@ -35,38 +37,41 @@ class OffloadedExperts(nn.Module):
 
     def __init__(self, experts: Experts, place: int, store: ExpertStore, policy: FetchPolicy) -> None:
         super().__init__()
-        self.owned, self.activate = experts.owned, experts._act
-        self.place, self.store, self.policy = place, store, policy
+        self.owned, self.kind = experts.owned, experts.kind._replace(fused=None)
+        self.route, self.place, self.store, self.policy = experts.route, place, store, policy
 
-    def forward(
-        self, rows: Tensor, counts: Tensor | Callable[..., Tensor], *, gradient_scale: float = 1.0, **options: Any
-    ) -> Tensor:
+    def forward(self, x_TD: Tensor, call: ExpertCall) -> Tensor:
         """As ``Experts``, without gradients.
 
         Raises:
             UsageError: gradients are wanted, or the call cuts experts apart.
         """
-        if options:
-            raise UsageError(f"experts in far memory cannot be used with {', '.join(options)}")
-        if torch.is_grad_enabled() and rows.requires_grad:
-            raise UsageError("experts in far memory have no gradients; call the model in torch.inference_mode()")
-        return self.compute(rows, counts) if isinstance(counts, Tensor) else counts(rows, [self.compute])
+        return self.route(self, x_TD, call.routing, call.schedule)
 
-    def compute(self, rows_RD: Tensor, counts_E: Tensor) -> Tensor:
-        """Rows sorted by expert, through their experts."""
-        counts = counts_E.tolist()
-        active = [expert for expert, count in enumerate(counts) if count]
-        y_RD = torch.zeros_like(rows_RD)
-        begin = 0
-        for expert, weights in zip(active, self.store.take(self.place, active), strict=True):
-            end = begin + counts[expert]
-            up, down, *biases = weights
-            up_bias, down_bias = biases or (None, None)
-            z_RF = functional.linear(rows_RD[begin:end], up, up_bias)
-            y_RD[begin:end] = functional.linear(self.activate(z_RF), down, down_bias)
-            begin = end
-        self.policy.left(self.store, self.place)
-        return y_RD
+    def weights(self, use: WeightUse) -> ApartWeights:
+        """See ``HeldExperts``."""
+        if use.gather is not None:
+            raise UsageError(
+                "experts in far memory are whole; weights of other ranks cannot be put together with them"
+            )
+        return _FarWeights(self, use.dtype)
+
+
+class _FarWeights:
+    """``ApartWeights`` of a store."""
+
+    def __init__(self, experts: OffloadedExperts, dtype: torch.dtype) -> None:
+        self.experts, self.dtype = experts, dtype
+
+    @contextmanager
+    def near(self, experts: Sequence[int]) -> Iterator[Sequence[ExpertWeights]]:
+        far = self.experts
+        brought = far.store.take(far.place, experts)
+        yield [ExpertWeights(*(tensor.to(self.dtype).unsqueeze(0) for tensor in one)) for one in brought]
+        far.policy.left(far.store, far.place)
+
+    def split(self, parts: Sequence[range]) -> list[ExpertWeights]:
+        raise UsageError("experts in far memory cannot be taken in parts; partition by tokens")
 
 
 class Offload:

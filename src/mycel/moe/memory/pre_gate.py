@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from mycel.errors import UsageError
 from mycel.moe.layer import MoE
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
 
-__all__ = ["PreGate", "pre_gate"]
+__all__ = ["PreGate", "PreGated", "pre_gate"]
 
 
 class Routes:
@@ -85,7 +85,23 @@ class PreGate(nn.Module):
             listener(place, routing)
 
 
-def pre_gate(model: nn.Module) -> list[PreGate]:
+class PreGated:
+    """What ``pre_gate`` did to a model.
+
+    Attributes:
+        gates: what stands in place of routers, in order.
+    """
+
+    def __init__(self, layers: list[MoE], routers: list[nn.Module], gates: list[PreGate]) -> None:
+        self._layers, self._routers, self.gates = layers, routers, gates
+
+    def close(self) -> None:
+        """Give each layer its own gate back."""
+        for layer, router in zip(self._layers, self._routers, strict=True):
+            layer.router = router
+
+
+def pre_gate(model: nn.Module) -> PreGated:
     """Move the gates of a model's MoE layers one layer ahead, in place.
 
     The first layer keeps its gate and gets a second one, that of the second layer; the last one has none. Weights
@@ -96,7 +112,7 @@ def pre_gate(model: nn.Module) -> list[PreGate]:
         model: with at least two ``MoE`` layers of one width, which run in the order of ``model.modules()``.
 
     Returns:
-        What now stands in place of routers, in order.
+        Its ``gates``, and ``close()``, which undoes it.
 
     Raises:
         UsageError: fewer than two layers, or gates are ahead already.
@@ -107,9 +123,10 @@ def pre_gate(model: nn.Module) -> list[PreGate]:
     Examples:
         >>> import torch
         >>> model = nn.Sequential(MoE(8, 16, 4, 1), MoE(8, 16, 4, 1))
-        >>> gates = pre_gate(model)
+        >>> gated = pre_gate(model)
         >>> model(torch.randn(3, 8)).shape
         torch.Size([3, 8])
+        >>> gated.close()
     """
     layers = [module for module in model.modules() if isinstance(module, MoE)]
     if len(layers) < 2:
@@ -131,4 +148,4 @@ def pre_gate(model: nn.Module) -> list[PreGate]:
         )
         layer.router = gate
         gates.append(gate)
-    return gates
+    return PreGated(layers, routers, gates)

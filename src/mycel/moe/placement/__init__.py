@@ -1,27 +1,13 @@
-"""Placement: which experts lie where, which of them lie in several places, and how that changes while training."""
+"""Placement carried out: tokens to slots, experts that move while training, and traces of what routers chose.
+
+Which placement there should be is decided in ``mycel.planning.placement``.
+"""
 
 from __future__ import annotations
 
-from mycel.moe.placement.cost import PlacementCost
 from mycel.moe.placement.dispatcher import PlacedDispatcher
-from mycel.moe.placement.model import EMPTY, ExpertPlacement
 from mycel.moe.placement.move import Moved, move_experts
-from mycel.moe.placement.policies import POLICIES, Policy, make_policy
 from mycel.moe.placement.rebalance import Rebalancer
 from mycel.moe.placement.trace import RoutingTrace, TraceRecorder, replay
 
-__all__ = [
-    "EMPTY",
-    "POLICIES",
-    "ExpertPlacement",
-    "Moved",
-    "PlacedDispatcher",
-    "PlacementCost",
-    "Policy",
-    "Rebalancer",
-    "RoutingTrace",
-    "TraceRecorder",
-    "make_policy",
-    "move_experts",
-    "replay",
-]
+__all__ = ["Moved", "PlacedDispatcher", "Rebalancer", "RoutingTrace", "TraceRecorder", "move_experts", "replay"]

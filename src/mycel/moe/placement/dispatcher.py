@@ -11,22 +11,22 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.comm.groups import flat_group, is_in_order
 from mycel.errors import UsageError
-from mycel.moe.dispatch import Dispatched, TokenDispatcher, make_dispatcher
+from mycel.moe.dispatch import Dispatched, SteppedDispatcher, make_dispatcher
 from mycel.moe.dispatch.base import Steps
-from mycel.moe.placement.model import ExpertPlacement
 from mycel.moe.placement.replicas import ReplicaSum
 from mycel.moe.placement.spread import SlotTable
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
+from mycel.planning.placement import ExpertPlacement
 from mycel.wire import WireCodec
 
 __all__ = ["PlacedDispatcher"]
 
 
-class PlacedDispatcher(TokenDispatcher):
+class PlacedDispatcher(SteppedDispatcher):
     """Sends tokens to the slots of a placement, which may change between steps, on all ranks at once.
 
-    A layer made with it, ``MoE(..., dispatcher=PlacedDispatcher(placement, mesh))``, has a row of its parameters for
-    each slot of the rank. Replicas begin equal and get equal gradients, so they stay equal.
+    A layer made with ``ExpertParallel(mesh, dispatcher=PlacedDispatcher(placement, mesh))`` has a row of its
+    parameters for each slot of the rank. Replicas begin equal and get equal gradients, so they stay equal.
 
     Args:
         placement: of the layer's experts; all later ones have its numbers of ranks and slots.
@@ -51,16 +51,11 @@ class PlacedDispatcher(TokenDispatcher):
         if not is_in_order(mesh):
             raise UsageError("a placement wants a mesh whose ranks ascend, row by row")
         self.inner = make_dispatcher(name, placement.num_slots, mesh, codec=codec)
-        self.meter = self.inner.meter
+        self.num_ranks, self.meter = self.inner.num_ranks, self.inner.meter
         self.same_tokens = self.inner.same_tokens
         self.group = flat_group(mesh)
         self.rank = dist.get_rank(self.group)
         self._set(placement)
-
-    @property
-    def num_ranks(self) -> int:
-        """Of the mesh."""
-        return self.inner.num_ranks
 
     def replace(self, placement: ExpertPlacement) -> None:
         """Route to another placement from now on. ``mycel.moe.placement.move_experts`` calls this and moves them.
@@ -90,14 +85,6 @@ class PlacedDispatcher(TokenDispatcher):
     def tie(self, stacked: Sequence[Tensor]) -> Sequence[Tensor]:
         """Parameters with a row for each slot, whose gradients are added up over replicas."""
         return self.replicas.tie(stacked)
-
-    def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
-        """See ``TokenDispatcher``."""
-        return self.inner.dispatch(x_TD, self.table.apply(routing))
-
-    def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
-        """See ``TokenDispatcher``."""
-        return self.inner.combine(rows_RD, dispatched)
 
     def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
         """See ``TokenDispatcher``."""

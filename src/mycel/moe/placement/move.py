@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from mycel.errors import UsageError
 from mycel.moe.placement.dispatcher import PlacedDispatcher
-from mycel.moe.placement.model import EMPTY, ExpertPlacement
+from mycel.planning.placement import EMPTY, ExpertPlacement
 
 __all__ = ["Moved", "move_experts"]
 

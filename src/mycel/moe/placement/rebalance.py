@@ -8,12 +8,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from mycel.errors import UsageError
 from mycel.moe.placement.dispatcher import PlacedDispatcher
 from mycel.moe.placement.move import Moved, move_experts
-from mycel.moe.placement.policies import Policy, make_policy
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
+from mycel.planning.placement import Policy, make_policy
 
 __all__ = ["Rebalancer"]
 
@@ -52,12 +53,13 @@ class Rebalancer:
         }
         if not self.layers:
             raise UsageError(f"no layer of {type(model).__name__} was made with a PlacedDispatcher")
+        self._hooks: list[RemovableHandle] = []
         self.seen: dict[str, Tensor] = {}
         #: Moving averages by layer; what the policy sees.
         self.loads: dict[str, Tensor] = {}
         for name, layer in self.layers.items():
             router: Any = layer.router
-            router.register_forward_hook(self._hook(name))
+            self._hooks.append(router.register_forward_hook(self._hook(name)))
 
     def _hook(self, name: str) -> Any:
         def count(module: nn.Module, inputs: Any, output: RoutingResult) -> None:
@@ -65,6 +67,11 @@ class Rebalancer:
             self.seen[name] = counts if name not in self.seen else self.seen[name] + counts
 
         return count
+
+    def close(self) -> None:
+        """Stop counting; experts stay where they are."""
+        for hook in self._hooks:
+            hook.remove()
 
     def step(self) -> dict[str, Moved]:
         """After an optimizer step, on all ranks: what moved, by layer.

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.comm.meter import ByteMeter
-from mycel.moe.placement.model import EMPTY, ExpertPlacement
+from mycel.planning.placement import EMPTY, ExpertPlacement
 
 __all__ = ["ReplicaSum"]
 

@@ -8,8 +8,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from mycel.moe.placement.model import ExpertPlacement
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.slots import RoutingResult, count_tokens
+from mycel.planning.placement import ExpertPlacement
 
 __all__ = ["SlotTable"]
 

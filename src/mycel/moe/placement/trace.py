@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from mycel.brief import brief
 from mycel.errors import UsageError
-from mycel.moe.placement.model import ExpertPlacement
-from mycel.moe.placement.policies import Policy
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
+from mycel.planning.placement import ExpertPlacement, Policy
 
 __all__ = ["RoutingTrace", "TraceRecorder", "replay"]
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
-from mycel.moe.routing import RoutingResult
+from mycel.moe.slots import RoutingResult
 
 __all__ = ["Router"]
 

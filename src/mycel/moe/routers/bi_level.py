@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from mycel.errors import UsageError
 from mycel.moe.routers.base import Router
 from mycel.moe.routers.projection import experts_of
-from mycel.moe.routing import RoutingResult, routing_from_slots
+from mycel.moe.slots import RoutingResult, routing_from_slots
 
 __all__ = ["BiLevelRouter"]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mycel.moe.routers.base import Router
 from mycel.moe.routers.projection import experts_of
-from mycel.moe.routing import RoutingResult, routing_from_slots, slots_from_weights
+from mycel.moe.slots import RoutingResult, routing_from_slots, slots_from_weights
 
 __all__ = ["ReLURouter"]
 

@@ -12,7 +12,7 @@ from mycel.errors import UsageError
 from mycel.moe.kernels.best import best_experts, kernel_scores
 from mycel.moe.routers.base import Router
 from mycel.moe.routers.projection import experts_of
-from mycel.moe.routing import RoutingResult, count_tokens
+from mycel.moe.slots import RoutingResult, count_tokens
 
 __all__ = ["TopKRouter"]
 

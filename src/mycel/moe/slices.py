@@ -1,12 +1,12 @@
-"""Slices of experts: how stacked parameters are cut, put together for a call, and their gradients taken apart."""
+"""From stacked parameters to the weights of a call: how they are cut and put together, and their gradients back."""
 
 # ruff: noqa: N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
-from mycel.moe.flex.layout import ExpertLayout
+from mycel.moe.expert_mlp import ExpertWeights
+from mycel.planning.placement import ExpertLayout
 
-__all__ = ["Cut", "WeightGather"]
+__all__ = ["Cut", "WeightGather", "WeightUse", "call_weights"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,12 @@ class Cut:
         apart = whole.reshape(*shape[: self.dim], self.blocks, shards, width, *shape[self.dim + 1 :])
         taken = apart.select(self.dim + 1, index)
         return taken.reshape(*shape[: self.dim], self.blocks * width, *shape[self.dim + 1 :])
+
+    def join(self, slices: Sequence[Tensor]) -> Tensor:
+        """All slices, in order, to the whole again: undoes ``slice_of`` bit for bit."""
+        shape, dim = slices[0].shape, self.dim
+        apart = [s.reshape(*shape[:dim], self.blocks, shape[dim] // self.blocks, *shape[dim + 1 :]) for s in slices]
+        return torch.cat(apart, dim=dim + 1).reshape(*shape[:dim], shape[dim] * len(slices), *shape[dim + 1 :])
 
     def split(self, shape: Sequence[int]) -> tuple[int, int, int]:
         """Numbers of one expert before the divided width, that width in one block, and numbers after it."""
@@ -136,3 +143,71 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return None, None, *ctx.gather.apart(grads, ctx.cuts, ctx.shapes)
+
+
+class WeightUse(NamedTuple):
+    """How one call uses the weights of its experts.
+
+    Attributes:
+        dtype: to compute in.
+        gradient_scale: factor of the parameters' gradients.
+        gather: brings slices of other ranks.
+        tie: where several ranks hold an expert, what gives their parameters one gradient.
+    """
+
+    dtype: torch.dtype
+    gradient_scale: float = 1.0
+    gather: WeightGather | None = None
+    tie: Callable[[Sequence[Tensor]], Sequence[Tensor]] | None = None
+
+
+def call_weights(
+    stacked: Mapping[str, Tensor],
+    cuts: Mapping[str, Cut],
+    use: WeightUse,
+    *,
+    shard: tuple[int, int] = (0, 1),
+    transposed: bool = False,
+) -> ExpertWeights:
+    """Stacked parameters as a call uses them; ours and those of foreign models alike.
+
+    Args:
+        stacked: the first map, the second, and their biases if there are any.
+        cuts: of each.
+        use: of the call.
+        shard: which slice is here, of how many.
+        transposed: matrices are stored ``[in, out]``.
+    """
+    tied = list(stacked.values()) if use.tie is None else use.tie(list(stacked.values()))
+    used = [_ScaledGradient.apply(t, use.gradient_scale).to(use.dtype) for t in tied]  # type: ignore[no-untyped-call]
+    if use.gather is not None:
+        used = list(use.gather(used, [cuts[name] for name in stacked]))
+    gate_up, down, *biases = used
+    if transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    if not biases:
+        return ExpertWeights(gate_up, down)
+    down_bias, width = biases[1], down.shape[1]
+    if down_bias.shape[1] < width:  # other members of the party add the rest
+        index, shards = shard
+        party = shards if use.gather is None else use.gather.r
+        parts = down_bias.new_zeros(down_bias.shape[0], shards, width // shards)
+        parts[:, index % party :: party] = down_bias.view(down_bias.shape[0], shards // party, -1)
+        down_bias = parts.view(down_bias.shape[0], width)
+    return ExpertWeights(gate_up, down, biases[0], down_bias)
+
+
+class _ScaledGradient(torch.autograd.Function):
+    """Identity whose gradient has a factor."""
+
+    @staticmethod
+    def forward(x: Tensor, factor: float) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.factor = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return (grads[0] if ctx.factor == 1.0 else grads[0] * ctx.factor), None

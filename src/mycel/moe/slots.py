@@ -4,7 +4,7 @@ Shape suffixes in this package: T tokens of this rank, D width, F hidden size of
 token, R rows (one for each used slot).
 """
 
-# ruff: noqa: N803  (the shape suffixes are capitals on purpose)
+# ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 from typing import NamedTuple
@@ -13,8 +13,16 @@ import torch
 from torch import Tensor
 
 from mycel.brief import brief
+from mycel.planning.placement import ExpertLayout
 
-__all__ = ["RoutingResult", "count_tokens", "narrow", "routing_from_slots", "slots_from_weights"]
+__all__ = [
+    "RoutingResult",
+    "count_tokens",
+    "narrow",
+    "routing_from_slots",
+    "slots_from_weights",
+    "spread_over_slices",
+]
 
 
 class RoutingResult(NamedTuple):
@@ -92,3 +100,42 @@ def narrow(routing: RoutingResult) -> tuple[RoutingResult, int]:
         return routing, num_used
     weights = routing.top_k_weights.gather(1, order)
     return routing._replace(top_k_index=index[:, :width], top_k_weights=weights[:, :width]), num_used
+
+
+def spread_over_slices(
+    layout: ExpertLayout, routing: RoutingResult, *, r: int, rank: int, same_tokens: bool = False
+) -> RoutingResult:
+    """Routes to slots of a layout in place of routes to experts.
+
+    Args:
+        layout: of the experts.
+        routing: of this rank's tokens, or of all ranks' where they are the same.
+        r: at least 1.
+        rank: the sender. It sends to the party at its own place in each team: to its own one where the expert is its
+            team's, and all parties hear from equally many ranks.
+        same_tokens: all ranks have these tokens; they are dealt out to parties in turn.
+
+    Returns:
+        ``r`` slots for each one.
+    """
+    if layout.tensor_shards == 1:
+        return routing
+    E, S, width = layout.num_experts, layout.tensor_shards, layout.width
+    index_TK = routing.top_k_index
+    T, K = index_TK.shape
+    device = index_TK.device
+    experts_E = torch.arange(E + 1, device=device)
+    first_E = experts_E // width * (S * width) + experts_E % width
+    if same_tokens:
+        party_T1 = (torch.arange(T, device=device) % (S // r)).unsqueeze(1)
+    else:
+        party_T1 = torch.tensor(rank % S // r, device=device)
+    copies_r = torch.arange(r, device=device) * width
+    slot_TKr = (first_E[index_TK] + party_T1 * (r * width)).unsqueeze(2) + copies_r
+    slot_TKr = slot_TKr.masked_fill((index_TK == E).unsqueeze(2), layout.num_slots)
+    slots = slot_TKr.reshape(T, K * r)
+    return routing._replace(
+        top_k_index=slots,
+        top_k_weights=routing.top_k_weights.unsqueeze(2).expand(T, K, r).reshape(T, K * r),
+        tokens_per_expert=count_tokens(slots, layout.num_slots),
+    )

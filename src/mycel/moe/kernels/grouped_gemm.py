@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from mycel.moe.kernels.choice import chosen_kernels
 
-__all__ = ["grouped_linear", "grouped_outer"]
+__all__ = ["grouped_linear", "grouped_outer", "groups_with_rows"]
 
 
 def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ class _Contiguous(torch.autograd.Function):
         return grads[0].contiguous()
 
 
-def _groups(counts_E: Tensor) -> list[tuple[int, int, int]]:
+def groups_with_rows(counts_E: Tensor) -> list[tuple[int, int, int]]:
     """Group, first row, row after the last one, of every group that has rows."""
     found, begin = [], 0
     for group, count in enumerate(counts_E.tolist()):
@@ -101,7 +101,7 @@ def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
         return y
     y = x.new_empty(x.shape[0], weight.shape[1])
     end = 0
-    for group, begin, end in _groups(counts):
+    for group, begin, end in groups_with_rows(counts):
         torch.mm(x[begin:end], weight[group].t(), out=y[begin:end])
     y[end:].zero_()
     return y
@@ -115,7 +115,7 @@ def _grouped_outer(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
         return functional.grouped_mm(left.contiguous().t(), right.contiguous(), offs=ends)
     product = left.new_empty(counts.shape[0], left.shape[1], right.shape[1])
     next_group = 0
-    for group, begin, end in _groups(counts):
+    for group, begin, end in groups_with_rows(counts):
         product[next_group:group].zero_()
         torch.mm(left[begin:end].t(), right[begin:end], out=product[group])
         next_group = group + 1

@@ -13,11 +13,11 @@ from mycel.comm.exchange import there_and_back
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 
-__all__ = ["Duplicates"]
+__all__ = ["TokenReplicas"]
 
 
-class Duplicates:
-    """Drops the duplicates of tokens before an exchange and gathers its results after it.
+class TokenReplicas:
+    """Drops what other ranks send too before an exchange and gathers its results after it.
 
     Backward, gradients of a rank's share are gathered as well, so that all ranks of the group have the same ones.
 

@@ -1,14 +1,10 @@
 """Where experts lie, so that one layout of parameters serves every degree of parallelism."""
 
-# ruff: noqa: N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from mycel.errors import UsageError
-from mycel.moe.routing import RoutingResult, count_tokens
 
 __all__ = ["ExpertLayout"]
 
@@ -33,7 +29,7 @@ class ExpertLayout:
     Attributes:
         num_experts: E.
         num_ranks: W.
-        shards: S; 1 where every expert is whole on one rank.
+        tensor_shards: S; 1 where every expert is whole on one rank.
 
     Raises:
         UsageError: S does not divide W.
@@ -42,7 +38,7 @@ class ExpertLayout:
         Hwang et al., "Tutel", MLSys 2023 (one layout for all degrees of parallelism).
 
     Examples:
-        >>> layout = ExpertLayout(num_experts=2, num_ranks=8, shards=4)
+        >>> layout = ExpertLayout(num_experts=2, num_ranks=8, tensor_shards=4)
         >>> layout.of(5), layout.ways
         (range(1, 2), (0, 1, 2, 4))
         >>> layout.members(5, r=2)  # whose slices rank 5 puts together
@@ -51,16 +47,16 @@ class ExpertLayout:
 
     num_experts: int
     num_ranks: int
-    shards: int = 1
+    tensor_shards: int = 1
 
     def __post_init__(self) -> None:
-        if self.shards < 1 or self.num_ranks % self.shards:
-            raise UsageError(f"{self.shards} shards of an expert do not divide {self.num_ranks} ranks")
+        if self.tensor_shards < 1 or self.num_ranks % self.tensor_shards:
+            raise UsageError(f"{self.tensor_shards} shards of an expert do not divide {self.num_ranks} ranks")
 
     @property
     def num_teams(self) -> int:
         """W/S."""
-        return self.num_ranks // self.shards
+        return self.num_ranks // self.tensor_shards
 
     @property
     def width(self) -> int:
@@ -70,24 +66,24 @@ class ExpertLayout:
     @property
     def num_slots(self) -> int:
         """Places that routes can lead to: experts, or, where ranks share them, ``width`` for every rank."""
-        return self.num_experts if self.shards == 1 else self.num_ranks * self.width
+        return self.num_experts if self.tensor_shards == 1 else self.num_ranks * self.width
 
     @property
     def ways(self) -> tuple[int, ...]:
         """Every ``r`` there is."""
-        return (0, *(r for r in range(1, self.shards + 1) if self.shards % r == 0))
+        return (0, *(r for r in range(1, self.tensor_shards + 1) if self.tensor_shards % r == 0))
 
     def of(self, rank: int) -> range:
         """Experts of a rank, whole or in part."""
-        first = min(self.num_experts, rank // self.shards * self.width)
+        first = min(self.num_experts, rank // self.tensor_shards * self.width)
         return range(first, min(self.num_experts, first + self.width))
 
     def members(self, rank: int, *, r: int) -> tuple[int, ...]:
         """Ranks that put their slices together, ``rank`` among them."""
         if r == 0:
             return tuple(range(self.num_ranks))
-        first = rank // self.shards * self.shards
-        return tuple(first + place for place in range(rank % r, self.shards, r))
+        first = rank // self.tensor_shards * self.tensor_shards
+        return tuple(first + place for place in range(rank % r, self.tensor_shards, r))
 
     def checked(self, r: int) -> int:
         """``r``.
@@ -97,40 +93,5 @@ class ExpertLayout:
         """
         if r not in self.ways:
             ways = ", ".join(str(way) for way in self.ways)
-            raise UsageError(f"r = {r} with {self.shards} shards of an expert; expected one of {ways}")
+            raise UsageError(f"r = {r} with {self.tensor_shards} shards of an expert; expected one of {ways}")
         return r
-
-    def spread(self, routing: RoutingResult, *, r: int, rank: int, same_tokens: bool = False) -> RoutingResult:
-        """Routes to slots in place of routes to experts.
-
-        Args:
-            routing: of this rank's tokens, or of all ranks' where they are the same.
-            r: at least 1.
-            rank: the sender. It sends to the party at its own place in each team: to its own one where the expert
-                is its team's, and all parties hear from equally many ranks.
-            same_tokens: all ranks have these tokens; they are dealt out to parties in turn.
-
-        Returns:
-            ``r`` slots for each one.
-        """
-        if self.shards == 1:
-            return routing
-        E, S, width = self.num_experts, self.shards, self.width
-        index_TK = routing.top_k_index
-        T, K = index_TK.shape
-        device = index_TK.device
-        experts_E = torch.arange(E + 1, device=device)
-        first_E = experts_E // width * (S * width) + experts_E % width
-        if same_tokens:
-            party_T1 = (torch.arange(T, device=device) % (S // r)).unsqueeze(1)
-        else:
-            party_T1 = torch.tensor(rank % S // r, device=device)
-        copies_r = torch.arange(r, device=device) * width
-        slot_TKr = (first_E[index_TK] + party_T1 * (r * width)).unsqueeze(2) + copies_r
-        slot_TKr = slot_TKr.masked_fill((index_TK == E).unsqueeze(2), self.num_slots)
-        slots = slot_TKr.reshape(T, K * r)
-        return routing._replace(
-            top_k_index=slots,
-            top_k_weights=routing.top_k_weights.unsqueeze(2).expand(T, K, r).reshape(T, K * r),
-            tokens_per_expert=count_tokens(slots, self.num_slots),
-        )

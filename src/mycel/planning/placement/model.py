@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.planning.placement.layout import ExpertLayout
 
 __all__ = ["EMPTY", "ExpertPlacement"]
 
@@ -76,11 +77,9 @@ class ExpertPlacement:
             >>> ExpertPlacement.contiguous(3, 2, spare=1).slots
             ((0, 1, -1), (2, -1, -1))
         """
-        width = -(-num_experts // num_ranks)
-        slots = []
-        for rank in range(num_ranks):
-            held = range(min(num_experts, rank * width), min(num_experts, (rank + 1) * width))
-            slots.append((*held, *[EMPTY] * (width + spare - len(held))))
+        layout = ExpertLayout(num_experts=num_experts, num_ranks=num_ranks)
+        held = [layout.of(rank) for rank in range(num_ranks)]
+        slots = [(*some, *[EMPTY] * (layout.width + spare - len(some))) for some in held]
         return cls(num_experts=num_experts, slots=tuple(slots), boxes=tuple(tuple(box) for box in boxes))
 
     @property
