@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.paper_cluster import PaperCluster
 
+import probe as script
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError, UsageError
 from mycel.probe import Found, Limits, found_yaml
 from mycel.probe.compare import compare, match
@@ -358,12 +357,8 @@ def test_one_machine_under_mpirun_needs_no_address() -> None:
 # -- the guide --------------------------------------------------------------------------------------------------
 
 
-def test_the_guide_has_the_recorded_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guide_has_the_recorded_table() -> None:
     root = CLUSTERS.parents[1]
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    script = importlib.import_module("probe")
-    for name in ("probe", "record"):
-        monkeypatch.delitem(sys.modules, name)
     page = (root / "docs" / "guides" / "probe.md").read_text(encoding="utf-8")
     lines = script.read(script.RECORDS)
     assert {line["fabric"] for line in lines if line["routers_asked"]} == set(script.FABRICS)
