@@ -51,7 +51,9 @@ def evenness(*, quick: bool) -> list[dict[str, Any]]:
     """A row for each number of moves."""
     whole = RoutingTrace.load(TRACE)
     trace = RoutingTrace(counts=whole.counts[-40 if quick else -160 :], layers=whole.layers)
-    cost = PlacementCost.of_shape(1024, 4096, tflops=10.0, bandwidth_gbps=5.0, matrices=2)
+    # Two matrices of 1024 x 4096 an expert, float32, on ranks that reach 10 Tflop/s and 5 GB/s.
+    numbers = 2 * 1024 * 4096
+    cost = PlacementCost(token_s=6 * numbers / 10e12, carry_s=1024 * 4 / 5e9, expert_s=numbers * 4 / 5e9)
     skip = len(trace.counts) // 4
     start = ExpertPlacement.contiguous(trace.counts.shape[2], RANKS, spare=1)
     # Loads scaled to 32768 tokens a rank, two experts each; the trace's own batches are small.

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from kernel_resources import compile_for
 from mycel.errors import UsageError
 from mycel.moe import Experts, MoE
 from mycel.moe.kernels import chosen_kernels, fused, use_kernels
@@ -201,4 +202,4 @@ def test_arguments_that_kernels_cannot_take_are_named() -> None:
 
     launch = Launch(kernel=Kernel(), grid=(1,), arguments={"rows": torch.zeros(2, dtype=torch.float64)})
     with pytest.raises(UsageError, match="argument 'rows'"):
-        launch.compile(90)
+        compile_for(launch, 90)

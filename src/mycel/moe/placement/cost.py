@@ -43,30 +43,6 @@ class PlacementCost:
         if min(self.token_s, self.carry_s, self.expert_s) < 0:
             raise UsageError(f"times cannot be negative: {self}")
 
-    @classmethod
-    def of_shape(
-        cls, dim: int, hidden: int, *, tflops: float, bandwidth_gbps: float, matrices: int = 3, element_size: int = 4
-    ) -> PlacementCost:
-        """Counted from sizes.
-
-        Args:
-            dim: width of tokens.
-            hidden: width inside an expert.
-            tflops: 10^12 floating-point operations a second that a rank reaches in experts.
-            bandwidth_gbps: 10^9 bytes a second that a rank sends and receives.
-            matrices: of an expert, each ``dim x hidden``; 3 for SwiGLU, 2 for a plain one.
-            element_size: bytes of a number, in tokens and gradients.
-
-        Examples:
-            >>> PlacementCost.of_shape(1000, 1000, tflops=1.8, bandwidth_gbps=4)
-            PlacementCost(token_s=1e-05, carry_s=1e-06, expert_s=0.003)
-        """
-        return cls(
-            token_s=6 * matrices * dim * hidden / (tflops * 1e12),
-            carry_s=dim * element_size / (bandwidth_gbps * 1e9),
-            expert_s=matrices * dim * hidden * element_size / (bandwidth_gbps * 1e9),
-        )
-
     def of(self, slots: Sequence[Sequence[int]], loads: Sequence[float]) -> float:
         """Seconds of a step.
 
