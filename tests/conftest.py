@@ -16,6 +16,7 @@ import pytest
 # Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
 
+_ROOT = str(Path(__file__).resolve().parents[1])
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
@@ -37,11 +38,15 @@ def _globals_of_process() -> dict[str, Any]:
     return state
 
 
+def _is_ours(module: ModuleType) -> bool:
+    return str(getattr(module, "__file__", "")).startswith(_ROOT)
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails a test after which the process is not as it was: the next one would depend on the order.
 
-    Modules may be imported, but none that were there may go or be exchanged: others hold their classes.
+    Modules may be imported, but none of ours that were there may go or be exchanged: others hold their classes.
     """
     before, modules = _globals_of_process(), dict(sys.modules)
     yield
@@ -49,6 +54,6 @@ def nothing_left_behind() -> Iterator[None]:
     torch_is_new = "torch" in sys.modules and "torch" not in modules
     names = {*before, *after} - ({n for n in after if n.startswith("torch")} if torch_is_new else set())
     changed = {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
-    exchanged = [n for n, m in modules.items() if isinstance(m, ModuleType) and sys.modules.get(n) is not m]
+    exchanged = [n for n, m in modules.items() if _is_ours(m) and sys.modules.get(n) is not m]
     assert not changed, f"left behind, before and after: {changed}"
     assert not exchanged, f"modules that others use were removed or loaded anew: {exchanged}"
