@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ def test_the_harness_sees_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def complain(text: str) -> object:
         raise UsageError(text)
 
-    faults = {
-        "traceback": lambda file: {}["x"],
+    faults: dict[str, Any] = {
+        "traceback": lambda file: dict[str, str]()["x"],
         "lines": lambda file: complain("one\ntwo"),
         "silence": lambda file: complain(""),
         "fine": lambda file: complain("x: what is wrong"),

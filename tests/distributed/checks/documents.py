@@ -254,7 +254,7 @@ def run_page(rank: int, world_size: int, page: str, folder: str) -> int:
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.chdir(folder)
     torch.manual_seed(0)
-    dist.init_process_group = init_process_group
+    dist.init_process_group = init_process_group  # type: ignore[assignment]
     names: dict[str, Any] = {"__name__": "page", "rank": rank, "world_size": world_size}
     import mycel.runtime  # noqa: F401  (registers the backend)
 
