@@ -153,10 +153,10 @@ def test_one_node_keeps_tokens_and_the_first_product() -> None:
     torch.manual_seed(0)
     T, D, F, E, K = 11, 8, 12, 4, 2
     x, weights = torch.randn(T, D, requires_grad=True), torch.rand(T, K, requires_grad=True)
-    up, down = torch.randn(E, 2 * F, D, requires_grad=True), torch.randn(E, D, F, requires_grad=True)  # type: ignore[func-returns-value]
+    up, down = torch.randn(E, 2 * F, D, requires_grad=True), torch.randn(E, D, F, requires_grad=True)
     order = fused.sort_slots(torch.randint(0, E, (T, K)), E, full=True)
     kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
         fused.experts_of_tokens(x, order, weights, up, down, "swiglu")
     floating = sorted(tuple(t.shape) for t in kept if t.is_floating_point())
     assert floating == sorted([(T, D), (T * K, 2 * F), (T, K), (E, 2 * F, D), (E, D, F)])
