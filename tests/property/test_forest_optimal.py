@@ -1,6 +1,6 @@
 """Random fabrics: bounds against enumeration of cuts and an independent linear programme, forests against bounds.
 
-``python tests/property/test_forest_optimal.py 200`` tries that many fabrics and prints what they were.
+``python -m tests.property.test_forest_optimal 200`` tries that many fabrics and prints what they were.
 """
 
 from __future__ import annotations
