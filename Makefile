@@ -6,7 +6,12 @@ PINS   ?= constraints.txt
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test pytest test-oldest lint docs bench clean setup
+# Tests that start no ranks share the processors; the others have them, one after the other.
+PROCESSES ?= $(shell nproc)
+# Several processes, one thread each: libraries that take all processors only get into each other's way.
+PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test pytest test-long test-oldest lint docs bench clean setup
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -15,7 +20,12 @@ demo: $(READY)
 test: lint pytest
 
 pytest: $(READY)
-	$(BIN)/python -m pytest
+	$(PYTEST) -n $(PROCESSES) --dist worksteal tests/unit tests/property src
+	$(PYTEST) tests/distributed
+
+test-long: $(READY) # what make test leaves out: the same at full size
+	MYCEL_TESTS=long $(PYTEST) -n $(PROCESSES) -m 'long or not long' tests/property
+	MYCEL_TESTS=long $(PYTEST) -m long tests/unit tests/distributed
 
 test-oldest: # with the oldest torch that is supported; installs several GB, since its only build is the one for CUDA
 	$(MAKE) pytest VENV=.venv-oldest PINS=constraints-oldest.txt
@@ -24,6 +34,7 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file tests/mypy.ini
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.docs # the documentation as a site in build/site; any warning is an error, and nothing is fetched

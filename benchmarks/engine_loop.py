@@ -33,11 +33,11 @@ from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
 from mycel.runtime.prepared import Job, Prepared, prepare
 from mycel.runtime.reduce_kernels import DType, ReduceOp
-from mycel.runtime.reference import execute_in_python
 from mycel.runtime.warm import warm
 from mycel.topology.builders import loopback
 from mycel.units import format_seconds, format_size, parse_size
 from record import append, commit
+from reference_engine import execute_in_python
 
 RANKS = 2
 LOOPS = ("python", "compiled", "gloo")

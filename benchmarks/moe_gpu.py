@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from kernel_resources import compile_for
 from moe_cpu import grouped_mm, loop, padded, swiglu
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.moe import MoE, TopKRouter
@@ -315,7 +316,7 @@ def compile_only(names: list[str], capabilities: list[int], kernels: list[str], 
                 if (kernels and kernel not in kernels) or (once and kernel in done):
                     continue
                 done.add(kernel)
-                row = {"shape": name, **asdict(launch.compile(capability))}
+                row = {"shape": name, **asdict(compile_for(launch, capability))}
                 rows.append(row)
                 if as_json:
                     continue

@@ -1,5 +1,59 @@
-"""What pytest must not collect: programs that tests start on ranks, and modules that only ranks import."""
+"""What pytest must not collect, and what no test may leave behind for the next: tests run in any order."""
 
 from __future__ import annotations
 
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+# Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
+
+_ROOT = str(Path(__file__).resolve().parents[1])
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
+
+
+def _globals_of_process() -> dict[str, Any]:
+    """What a test can change for those that come after it, by name."""
+    # torch names its cache for compiled code when it first compiles.
+    theirs = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k not in theirs}
+    state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in environment.items()}
+    state["working directory"] = str(Path.cwd())
+    state |= {f"handler of {s.name}": signal.getsignal(s) for s in _SIGNALS}
+    state["logging.disable"] = logging.root.manager.disable
+    state["level of the root logger"] = logging.root.level
+    if (torch := sys.modules.get("torch")) is not None:
+        state["torch default dtype"] = torch.get_default_dtype()
+        state["torch default device"] = str(torch.get_default_device())
+        state["torch threads"] = torch.get_num_threads()
+        state["torch gradients"] = torch.is_grad_enabled()
+    return state
+
+
+def _is_ours(module: ModuleType) -> bool:
+    return str(getattr(module, "__file__", "")).startswith(_ROOT)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind() -> Iterator[None]:
+    """Fails a test after which the process is not as it was: the next one would depend on the order.
+
+    Modules may be imported, but none of ours that were there may go or be exchanged: others hold their classes.
+    """
+    before, modules = _globals_of_process(), dict(sys.modules)
+    yield
+    after = _globals_of_process()
+    torch_is_new = "torch" in sys.modules and "torch" not in modules
+    names = {*before, *after} - ({n for n in after if n.startswith("torch")} if torch_is_new else set())
+    changed = {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
+    exchanged = [n for n, m in modules.items() if _is_ours(m) and sys.modules.get(n) is not m]
+    assert not changed, f"left behind, before and after: {changed}"
+    assert not exchanged, f"modules that others use were removed or loaded anew: {exchanged}"

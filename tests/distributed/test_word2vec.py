@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
+import scores
+from words import read_words
 
 RunRanks = Callable[..., list[Any]]
-FOLDER = Path(__file__).resolve().parents[2] / "examples" / "word2vec"
-
-
-@pytest.fixture
-def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
-    """Imports a module of the example by name."""
-    monkeypatch.syspath_prepend(str(FOLDER))
-    yield importlib.import_module
-    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(str(FOLDER))]:
-        del sys.modules[name]
 
 
 def test_ranks_learn_the_same_and_what_belongs_together(run_ranks: RunRanks) -> None:
@@ -30,8 +18,7 @@ def test_ranks_learn_the_same_and_what_belongs_together(run_ranks: RunRanks) -> 
     assert results[0][1] > 0.5
 
 
-def test_scores_of_vectors_that_know_everything_and_nothing(example: Callable[[str], Any]) -> None:
-    scores = example("scores")
+def test_scores_of_vectors_that_know_everything_and_nothing() -> None:
     words = sorted({word for kind in scores.KINDS[:4] for word in kind.split()})
     number = {word: index for index, word in enumerate(words)}
     knowing = np.array([[float(word in kind.split()) for kind in scores.KINDS[:4]] for word in words], np.float32)
@@ -46,8 +33,8 @@ def test_scores_of_vectors_that_know_everything_and_nothing(example: Callable[[s
     assert scores.analogies(np.random.default_rng(3).normal(size=(60, 64)).astype(np.float32), forms) < 50
 
 
-def test_names_become_words(example: Callable[[str], Any]) -> None:
-    words = example("words").read_words(max_bytes=1 << 18, least=5)
+def test_names_become_words() -> None:
+    words = read_words(max_bytes=1 << 18, least=5)
     assert {"self", "return"} <= set(words.vocabulary)
     assert (words.counts[:-1] >= words.counts[1:]).all()
     assert words.counts.sum() == (words.text >= 0).sum()

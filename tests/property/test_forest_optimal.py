@@ -1,6 +1,6 @@
 """Random fabrics: bounds against enumeration of cuts and an independent linear programme, forests against bounds.
 
-``python tests/property/test_forest_optimal.py 200`` tries that many fabrics and prints what they were.
+``python -m tests.property.test_forest_optimal 200`` tries that many fabrics and prints what they were.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from scipy.sparse import lil_matrix
 from scipy.sparse.csgraph import maximum_flow
+from tests.effort import examples, long
 
 from mycel.collectives.bound import bound, find_optimum, root_weights
 from mycel.collectives.spec import Collective
@@ -28,9 +29,10 @@ from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
 NAMES = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce")
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
-FEW = settings(QUICK, max_examples=25)
+QUICK = examples(30, 300, derandomize=True)
+FEW = examples(12, 120, derandomize=True)
 SUITE = Path(__file__).parents[1] / "data" / "topologies"
+LARGE = ("hypercube_16", "mi250_x2", "torus_4x4")
 NAMES_OF_SUITE = sorted(json.loads((SUITE / "expected.json").read_text()))
 
 
@@ -357,7 +359,7 @@ def has_units(fabric, scale, k):
     return all(maximum_flow(limit, source, rank).flow_value == k * n for rank in fabric.ranks)
 
 
-@pytest.mark.parametrize("name", NAMES_OF_SUITE)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=long if name in LARGE else ()) for name in NAMES_OF_SUITE])
 def test_given_k_is_exact_on_the_suite(name):
     fabric = load_topology(SUITE / f"{name}.json")
     for collective, turned in (("all_gather", fabric), ("reduce_scatter", fabric.reversed())):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.effort import examples
 
 from mycel.collectives.allreduce_bound import divide_links
 from mycel.collectives.bound import find_division, find_optimum
@@ -13,7 +14,7 @@ from mycel.collectives.symmetry import find_rotation, is_automorphism
 from mycel.collectives.synth.plan import plan_forest
 from mycel.topology.model import Link, Topology, Vertex
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+QUICK = examples(30, 300, derandomize=True)
 
 
 @st.composite

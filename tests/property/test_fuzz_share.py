@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fuzz
 from mycel.errors import UsageError
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-fuzz = load(ROOT / "benchmarks" / "fuzz.py")
 
 
 def test_right_files_are_read(tmp_path: Path) -> None:
@@ -48,8 +33,8 @@ def test_the_harness_sees_failures(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     def complain(text: str) -> object:
         raise UsageError(text)
 
-    faults = {
-        "traceback": lambda file: {}["x"],
+    faults: dict[str, Any] = {
+        "traceback": lambda file: dict[str, str]()["x"],
         "lines": lambda file: complain("one\ntwo"),
         "silence": lambda file: complain(""),
         "fine": lambda file: complain("x: what is wrong"),

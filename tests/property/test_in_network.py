@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import lil_matrix
+from tests.effort import examples
 
 from mycel.collectives.bound import bound
 from mycel.collectives.lower import lower
@@ -18,7 +19,7 @@ from mycel.collectives.synth import synthesize
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.topology.model import Link, Topology, Vertex
 
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+QUICK = settings(examples(25, 250, derandomize=True), suppress_health_check=list(HealthCheck))
 
 
 @st.composite

@@ -5,35 +5,19 @@ The verifier and a judge that shares nothing with it must agree about every muta
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
+from tests.unit.test_msccl_import import RIGHT
 
+import judge
+import mutants
 from mycel.collectives.imports.msccl_xml import parse
 from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.collectives.verify.blocks import verify_blocks
 from mycel.errors import ScheduleError
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-mutants = load(ROOT / "benchmarks" / "mutants.py")
-examples = load(ROOT / "tests" / "unit" / "test_msccl_import.py").RIGHT
 
 
 def test_verifier_and_judge_agree_about_mutants_of_every_method() -> None:
@@ -44,11 +28,10 @@ def test_verifier_and_judge_agree_about_mutants_of_every_method() -> None:
     assert {row[1] for row in rows} == {"schedule", "program", "xml"}
 
 
-@pytest.mark.parametrize("name", [name for name in examples if name != "all_to_all"])
+@pytest.mark.parametrize("name", [name for name in RIGHT if name != "all_to_all"])
 def test_verifier_and_judge_agree_about_mutants_of_files_of_others(name: str) -> None:
-    algo = ET.fromstring(examples[name])
+    algo = ET.fromstring(RIGHT[name])
     algo.attrib.setdefault("outofplace", str(1 - int(algo.attrib["inplace"])))
-    judge = sys.modules["judge"]
     assert judge.judge_xml(algo) is None
     chance = random.Random(name)
     seen: set[bool] = set()

@@ -11,6 +11,7 @@ from itertools import pairwise, product
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.effort import examples
 
 from mycel.collectives.replay import replay
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, CollectiveName
@@ -21,7 +22,7 @@ from mycel.collectives.synth.sketch.routing import find_orbits, route
 from mycel.collectives.verify import verify_schedule
 from mycel.topology.model import Link, Topology, Vertex
 
-QUICK = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = examples(12, 120)
 
 
 def plain(pieces: int = 1) -> Sketch:
@@ -134,7 +135,7 @@ def test_routing_is_the_best_of_all_routings(fabric: Topology) -> None:
     network = build_network(fabric, plain())
     demands = demands_of(on(fabric, "all_gather"), 1)
     chunk = 60_000.0
-    routing = route(network, demands, find_orbits(network, demands), chunk, time_limit_s=10)
+    routing = route(network, demands, find_orbits(network, demands), chunk, time_limit_s=300)
     assert routing.is_optimal
 
     def trees(src: int) -> list[tuple[int, ...]]:

@@ -47,7 +47,7 @@ def star(n: int) -> Topology:
 def move(
     topology: Topology, chunk: int, src: int, dst: int, *, reduce: bool, after: tuple[int, ...] = ()
 ) -> Transfer:
-    path = (topology.ranks[src], topology.ranks[dst])
+    path: tuple[int, ...] = (topology.ranks[src], topology.ranks[dst])
     if topology.switches:
         path = (path[0], topology.switches[0], path[1])
     return Transfer(chunk=chunk, src=src, dst=dst, reduce=reduce, path=path, after=after)

@@ -1,26 +1,28 @@
 """Mutants of what the planner makes: schedules of every method, and the programs they are lowered to.
 
-Which mutants are wrong is known without the verifier. Synthesized transfers are trees in which each is needed once,
-so losing, turning or repeating one is wrong. Whether a wait can be spared is decided by a plain graph search over
-starts and completions, pair by pair, where the verifier uses bitsets and turns.
+The mutants are those of ``benchmarks/mutants.py``; which of them are wrong is known without the verifier. Synthesized
+transfers are trees in which each is needed once, so losing, turning or repeating one is wrong. Whether a wait can be
+spared is decided by a plain graph search over starts and completions, pair by pair, where the verifier uses bitsets
+and turns.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import combinations, pairwise
+from itertools import combinations
+from typing import Any
 
 import networkx as nx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+import mutants
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
-from mycel.collectives.schedule import Schedule, Transfer
+from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
@@ -80,18 +82,12 @@ def lowered(draw: st.DrawFn) -> tuple[Program, ...]:
 # -- schedules ------------------------------------------------------------------------------------------------
 
 
-def with_transfers(schedule: Schedule, transfers: list[Transfer]) -> Schedule:
-    return replace(schedule, transfers=tuple(transfers))
-
-
-def without(schedule: Schedule, lost: int) -> Schedule:
-    kept = [t for i, t in enumerate(schedule.transfers) if i != lost]
-    heirs = schedule.transfers[lost].after
-    renewed = []
-    for t in kept:
-        after = {*t.after, *heirs} - {lost} if lost in t.after else set(t.after)
-        renewed.append(replace(t, after=tuple(sorted(i - (i > lost) for i in after))))
-    return with_transfers(schedule, renewed)
+def mutant_of(make: Callable[[Any, str, random.Random], Any], right: Any, kind: str, seed: int) -> Any:
+    """The first of some drawn changes that can be made."""
+    chance = random.Random(seed)
+    made = next((m for m in (make(right, kind, chance) for _ in range(100)) if m is not None), None)
+    assume(made is not None)
+    return made
 
 
 def in_no_fixed_order(schedule: Schedule) -> bool:
@@ -119,31 +115,21 @@ def test_synthesized_schedules_are_right_and_reach_their_rate(schedule: Schedule
     assert not in_no_fixed_order(schedule)
 
 
-@pytest.mark.parametrize("kind", ["drop", "repeat", "turn", "flip"])
+@pytest.mark.parametrize("kind", ["drop", "repeat", "turn", "reduce for copy"])
 @QUICK
 @given(schedule=schedules, seed=st.integers(0, 2**32 - 1))
 def test_a_transfer_lost_repeated_turned_or_flipped(kind: str, schedule: Schedule, seed: int) -> None:
-    ts = list(schedule.transfers)
-    i = random.Random(seed).randrange(len(ts))
+    ts = schedule.transfers
+    i = random.Random(seed).randrange(len(ts))  # the one that the generator draws first
     t = ts[i]
-    if kind == "drop":
-        wrong = without(schedule, i)
-    elif kind == "repeat":
+    if kind == "repeat":
         assume(t.reduce)  # repeating a copy brings the same again
-        # Right behind the first; everything later waits for both.
-        later = [replace(x, after=(*(k + (k > i) for k in x.after), i + 1)) for x in ts[i + 1 :]]
-        wrong = with_transfers(schedule, [*ts[: i + 1], replace(t, after=(*t.after, i)), *later])
-    elif kind == "turn":
-        back = (*t.path[:1], *t.path[1:-1], *t.path[-1:])[::-1]
-        assume(all(hop in schedule.topology.capacity for hop in pairwise(back)))
-        ts[i] = replace(t, src=t.dst, dst=t.src, path=back)
-        wrong = with_transfers(schedule, ts)
-    else:
+    elif kind == "reduce for copy":
         # What comes first to a switch starts the sum there, added or not: a second one tells the difference.
         place = [x for k, x in enumerate(ts) if k != i and (x.dst, x.chunk) == (t.dst, t.chunk)]
         assume(t.dst < schedule.collective.num_ranks or any(x.reduce for x in place))
-        ts[i] = replace(t, reduce=not t.reduce)
-        wrong = with_transfers(schedule, ts)
+    wrong = mutants.schedule_mutant(schedule, kind, random.Random(seed))
+    assume(wrong is not None)  # no way back
     with pytest.raises(VerificationError, match=r"is wrong at (rank|switch)"):
         verify_schedule(wrong)
 
@@ -151,15 +137,7 @@ def test_a_transfer_lost_repeated_turned_or_flipped(kind: str, schedule: Schedul
 @QUICK
 @given(schedule=schedules, seed=st.integers(0, 2**32 - 1))
 def test_a_forgotten_wait(schedule: Schedule, seed: int) -> None:
-    choice = random.Random(seed)
-    waiting = [i for i, t in enumerate(schedule.transfers) if t.after]
-    assume(waiting)
-    i = choice.choice(waiting)
-    after = list(schedule.transfers[i].after)
-    del after[choice.randrange(len(after))]
-    ts = list(schedule.transfers)
-    ts[i] = replace(ts[i], after=tuple(after))
-    hasty = with_transfers(schedule, ts)
+    hasty = mutant_of(mutants.schedule_mutant, schedule, "forget a wait", seed)
     if in_no_fixed_order(hasty):
         with pytest.raises(VerificationError, match="in no fixed order"):
             verify_schedule(hasty)
@@ -168,17 +146,6 @@ def test_a_forgotten_wait(schedule: Schedule, seed: int) -> None:
 
 
 # -- programs -------------------------------------------------------------------------------------------------
-
-
-def rebuilt(program: Program, code: list[Instruction]) -> Program:
-    return Program.from_instructions(
-        code,
-        collective=program.collective,
-        rank=program.rank,
-        num_elements=program.num_elements,
-        scratch_elements=program.scratch_elements,
-        channels=program.channels,
-    )
 
 
 def accesses(instruction: Instruction) -> Iterator[tuple[Buffer, range, bool]]:
@@ -235,15 +202,7 @@ def race(programs: tuple[Program, ...]) -> bool:
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(programs=lowered(), seed=st.integers(0, 2**32 - 1))
 def test_a_forgotten_need(programs: tuple[Program, ...], seed: int) -> None:
-    choice = random.Random(seed)
-    needy = [(p.rank, k) for p in programs for k, i in enumerate(p.instructions) if i.needs]
-    assume(needy)
-    rank, k = choice.choice(needy)
-    code = list(programs[rank].instructions)
-    needs = list(code[k].needs)
-    del needs[choice.randrange(len(needs))]
-    code[k] = replace(code[k], needs=tuple(needs))
-    hasty = (*programs[:rank], rebuilt(programs[rank], code), *programs[rank + 1 :])
+    hasty = mutant_of(mutants.program_mutant, list(programs), "forget a need", seed)
     if race(hasty):
         with pytest.raises(VerificationError, match=r"in no fixed order|is empty|is wrong at|final too early"):
             verify_programs(hasty)
@@ -251,43 +210,11 @@ def test_a_forgotten_need(programs: tuple[Program, ...], seed: int) -> None:
         verify_programs(hasty)
 
 
+@pytest.mark.parametrize("kind", ["swap", "drop a message"])
 @QUICK
 @given(programs=lowered(), seed=st.integers(0, 2**32 - 1))
-def test_messages_in_another_order_at_one_end(programs: tuple[Program, ...], seed: int) -> None:
-    choice = random.Random(seed)
-    pairs = []
-    for p in programs:
-        latest: dict[int, int] = {}
-        for k, i in enumerate(p.instructions):
-            if i.channel in latest:
-                pairs.append((p.rank, latest[i.channel], k))
-            if i.channel >= 0:
-                latest[i.channel] = k
-    assume(pairs)
-    rank, a, b = choice.choice(pairs)
-    code = list(programs[rank].instructions)
-    code[a], code[b] = code[b], code[a]
-    place = {a: b, b: a}
-    code = [replace(i, needs=tuple(place.get(n, n) for n in i.needs)) for i in code]
+def test_messages_in_another_order_at_one_end_or_lost_at_both(
+    kind: str, programs: tuple[Program, ...], seed: int
+) -> None:
     with pytest.raises(VerificationError):
-        verify_programs((*programs[:rank], rebuilt(programs[rank], code), *programs[rank + 1 :]))
-
-
-@QUICK
-@given(programs=lowered(), seed=st.integers(0, 2**32 - 1))
-def test_a_message_lost_at_both_ends(programs: tuple[Program, ...], seed: int) -> None:
-    choice = random.Random(seed)
-    rank, k = choice.choice([(p.rank, k) for p in programs for k, i in enumerate(p.instructions) if i.op is Op.SEND])
-    sender = programs[rank]
-    channel = sender.channels[sender.instructions[k].channel]
-    turn = sum(i.channel == sender.instructions[k].channel for i in sender.instructions[:k])
-    receiver = programs[channel.dst]
-    number = receiver.channels.index(channel)
-    j = [j for j, i in enumerate(receiver.instructions) if i.channel == number][turn]
-    changed = list(programs)
-    for program, lost in ((sender, k), (receiver, j)):
-        kept = [i for index, i in enumerate(program.instructions) if index != lost]
-        code = [replace(i, needs=tuple(n - (n > lost) for n in i.needs if n != lost)) for i in kept]
-        changed[program.rank] = rebuilt(program, code)
-    with pytest.raises(VerificationError):
-        verify_programs(changed)
+        verify_programs(mutant_of(mutants.program_mutant, list(programs), kind, seed))

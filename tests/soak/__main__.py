@@ -123,11 +123,11 @@ def _start(draw: Draw, group: Any, members: Sequence[int]) -> tuple[Any, Callabl
         work = dist.reduce_scatter_tensor(shard, _given(draw, rank, size * n), op=op, **common)
     elif draw.kind in ("all_to_all", "all_to_all_uneven"):
         # The part from one to another is as long as both their places say.
-        lengths = [[size % 97 + (s * d % 3 if draw.kind[-1] == "n" else 0) for d in range(n)] for s in range(n)]
-        sends, comes = lengths[me], [lengths[s][me] for s in range(n)]
+        parted = [[size % 97 + (s * d % 3 if draw.kind[-1] == "n" else 0) for d in range(n)] for s in range(n)]
+        sends, comes = parted[me], [parted[s][me] for s in range(n)]
         sent = _given(draw, rank, sum(sends))
         came = torch.empty(sum(comes), dtype=draw.dtype)
-        parts = [_given(draw, r, sum(lengths[s])).split(lengths[s])[me] for s, r in enumerate(members)]
+        parts = [_given(draw, r, sum(parted[s])).split(parted[s])[me] for s, r in enumerate(members)]
         got, expected = [came], [torch.cat(parts)]
         splits = (comes, sends) if draw.kind[-1] == "n" else ()
         work = dist.all_to_all_single(came, sent, *splits, **common)

@@ -56,7 +56,7 @@ def _prepare(backend: str, world_size: int, guise: str = "gloo") -> Any:
         def make_ours(group_size: int, group_rank: int, ranks: list[int], name: str, *rest: Any, **named: Any) -> Any:
             return make(group_size, group_rank, ranks, backend if str(name) == "gloo" else name, *rest, **named)
 
-        c10d._new_process_group_helper = make_ours
+        c10d._new_process_group_helper = make_ours  # type: ignore[assignment]
         # torch's own function is for groups that say they are Gloo's; ours has the same contract.
         distributed_test.dist.monitored_barrier = mycel.runtime.monitored_barrier
     return distributed_test

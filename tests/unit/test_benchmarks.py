@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -20,15 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script() -> Any:
     """Imports a script of the folder by name, as it is when it runs."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "claims"))
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    for name in [
-        n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(f"{ROOT}/benchmarks")
-    ]:
-        del sys.modules[name]
+    return importlib.import_module
 
 
 def test_a_sweep_goes_on_where_it_stopped(script: Any, tmp_path: Path) -> None:

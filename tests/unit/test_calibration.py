@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from mycel.collectives.cost import choose, estimate_seconds
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.cost import Costs
+from mycel.cost.processors import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S
 from mycel.errors import UsageError
 from mycel.runtime import calibration
 from mycel.runtime.calibration import calibration_file, costs_from_text, costs_to_text, known_costs, measure_costs
@@ -22,10 +24,35 @@ METHODS = ("forest", "tree")
 SLOW = Costs(message_s=1.0, wake_s=2.0, copy_s_per_gb=3.0, add_s_per_gb=4.0, cores=5)
 
 
-def test_what_is_measured_is_a_time() -> None:
+class Clock:
+    """Stands for ``time``: the four loops take what is said in one run of seven, and more in the others."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        runs = [each * factor for each in seconds for factor in (3.0, 2.0, 1.5, 1.0, 1.0, 4.0, 1.2)]
+        self.readings = iter([reading for each in runs for reading in (0.0, each)])
+
+    def perf_counter(self) -> float:
+        return next(self.readings)
+
+
+@pytest.mark.parametrize(("slower", "costs_more"), [(0.5, 0.5), (1.0, 1.0), (2.1, 2.0), (0.01, 0.25), (100.0, 4.0)])
+def test_a_machine_that_is_slower_costs_more(
+    slower: float, costs_more: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loops run as they are; how long each took is told, and the least of its runs counts."""
+    message, wake, copy, add = (slower * there for there in calibration._THERE)
+    count, longer = calibration._MESSAGES, calibration._LONG - calibration._SHORT
+    short = 2 * count * message
+    long = short + 2 * count * longer * copy / 1e9
+    added = count * calibration._LONG * add / 1e9
+    trip = 2 * count * (2 * message + wake)
+    monkeypatch.setattr(calibration, "time", Clock([short, long, added, trip]))
     costs = measure_costs()
-    assert costs.message_s > 0 and costs.add_s_per_gb > 0
-    assert costs.cores >= 1
+    assert costs.message_s == pytest.approx(costs_more * MESSAGE_S)
+    assert costs.wake_s == pytest.approx(costs_more * WAKE_S)
+    assert costs.copy_s_per_gb == pytest.approx(costs_more * COPY_S_PER_GB)
+    assert costs.add_s_per_gb == pytest.approx(costs_more * ADD_S_PER_GB)
+    assert costs.cores == len(os.sched_getaffinity(0))
     assert costs_from_text(costs_to_text(costs)) == costs
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,9 @@ pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+def script() -> Any:
     """Imports a script of benchmarks/claims by name, as it is when it runs."""
-    for folder in ("benchmarks", "benchmarks/claims", "examples/word2vec"):
-        monkeypatch.syspath_prepend(str(ROOT / folder))
-    yield importlib.import_module
-    ours = tuple(str(ROOT / folder) for folder in ("benchmarks", "examples"))
-    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(ours)]:
-        del sys.modules[name]
+    return importlib.import_module
 
 
 def make_tables(script: Callable[[str], Any]) -> dict[str, tuple[Path, str]]:

@@ -23,9 +23,9 @@ from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
 from mycel.runtime.prepared import Job, prepare
 from mycel.runtime.reduce_kernels import DType, ReduceOp
-from mycel.runtime.reference import execute_in_python
 from mycel.topology.builders import ring, star
 from mycel.topology.model import Topology
+from reference_engine import execute_in_python
 
 Execute = Callable[[Job], int]
 LONG_S = 60.0

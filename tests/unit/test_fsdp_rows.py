@@ -44,7 +44,8 @@ def test_rows_without_some_gradients_are_recognised_where_that_is_possible() -> 
 
 def codec_of(*compressors: Compressor | None, dtype: torch.dtype = torch.float32) -> tuple[RowCodec, torch.Tensor]:
     """A row of a vector, matrices of these compressors with the vector between, and another vector."""
-    parts, chosen = [segment("norm", (5,), 1)], [None]
+    parts = [segment("norm", (5,), 1)]
+    chosen: list[Compressor | None] = [None]
     for number, compressor in enumerate(compressors):
         parts += [segment(f"w{number}", (24, 16), 1), segment(f"b{number}", (3,), 1)]
         chosen += [compressor, None]

@@ -11,8 +11,7 @@ from types import ModuleType
 
 import pytest
 import typer
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from mycel.cli import bound as bound_command
 from mycel.cli import draw, synth, verify, whatif

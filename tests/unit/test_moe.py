@@ -329,7 +329,7 @@ def test_descending_a_balancing_loss_balances(policy: Any) -> None:
     torch.manual_seed(0)
     layer = MoE(6, 4, 4, 1, balancing=policy)
     with torch.no_grad():
-        layer.router.projection.weight[0] += 0.5
+        layer.router.projection.weight[0] += 0.5  # type: ignore[index]
     x = torch.randn(256, 6) + 1.0
     optimizer = torch.optim.Adam(layer.router.parameters(), lr=0.05)
     before = layer.router(x).tokens_per_expert.max()
@@ -346,7 +346,7 @@ def test_expert_bias_evens_the_load_without_a_loss() -> None:
     policy = ExpertBias(4, rate=0.02)
     layer = MoE(6, 4, 4, 1, balancing=policy)
     with torch.no_grad():
-        layer.router.projection.weight[0] += 0.5
+        layer.router.projection.weight[0] += 0.5  # type: ignore[index]
     x = torch.randn(400, 6) + 1.0
     before = layer.router(x).tokens_per_expert.max()
     weights = layer.router(x).scores

@@ -139,7 +139,7 @@ def test_noise_leaves_torch_alone_and_differs_between_seeds_and_rows(name: str) 
     torch.manual_seed(0)
     rows = torch.randn(4, 50)
     before = torch.get_rng_state()
-    codec = CODECS[name]
+    codec: Any = CODECS[name]
     a, b, c = (coded.encode(rows, gradient=True) for coded in (codec(), codec(seed=1), copy.deepcopy(codec())))
     assert torch.equal(a, c) and not torch.equal(a, b)
     other = rows.clone()

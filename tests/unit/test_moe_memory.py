@@ -213,7 +213,7 @@ def test_the_next_layers_bias_decides() -> None:
     model(x)
     before = [route.top_k_index for route in gates[0].routes.of]
     assert not (before[1] == 5).any(dim=1).all()
-    model[1].moe.balancing[0].bias[5] = 100.0
+    model[1].moe.balancing[0].bias[5] = 100.0  # type: ignore[index]
     model(x)
     after = [route.top_k_index for route in gates[0].routes.of]
     assert (after[1] == 5).any(dim=1).all()

@@ -596,7 +596,7 @@ def test_what_is_on_a_port_is_over_when_it_is_flushed_and_there_when_it_is_waite
 def test_broken_json_gives_an_error_line_and_nothing_else() -> None:
     """Any value put in place of any other, or left out."""
     source = random.Random(7)
-    junk = (None, True, -1, 0, 1, 3, 1 << 40, 1.5, "", "o", "port", [], [0], [[]], {}, {"id": 0})
+    junk: tuple[Any, ...] = (None, True, -1, 0, 1, 3, 1 << 40, 1.5, "", "o", "port", [], [0], [[]], {}, {"id": 0})
     original = plan_of(two_boxes(num_ranks=4), "all_reduce", "tree")
     for _ in range(300):
         plan = copy.deepcopy(original)

@@ -3,29 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import json
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+import readme_table as script
 from mycel.bench.measurement import Measurement, summarize
 from mycel.errors import UsageError
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("readme_table", ROOT / "benchmarks" / "readme_table.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-script = load_script()
 
 
 def measured(backend: str, seconds: float, *, num_bytes: int = 1 << 20, correct: bool = True) -> Measurement:

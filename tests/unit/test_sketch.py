@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import taccl as claims
 import typer
 from typer.testing import CliRunner
 
@@ -274,23 +273,14 @@ def test_replay_refuses_messages_that_cannot_be() -> None:
 # -- the recorded comparison with the paper -------------------------------------------------------------------
 
 
-@pytest.fixture
-def claims(monkeypatch: pytest.MonkeyPatch) -> Any:
-    benchmarks = EXAMPLES.parents[1] / "benchmarks"
-    monkeypatch.syspath_prepend(str(benchmarks / "claims"))
-    yield importlib.import_module("taccl")
-    for name in [n for n, m in sys.modules.items() if str(getattr(m, "__file__", "")).startswith(f"{benchmarks}/")]:
-        del sys.modules[name]
-
-
-def test_the_table_in_the_page_is_that_of_its_lines(claims: Any) -> None:
+def test_the_table_in_the_page_is_that_of_its_lines() -> None:
     lines = claims.read(claims.OUTPUT)
     assert [line["sketch"] for line in lines] == list(claims.CASES)
     assert claims.tables(lines) in claims.PAGE.read_text(encoding="utf-8"), "run: benchmarks/claims/taccl.py --tables"
     assert all(line["routing_optimal"] and line["gap"] <= claims.ALLOWED for line in lines)
 
 
-def test_the_greedy_order_is_right_and_loses_what_a_better_one_does_not(claims: Any) -> None:
+def test_the_greedy_order_is_right_and_loses_what_a_better_one_does_not() -> None:
     topology, sketch = load_topology(EXAMPLES / "ndv2.json"), read_sketch(EXAMPLES / "ndv2_x1.json")
     order = claims.greedy(topology, on(topology, "all_gather"), sketch, 4.0)
     verify_schedule(order)

@@ -63,14 +63,12 @@ def test_equal_topologies_hash_alike_and_the_name_is_no_part_of_the_fingerprint(
     assert star(num_ranks=3, latency="1us").fingerprint != plain.fingerprint
 
 
-def test_balance_and_units() -> None:
+def test_units() -> None:
     vertices = (Vertex(kind="rank", label="a"), Vertex(kind="rank", label="b"))
     links = (Link(src=0, dst=1, capacity=2), Link(src=1, dst=0, capacity=1))
     topology = Topology(name="t", unit="Gb/s", vertices=vertices, links=links)
-    assert not topology.is_balanced(0)
     assert topology.bytes_per_second_per_unit == 125_000_000
     assert ring(num_ranks=3).bytes_per_second_per_unit is None
-    assert ring(num_ranks=3).is_balanced(0)
     with pytest.raises(TopologyError, match="unknown unit 'furlong'; known units: link, bit/s"):
         Topology(name="t", unit="furlong", vertices=vertices, links=links)
     with pytest.raises(TopologyError, match="expected rank or switch"):

@@ -8,7 +8,6 @@ capacities without conversion.
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
@@ -85,10 +84,6 @@ class Measurement:
     def to_json(self) -> dict[str, Any]:
         """A flat JSON object; ``from_json`` reads it back to an equal measurement."""
         return asdict(self)
-
-    def to_line(self) -> str:
-        """One JSON line, keys in the order of the attributes."""
-        return json.dumps(self.to_json())
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:

@@ -77,10 +77,6 @@ class Fit:
     explained: float
     rates: Mapping[Hop, float] = field(repr=False)
 
-    def estimate_of(self, link: Hop) -> Estimate:
-        """The estimate of the section that a link is in."""
-        return next(e for e in self.estimates if link in e.section.links)
-
 
 def sections_of(structure: Structure) -> list[Section]:
     """Links grouped by the pairs that use them."""

@@ -150,11 +150,6 @@ class Topology:
         """Bytes a second of capacity 1; ``None`` where capacities are only relative (unit ``link``)."""
         return RATE_UNITS.get(self.unit)
 
-    def is_balanced(self, vertex: int) -> bool:
-        """Whether as much capacity enters the vertex as leaves it."""
-        net = sum(link.capacity for link in self.links if link.dst == vertex)
-        return net == sum(link.capacity for link in self.links if link.src == vertex)
-
     def label(self, vertex: int) -> str:
         """Name of a vertex, for messages."""
         return self.vertices[vertex].label

@@ -102,7 +102,7 @@ def reference(kind: str, size: int, steps: int) -> Tensor:
     return z
 
 
-def masha_follows_its_algorithm(rank: int, size: int) -> dict[str, tuple[float, float, float]]:
+def masha_follows_its_algorithm(rank: int, size: int, steps: int) -> dict[str, tuple[float, float, float]]:
     """By compressor: difference from the reference after 9 steps, what is left at the end, and bytes over formula."""
     out = {}
     for kind in COMPRESSORS:
@@ -115,7 +115,7 @@ def masha_follows_its_algorithm(rank: int, size: int) -> dict[str, tuple[float, 
         per_step = COMPRESSORS[kind]().sent_bytes([(WIDTH,), (WIDTH,)], rank=rank, world_size=size)
         formula = 9 * per_step + references * 2 * (size - 1) / size * 16 * WIDTH
         sent = optimizer.stats.sent_bytes / formula if size > 1 else 1.0
-        for _ in range(800):
+        for _ in range(steps):
             optimizer.step(closure)
         assert same_bits(z)
         out[kind] = early, float(operator(z.detach(), list(range(PARTS))).norm()), sent

@@ -57,7 +57,7 @@ def everything(rank: int, size: int) -> dict[str, Any]:
     checks = collectives()
     # Where ranks send their parts themselves, parts of different lengths are the backend's; Gloo has no such form,
     # and before torch 2.12 no lists at all.
-    direct = dist.group.WORLD.communicator.exchanges_directly  # type: ignore[union-attr]
+    direct = dist.group.WORLD.communicator.exchanges_directly  # type: ignore[union-attr,attr-defined]
     missing = [checks.uneven] if torch.__version__ >= (2, 12) else [checks.uneven, checks.all_to_all_of_lists]
     chosen = [check for check in checks.CHECKS if not (direct and check in missing)]
     results = {check.__name__: check(rank, size) for check in chosen}

@@ -183,7 +183,7 @@ def tensors(rank: int, size: int) -> dict[str, list[float]]:
     assert torch.equal(partial.redistribute(mesh, [Shard(0)]).to_local(), full[rank * 2 : rank * 2 + 2] * size)
     uneven = distribute_tensor(torch.arange(float(size * 2 + 1)), mesh, [Shard(0)])
     assert torch.equal(uneven.full_tensor(), torch.arange(float(size * 2 + 1)))
-    product = distribute_tensor(torch.eye(size * 2), mesh, [Shard(1)]) @ sharded
+    product: Any = distribute_tensor(torch.eye(size * 2), mesh, [Shard(1)]) @ sharded
     return {"sum": [product.full_tensor().sum().item()]}
 
 

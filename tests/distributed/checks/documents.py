@@ -1,0 +1,263 @@
+"""Runs the Python of a page of the documents on ranks: block after block, each with the names of those before.
+
+What a page takes as given (a model, a mesh, batches) is prepared here, in ``BEFORE``: a piece of text of a block, and
+what is run in front of it. A text that no block has any more is an error, so that this list stays true.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+#: Ranks of a page; two where it does not matter.
+RANKS = {
+    "docs/concepts/flex.md": 8,
+    "docs/concepts/moe_placement.md": 4,
+    "docs/guides/moe.md": 4,
+    "docs/guides/moe_hugging_face.md": 4,
+    "docs/guides/torch-backend.md": 4,
+}
+#: Pages whose blocks start ranks of their own, on emulated clusters.
+EMULATED = ("docs/guides/bench.md", "docs/guides/emulate.md")
+
+#: A model of two layers, its batches, and an optimizer.
+NET = """
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+total_steps = 100
+"""
+#: One step of it.
+STEP = """
+model(torch.randn(8, 64)).square().mean().backward()
+optimizer.step()
+optimizer.zero_grad()
+"""
+WORLD = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+"""
+FSDP = """
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+torch.manual_seed(0)
+model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
+model.blocks = list(model)
+"""
+MIXTRAL = """
+import transformers
+tiny_config = transformers.AutoConfig.for_model(
+    "mixtral", vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4,
+    num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2, max_position_embeddings=64,
+)
+def tiny(*arguments, num_experts=8, **options):
+    torch.manual_seed(0)
+    tiny_config.num_local_experts = num_experts
+    return transformers.AutoModelForCausalLM.from_config(tiny_config)
+model = tiny()
+"""
+DEEPSEEK = """
+tiny_config = transformers.AutoConfig.for_model(
+    "deepseek_v3", vocab_size=64, hidden_size=32, intermediate_size=40, moe_intermediate_size=8, num_hidden_layers=2,
+    num_attention_heads=4, num_key_value_heads=4, n_routed_experts=256, num_experts_per_tok=2, n_group=4,
+    topk_group=2, first_k_dense_replace=1, n_shared_experts=1, q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8,
+    qk_nope_head_dim=8, v_head_dim=8, max_position_embeddings=64,
+)
+model = transformers.AutoModelForCausalLM.from_config(tiny_config)
+"""
+WITHOUT_DOWNLOADS = "\ntransformers.AutoModelForCausalLM.from_pretrained = tiny\n"
+TRAINER = """
+import transformers
+from transformers import Trainer, TrainingArguments
+arguments = TrainingArguments(output_dir="out", use_cpu=True, max_steps=2, save_strategy="no", report_to=[],
+                              disable_tqdm=True, dataloader_pin_memory=False)
+rows = [{"x": torch.randn(64), "labels": torch.randn(64)} for _ in range(16)]
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+    def forward(self, x, labels):
+        y = self.inner(x)
+        return {"loss": (y - labels).square().mean(), "logits": y}
+trainer = Trainer(model=Net(), args=arguments, train_dataset=rows)
+"""
+
+BEFORE: dict[str, list[tuple[str, str]]] = {
+    "README.md": [
+        (
+            "compress(ddp_model",
+            NET
+            + "ddp_model = DistributedDataParallel(nn.Linear(64, 64))"
+            + WORLD
+            + MIXTRAL
+            + "hugging_face_model, model = model, net",
+        )
+    ],
+    "docs/concepts/beyond_averaging.md": [
+        (
+            "players = [",
+            NET + "generator, critic = nn.Linear(4, 4), nn.Linear(4, 4)\nall_data_of_this_rank = torch.randn(8, 4)\n"
+            "def game(generator, critic, data):\n    return (generator(data) * critic(data)).mean()",
+        ),
+        (
+            "tuned = hd_pissa(",
+            "class Attention(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.q_proj, self.v_proj = nn.Linear(64, 64), nn.Linear(64, 64)\n"
+            "class Net(nn.Module):\n"
+            "    def __init__(self):\n"
+            "        super().__init__()\n"
+            "        self.attention = Attention()\n"
+            "    def forward(self, x):\n"
+            "        y = self.attention.v_proj(self.attention.q_proj(x))\n"
+            "        y.loss = y.square().mean()\n"
+            "        return y\n"
+            "model, batches = Net(), [torch.randn(4, 64) for _ in range(2)]",
+        ),
+    ],
+    "docs/concepts/combiners.md": [("combine_gradients(ddp_model", NET + "ddp_model = model")],
+    "docs/concepts/compression_fsdp.md": [("policy = LGreCo(", NET)],
+    "docs/concepts/flex.md": [
+        ("y = layer(x, r=0)", "import torch\ntorch.manual_seed(0)"),
+        ("adapt=Flex(", WORLD + "batches = [torch.randn(50, 256) for _ in range(3)]"),
+        ("keep_exchanges", ""),
+    ],
+    "docs/concepts/moe_codecs.md": [('codec="int8")\nlayer', WORLD), ("LSHDispatcher(inner", "")],
+    "docs/concepts/moe_placement.md": [
+        (
+            "Rebalancer(",
+            WORLD + "from mycel.moe import MoE, boxes_of\n"
+            "from mycel.moe.placement import ExpertPlacement, PlacedDispatcher, Rebalancer\n"
+            "topology = dist.group.WORLD.communicator.topology\n"
+            "batches = [torch.randn(16, 512) for _ in range(2)]\n"
+            "def train_step(layer, optimizer, x):\n"
+            "    layer(x).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()",
+        )
+    ],
+    "docs/guides/compression.md": [
+        ("model = DistributedDataParallel(model)\n", "from torch import nn\nmodel = nn.Linear(64, 64)"),
+        ("policy = CompressionPolicy(", NET),
+        ("QSDP(weight_bits", FSDP),
+        ("torch.save(state", NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
+        ("class Compress(", TRAINER),
+    ],
+    "docs/guides/faults.md": [
+        (
+            "dist.all_reduce(tensor)",
+            "import torch\nimport torch.distributed as dist\nimport mycel\ntensor = torch.ones(3)",
+        )
+    ],
+    "docs/guides/gpus.md": [
+        ("async_op=True", "import torch\ngradients, activations, weights = (torch.randn(8, 8) for _ in range(3))")
+    ],
+    "docs/guides/local_updates.md": [
+        ("QSR(alpha", NET),
+        ("if updates.in_step", "file = 'updates.pt'" + STEP),
+        (
+            "class Meet(",
+            TRAINER + "from mycel.data_parallel import Periodic, diloco, local_updates\n"
+            "from transformers import TrainerCallback",
+        ),
+    ],
+    "docs/guides/moe.md": [
+        ('algorithm="all_to_all", degree=2', WORLD + "torch.manual_seed(0)\nx = torch.randn(10, 64)"),
+        ("fully_shard(layer.experts", ""),
+        (
+            "expert_parameter_names(model)",
+            "from torch import nn\n"
+            "experts = MoE(64, 128, 8, 2, mesh=init_device_mesh('cpu', (4,)))\n"
+            "model = nn.Sequential(nn.Linear(64, 64), experts)",
+        ),
+        (
+            "task_loss + moe_loss",
+            "optimizer = torch.optim.AdamW(model.parameters())\n"
+            "task_loss = model(torch.randn(10, 64)).square().mean()",
+        ),
+        ("experts_apart(model", "model = model.module"),
+    ],
+    "docs/guides/moe_hugging_face.md": [
+        (
+            'AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-30B-A3B")  #',
+            "import torch" + MIXTRAL + WITHOUT_DOWNLOADS,
+        ),
+        ("fully_shard(block.experts", "model = tiny()"),
+        (
+            "move_experts(block, better",
+            WORLD + "from mycel.moe.placement import ExpertPlacement\n"
+            "model = tiny(num_experts=128)\noptimizer = torch.optim.AdamW(model.parameters())\n"
+            "better = ExpertPlacement.contiguous(128, 4, spare=2)",
+        ),
+        ("register_expert_parallel(", ""),
+        (
+            "trainer_callback(model)",
+            "model = tiny()\napply(model, mesh=init_device_mesh('cpu', (4,)))\nids = torch.randint(3, 64, (16, 12))\n"
+            "rows = [{'input_ids': row, 'labels': row} for row in ids]",
+        ),
+        ("ExpertBias(256", DEEPSEEK + "optimizer = torch.optim.AdamW(model.parameters())"),
+        ("full_state_dict(model)", ""),
+    ],
+    "docs/guides/torch-backend.md": [],
+}
+
+
+def blocks(page: str) -> list[tuple[int, str]]:
+    """Blocks of Python without a prompt: line before the first of each, and contents."""
+    text = page_text(page)
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, m.start(1)), m[1]) for m in found if not m[1].startswith(">>>")]
+
+
+def page_text(page: str) -> str:
+    return (Path(__file__).resolve().parents[3] / page).read_text(encoding="utf-8")
+
+
+def run_blocks(page: str, names: dict[str, Any]) -> int:
+    """How many there were.
+
+    Raises:
+        LookupError: something is prepared for a block that is not there.
+    """
+    prepared = dict(BEFORE.get(page, ()))
+    found = blocks(page)
+    for line, source in found:
+        for text in [text for text in prepared if text in source]:
+            exec(compile(prepared.pop(text), f"prepared for {text!r} of {page}", "exec"), names)
+        exec(compile("\n" * line + source, page, "exec"), names)
+    if prepared:
+        raise LookupError(f"{page} has no block of Python with {list(prepared)}")
+    return len(found)
+
+
+def run_page(rank: int, world_size: int, page: str, folder: str) -> int:
+    """A page on a rank; its first ``init_process_group`` makes the group that every later one means, too."""
+    make_group = dist.init_process_group
+
+    def init_process_group(backend: str = "mycel", **options: Any) -> None:
+        if not dist.is_initialized():
+            store = dist.FileStore(os.environ["STORE_FILE"], world_size)
+            make_group(backend, store=store, rank=rank, world_size=world_size)
+
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}  # as torchrun does
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    os.chdir(folder)
+    torch.manual_seed(0)
+    dist.init_process_group = init_process_group  # type: ignore[assignment]
+    names: dict[str, Any] = {"__name__": "page", "rank": rank, "world_size": world_size}
+    import mycel.runtime  # noqa: F401  (registers the backend)
+
+    if not re.search(r"^dist\.init_process_group", blocks(page)[0][1], re.MULTILINE):
+        init_process_group()
+    return run_blocks(page, names)

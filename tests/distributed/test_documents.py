@@ -1,0 +1,49 @@
+"""The Python in documents runs: pages on ranks, and those that start clusters of their own by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.distributed.checks.documents import BEFORE, EMULATED, RANKS, blocks, run_blocks
+
+from mycel.emulate import check_support
+from mycel.errors import EmulationError
+
+RunRanks = Callable[..., list[Any]]
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(str(f.relative_to(ROOT)) for f in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
+WITH_PYTHON = [page for page in PAGES if blocks(page)]
+
+
+def _missing() -> str:
+    try:
+        check_support()
+    except EmulationError as error:
+        return str(error)
+    return ""
+
+
+def test_nothing_is_prepared_for_pages_without_python() -> None:
+    assert {*BEFORE, *RANKS, *EMULATED} <= set(WITH_PYTHON)
+
+
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in EMULATED])
+def test_python_in_documents_runs(run_ranks: RunRanks, page: str, tmp_path: Path) -> None:
+    if "transformers" in "".join(text for _, text in blocks(page)) or page == "README.md":
+        pytest.importorskip("transformers")
+        pytest.importorskip("accelerate")
+    ran = run_ranks(RANKS.get(page, 2), "documents", "run_page", page, str(tmp_path), backend=None)
+    assert set(ran) == {len(blocks(page))}
+
+
+@pytest.mark.namespaces
+@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
+@pytest.mark.parametrize("page", EMULATED)
+def test_python_that_starts_clusters_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "train.py").write_text("print('a step', flush=True)\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert run_blocks(page, {"__name__": "page"}) == len(blocks(page))
