@@ -154,7 +154,7 @@ def judge_schedule(schedule: Schedule) -> str | None:
         _Event(after=list(t.after), source=[(t.src, t.chunk)], target=[(t.dst, t.chunk)], adds=t.reduce)
         for t in schedule.transfers
     ]
-    switches = range(collective.num_ranks, schedule.num_nodes)
+    switches = range(collective.num_ranks, schedule.num_compute_vertices)
     sums = frozenset((switch, chunk) for switch in switches for chunk in range(len(schedule.chunks)))
     return _defect(events, [event.after for event in events], given, wanted, sums)
 

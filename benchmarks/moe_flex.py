@@ -1,10 +1,10 @@
-"""Exchanges and adaptive choice of the MoE layer, on two emulated boxes with slow links between.
+"""Exchanges and adaptive choice of the MoE layer, on two emulated nodes with slow links between.
 
-    python benchmarks/moe_flex.py                    # two boxes of 4; some minutes
-    python benchmarks/moe_flex.py --quick            # two boxes of 2, fewer steps
+    python benchmarks/moe_flex.py                    # two nodes of 4; some minutes
+    python benchmarks/moe_flex.py --quick            # two nodes of 2, fewer steps
     python benchmarks/moe_flex.py --only bytes
 
-``bytes``: what flat and hierarchical exchanges send between the boxes in a forward and backward pass, by the meter
+``bytes``: what flat and hierarchical exchanges send between the nodes in a forward and backward pass, by the meter
 (rows and slots) and by the interfaces' counters (headers, acknowledgements and barriers included), and the step's
 time. ``adapt``: a trace of three loads, walked twice by the layer with ``tuner=Tuner(...)``, which chooses:
 the first time with its trials, then with what it remembers. Every fourth step all fixed plans take a step each beside
@@ -41,7 +41,7 @@ PHASES = ((16, 2), (512, 8), (128, 2))
 def exchanges(steps: int) -> None:
     """Bytes and time of flat and hierarchical exchanges."""
     topology = dist.group.WORLD.communicator.topology
-    boxes, mesh = nodes_of(topology), node_mesh(topology)
+    nodes, mesh = nodes_of(topology), node_mesh(topology)
     for tokens, top_k in LOADS:
         torch.manual_seed(0)
         layer = MoE(DIM, HIDDEN, 16, top_k, parallel=mesh)
@@ -54,7 +54,7 @@ def exchanges(steps: int) -> None:
             for _ in range(steps):
                 forward_backward(layer, x, algorithm=algorithm)
             mark(f"{tokens} {top_k} {algorithm} end")
-            metered = total(layer.dispatcher.meter, boxes) // steps
+            metered = total(layer.dispatcher.meter, nodes) // steps
             say(question="bytes", top_k=top_k, algorithm=algorithm, tokens=tokens, metered=metered)
         times: dict[str, list[float]] = {"all_to_all": [], "hierarchical": []}
         for _ in range(steps):
@@ -136,7 +136,7 @@ def tables(rows: list[dict[str, Any]]) -> str:
         if row["question"] == "bytes"
     ]
     page = markdown(
-        ("tokens a rank", "K", "exchange", "KB between boxes, meter", "KB, interfaces", "ms a step"), counted
+        ("tokens a rank", "K", "exchange", "KB between nodes, meter", "KB, interfaces", "ms a step"), counted
     )
     for row in rows:
         if row["question"] != "adapt":
@@ -192,7 +192,7 @@ def main() -> None:
         return
     ranks = 4 if options.quick else 8
     arguments = ["--quick"] * options.quick + (["--only", options.only] if options.only else [])
-    print(f"two boxes of {ranks // 2}, 400 Mbit/s inside, 50 Mbit/s a rank between; {describe_hardware()}")
+    print(f"two nodes of {ranks // 2}, 400 Mbit/s inside, 50 Mbit/s a rank between; {describe_hardware()}")
     said = on_cluster(two_boxes(num_ranks=ranks), Path(__file__), arguments)
     rows = rows_of(said, steps)
     print(tables(rows))

@@ -1,7 +1,7 @@
 """What the benchmarks of expert parallelism share: a script on every rank of an emulated cluster, and what it says.
 
 A benchmark starts itself on the ranks (``on_cluster``); there it joins the others (``join``), computes, and says its
-figures from rank 0 (``say``). Where it sets a mark, what the cables between the boxes have carried is noted.
+figures from rank 0 (``say``). Where it sets a mark, what the cables between the nodes have carried is noted.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ DEADLINE_S = 60.0
 def on_cluster(
     topology: Topology, script: Path, arguments: Sequence[str], *, timeout_s: float = 900.0, backend: str = "mycel"
 ) -> list[dict[str, Any]]:
-    """Run a script on every rank; what rank 0 said, in order. Marks have ``crossed``: bytes between boxes so far."""
-    boxes = nodes_of(topology)
-    box_of = {topology.ranks[rank]: place for place, box in enumerate(boxes) for rank in box}
-    inside = {v: topology.vertices[v].box for v in range(len(topology.vertices))}
-    cables = [(a, b) for link in topology.links for a, b in [(link.src, link.dst)] if a in box_of and not inside[b]]
+    """Run a script on every rank; what rank 0 said, in order. Marks have ``crossed``: bytes between nodes so far."""
+    nodes = nodes_of(topology)
+    node_of = {topology.ranks[rank]: place for place, node in enumerate(nodes) for rank in node}
+    inside = {v: topology.vertices[v].node for v in range(len(topology.vertices))}
+    cables = [(a, b) for link in topology.links for a, b in [(link.src, link.dst)] if a in node_of and not inside[b]]
     said: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, EmulatedCluster(topology) as cluster:
 
@@ -92,9 +92,9 @@ def mark(name: str) -> None:
     dist.barrier()
 
 
-def total(meter: ByteMeter, boxes: Sequence[Sequence[int]]) -> int:
-    """Metered bytes between boxes, of all ranks."""
-    everyone = torch.tensor([meter.between(boxes)])
+def total(meter: ByteMeter, nodes: Sequence[Sequence[int]]) -> int:
+    """Metered bytes between nodes, of all ranks."""
+    everyone = torch.tensor([meter.between(nodes)])
     dist.all_reduce(everyone)
     return int(everyone)
 

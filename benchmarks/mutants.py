@@ -82,7 +82,7 @@ def subjects() -> list[Subject]:
 
 def _path(topology: Topology, src: int, dst: int) -> tuple[int, ...] | None:
     """A shortest path between two nodes that passes no rank."""
-    start, goal = topology.nodes[src], topology.nodes[dst]
+    start, goal = topology.compute_vertices[src], topology.compute_vertices[dst]
     reached: dict[int, tuple[int, ...]] = {start: (start,)}
     for vertex in (queue := [start]):
         for a, b in topology.capacity:
@@ -101,7 +101,7 @@ def schedule_mutant(schedule: Schedule, kind: str, chance: random.Random) -> Sch
     """The schedule with one change, or ``None`` where the drawn one cannot be made."""
     ts = list(schedule.transfers)
     i = chance.randrange(len(ts))
-    t, n = ts[i], schedule.num_nodes
+    t, n = ts[i], schedule.num_compute_vertices
     if kind == "drop":
         kept = [(k, x) for k, x in enumerate(ts) if k != i]
         heirs = [({*x.after, *t.after} - {i} if i in x.after else set(x.after), x) for _, x in kept]
@@ -393,7 +393,7 @@ def run_subject(subject: Subject, count: int, seed: int) -> list[Row]:
     """Outcomes of ``count`` mutants; none where the method has no schedule on the fabric."""
     where, name, method, level = subject
     schedule = made(where, name, method)
-    if schedule is None or (level == "xml" and schedule.num_nodes > schedule.collective.num_ranks):
+    if schedule is None or (level == "xml" and schedule.num_compute_vertices > schedule.collective.num_ranks):
         return []
     chance = random.Random(f"{seed} {subject}")
     rows: list[Row] = []

@@ -7,7 +7,7 @@ standard output.
     python benchmarks/synthesis.py                 # all_gather's forests as arrays, about two minutes
     python benchmarks/synthesis.py --schedules     # whole schedules of the other collectives, about two minutes
     python benchmarks/synthesis.py --draw          # picture and table in the docs, from what is recorded
-    python benchmarks/synthesis.py --case dgx_a100:boxes=128
+    python benchmarks/synthesis.py --case dgx_a100:nodes=128
     python benchmarks/synthesis.py --case torus:dims=8x8 --schedules --collective all_reduce
 """
 
@@ -28,30 +28,30 @@ from record import RECORDED, ROOT, append, markdown, read, write_section
 
 #: Fabric, and whether its symmetry may be used.
 CASES = [
-    ("dgx_a100:boxes=2", True),
+    ("dgx_a100:nodes=2", True),
     ("torus:dims=8x8", True),
-    ("dgx_a100:boxes=16", True),
-    ("dgx_h100:boxes=16", True),
-    ("mi250:boxes=8", True),
-    ("dgx_a100:boxes=16", False),
-    ("dgx_a100:boxes=128", True),
-    ("dgx_a100:boxes=128", False),
-    ("dgx_h100:boxes=128", True),
-    ("mi250:boxes=64", True),
-    ("dgx_a100:boxes=512", True),
+    ("dgx_a100:nodes=16", True),
+    ("dgx_h100:nodes=16", True),
+    ("mi250:nodes=8", True),
+    ("dgx_a100:nodes=16", False),
+    ("dgx_a100:nodes=128", True),
+    ("dgx_a100:nodes=128", False),
+    ("dgx_h100:nodes=128", True),
+    ("mi250:nodes=64", True),
+    ("dgx_a100:nodes=512", True),
     ("dragonfly:groups=9,routers=4,ranks_per_router=2", True),
     ("fat_tree:k=8", True),
     ("fat_tree:k=16", True),
 ]
 #: Fabrics whose whole schedules are made, and of which collectives.
 SCHEDULE_CASES = (
-    "dgx_a100:boxes=2",
+    "dgx_a100:nodes=2",
     "torus:dims=4x4",
-    "dgx_a100:boxes=4",
-    "dgx_a100:boxes=8",
-    "mi250:boxes=4",
+    "dgx_a100:nodes=4",
+    "dgx_a100:nodes=8",
+    "mi250:nodes=4",
     "torus:dims=8x8",
-    "dgx_a100:boxes=16",
+    "dgx_a100:nodes=16",
 )
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all")
 #: A flow between all pairs is a linear programme whose size grows with the square of the ranks.
@@ -73,7 +73,7 @@ def measure(spec: str, with_symmetry: bool) -> dict[str, Any]:
     from mycel.topology.load import load_topology
 
     imported = time.perf_counter()
-    for small in ("dgx_a100:boxes=2", "ring:ranks=4"):
+    for small in ("dgx_a100:nodes=2", "ring:ranks=4"):
         fabric = load_topology(small)
         plan_forest(fabric, (1,) * fabric.num_ranks, is_reversed=False).check()
     compiled = time.perf_counter()
@@ -119,7 +119,7 @@ def measure_schedule(spec: str, name: CollectiveName) -> dict[str, Any]:
         return Collective(name=name, num_ranks=ranks, root=0 if name == "broadcast" else None)
 
     begin = time.perf_counter()
-    for small in ("dgx_a100:boxes=1", "ring:ranks=4"):
+    for small in ("dgx_a100:nodes=1", "ring:ranks=4"):
         fabric = load_topology(small)
         verify_schedule(synthesize(fabric, collective(fabric.num_ranks)))
     compiled = time.perf_counter()

@@ -1,6 +1,6 @@
-"""How much faster than Gloo, and how near to the bound: two boxes, a star, small messages, a busy main thread.
+"""How much faster than Gloo, and how near to the bound: two nodes, a star, small messages, a busy main thread.
 
-    python benchmarks/two_boxes.py [--repeats 5] [--only boxes,star,latency,busy] [--output FILE.jsonl]
+    python benchmarks/two_boxes.py [--repeats 5] [--only nodes,star,latency,busy] [--output FILE.jsonl]
 
 Prints a table a question and, at the end, each target beside what was measured. Every point is appended to the
 output file as one JSON line: a ``Measurement`` with the question, the commit and the time.
@@ -92,15 +92,15 @@ def questions(repeats: int) -> dict[str, Question]:
         Case(collective="all_reduce", num_bytes=LARGE, repeats=3 * repeats, mode=mode) for mode in ("waiting", "busy")
     )
     return {
-        "boxes": Question(
-            title="Two boxes of 4, 400 Mbit/s inside, 50 per rank between, 16 MB",
+        "nodes": Question(
+            title="Two nodes of 4, 400 Mbit/s inside, 50 per rank between, 16 MB",
             places=(load_topology(CLUSTERS / "two_boxes.yaml"),),
             cases=large,
             targets=(
-                Target(claim="two boxes: all_reduce, times Gloo", value=ratio(8, "all_reduce"), least=5.0),
-                Target(claim="two boxes: all_reduce, of the bound", value=of_bound(8, "all_reduce"), least=0.85),
-                Target(claim="two boxes: all_gather, times Gloo", value=ratio(8, "all_gather"), least=5.0),
-                Target(claim="two boxes: reduce_scatter, times Gloo", value=ratio(8, "reduce_scatter"), least=8.0),
+                Target(claim="two nodes: all_reduce, times Gloo", value=ratio(8, "all_reduce"), least=5.0),
+                Target(claim="two nodes: all_reduce, of the bound", value=of_bound(8, "all_reduce"), least=0.85),
+                Target(claim="two nodes: all_gather, times Gloo", value=ratio(8, "all_gather"), least=5.0),
+                Target(claim="two nodes: reduce_scatter, times Gloo", value=ratio(8, "reduce_scatter"), least=8.0),
             ),
         ),
         "star": Question(
@@ -154,7 +154,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the chosen questions; exit code 1 when a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--only", default="boxes,star,latency,busy")
+    parser.add_argument("--only", default="nodes,star,latency,busy")
     parser.add_argument("--output", type=Path, default=ROOT / "build" / "benchmarks.jsonl")
     options = parser.parse_args(arguments)
     known = questions(options.repeats)

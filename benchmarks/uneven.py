@@ -28,7 +28,7 @@ from mycel.collectives.verify import verify_schedule
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
-FABRICS = ("two_boxes:ranks=8", "torus:dims=2x4", "ring:ranks=8", "dgx_a100:boxes=2")
+FABRICS = ("two_boxes:ranks=8", "torus:dims=2x4", "ring:ranks=8", "dgx_a100:nodes=2")
 COLLECTIVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_to_all", "scatter")
 COLUMNS = ("topology", "collective", "weights", "bound", "for the weights", "for equal blocks", "few steps")
 

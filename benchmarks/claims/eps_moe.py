@@ -1,4 +1,4 @@
-"""What EPS-MoE claims of chunks of experts and of choosing the product, on two boxes and on one core.
+"""What EPS-MoE claims of chunks of experts and of choosing the product, on two nodes and on one core.
 
     python benchmarks/claims/eps_moe.py  # a minute; 4 ranks; replaces its lines and the tables in the page of claims
 

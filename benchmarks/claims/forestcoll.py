@@ -41,15 +41,15 @@ PAGE = ROOT / "docs" / "guides" / "benchmarks.md"
 LARGE = 256 << 20
 #: Fabric, its 1/x*, and earlier CPU seconds of the authors' public code; None: not finished after 600 s.
 PUBLIC: dict[str, tuple[str, float | None]] = {
-    "dgx_a100:boxes=2": ("3/65", 3.7),
-    "dgx_a100:boxes=4": ("3/25", 28.0),
-    "dgx_a100:boxes=8": ("7/25", 348.4),
-    "dgx_a100:boxes=16": ("3/5", None),
-    "dgx_h100:boxes=4": ("31/500", 26.1),
-    "dgx_h100:boxes=8": ("7/50", 253.9),
-    "dgx_h100:boxes=16": ("3/10", None),
-    "mi250:boxes=4": ("3/16", 292.3),
-    "mi250:boxes=8": ("7/16", None),
+    "dgx_a100:nodes=2": ("3/65", 3.7),
+    "dgx_a100:nodes=4": ("3/25", 28.0),
+    "dgx_a100:nodes=8": ("7/25", 348.4),
+    "dgx_a100:nodes=16": ("3/5", None),
+    "dgx_h100:nodes=4": ("31/500", 26.1),
+    "dgx_h100:nodes=8": ("7/50", 253.9),
+    "dgx_h100:nodes=16": ("3/10", None),
+    "mi250:nodes=4": ("3/16", 292.3),
+    "mi250:nodes=8": ("7/16", None),
     "torus:dims=8x8": ("63/4", 59.6),
 }
 
@@ -77,7 +77,7 @@ def optima() -> list[dict[str, Any]]:
 
 def seconds(limit_s: float) -> list[dict[str, Any]]:
     """A line a fabric: seconds of the baseline and of our synthesis, in this process, after compilation."""
-    for small in ("dgx_a100:boxes=2", "ring:ranks=4"):
+    for small in ("dgx_a100:nodes=2", "ring:ranks=4"):
         warm = load_topology(small)
         plan_forest(warm, (1,) * warm.num_ranks, is_reversed=False)
     lines: list[dict[str, Any]] = []
@@ -116,19 +116,19 @@ def seconds(limit_s: float) -> list[dict[str, Any]]:
 
 
 def rings_at_best(topology: Topology) -> Fraction:
-    """Most algbw of any set of rings for all_gather: each ring enters every box, with all of its share but 1/N."""
+    """Most algbw of any set of rings for all_gather: each ring enters every node, with all of its share but 1/N."""
     n = topology.num_ranks
-    names = dict.fromkeys(vertex.box for vertex in topology.vertices if vertex.box is not None)
-    members = [{i for i, vertex in enumerate(topology.vertices) if vertex.box == name} for name in names]
-    into = [sum(c for (a, b), c in topology.capacity.items() if a not in box and b in box) for box in members]
+    names = dict.fromkeys(vertex.node for vertex in topology.vertices if vertex.node is not None)
+    members = [{i for i, vertex in enumerate(topology.vertices) if vertex.node == name} for name in names]
+    into = [sum(c for (a, b), c in topology.capacity.items() if a not in node and b in node) for node in members]
     own = [sum(c for (_, b), c in topology.capacity.items() if b == rank) for rank in topology.ranks]
     return Fraction(n, n - 1) * min(*into, *own)
 
 
 def lead() -> list[dict[str, Any]]:
-    """A line a fabric of several boxes and collective: our forest beside rings, modelled and simulated."""
+    """A line a fabric of several nodes and collective: our forest beside rings, modelled and simulated."""
     lines = []
-    for name in ("dgx_a100:boxes=2", "dgx_a100:boxes=4", "dgx_h100:boxes=2", "mi250:boxes=2"):
+    for name in ("dgx_a100:nodes=2", "dgx_a100:nodes=4", "dgx_h100:nodes=2", "mi250:nodes=2"):
         topology = load_topology(name)
         names: tuple[CollectiveName, ...] = ("all_gather", "all_reduce")
         for collective_name in names:

@@ -1,9 +1,9 @@
-"""What SMILE claims of routing in two levels, counted on two boxes: bytes between boxes, messages, parameters, time.
+"""What SMILE claims of routing in two levels, counted on two nodes: bytes between nodes, messages, parameters, time.
 
     python benchmarks/claims/smile.py    # a minute; 4 ranks; replaces its lines and the table in the page of claims
 
-Flat: one router over all experts and one exchange among all ranks. Bi-level: a router chooses the box, another one
-the experts there, and the exchange goes between boxes, then inside. Bytes are those the meter sees in a forward and a
+Flat: one router over all experts and one exchange among all ranks. Bi-level: a router chooses the node, another one
+the experts there, and the exchange goes between nodes, then inside. Bytes are those the meter sees in a forward and a
 backward pass of all ranks. Messages are those a rank sends to others for one exchange there, counted. Quality is not
 measured here.
 
@@ -37,7 +37,7 @@ DIM, HIDDEN, EXPERTS, TOKENS, STEPS = 256, 256, 16, 256, 7
 def rank() -> None:
     join()
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]])
-    boxes = ((0, 1), (2, 3))
+    nodes = ((0, 1), (2, 3))
     for top_k in (1, 2):
         torch.manual_seed(0)
         bi_level = BiLevelRouter(LinearProjection(DIM, 2), LinearProjection(DIM, EXPERTS // 2), top_k)
@@ -63,7 +63,7 @@ def rank() -> None:
             say(
                 top_k=top_k,
                 way=name,
-                between=total(layer.dispatcher.meter, boxes),
+                between=total(layer.dispatcher.meter, nodes),
                 messages=3 if algorithm == "all_to_all" else 2,
                 parameters=sum(p.numel() for p in router.parameters()),
                 median_s=middle(times[name]),
@@ -76,7 +76,7 @@ def table(lines: list[dict[str, Any]]) -> str:
     for s in lines:
         figures = (f"{s['between'] / 1e3:.0f}", s["messages"], s["parameters"], f"{1e3 * s['median_s']:.0f}")
         rows.append((s["top_k"], s["way"], *figures))
-    return markdown(("K", "way", "KB between boxes", "messages a rank", "router parameters", "ms a step"), rows)
+    return markdown(("K", "way", "KB between nodes", "messages a rank", "router parameters", "ms a step"), rows)
 
 
 def main() -> None:

@@ -65,7 +65,7 @@ def greedy(topology: Topology, collective: Collective, sketch: Sketch, time_limi
     """The routes in the paper's greedy order: a chunk's next hop at a time, never taken back.
 
     With switches, the hop with the longest way still to go is next, in a tie what can start first. Without, what can
-    start first is next, in a tie the chunk of the sender's own box, then the longest way. A last tie goes to the
+    start first is next, in a tie the chunk of the sender's own node, then the longest way. A last tie goes to the
     chunk that has come the shortest way.
     """
     network = build_network(topology, sketch)
@@ -98,7 +98,7 @@ def greedy(topology: Topology, collective: Collective, sketch: Sketch, time_limi
         d, x = legs[number]
         if sketch.groups:
             return -ahead[number], soonest(number), behind[number], number
-        foreign = demands[d].src // network.box_size != network.links[x].src // network.box_size
+        foreign = demands[d].src // network.node_size != network.links[x].src // network.node_size
         return soonest(number), foreign, -ahead[number], behind[number], number
 
     while pending:

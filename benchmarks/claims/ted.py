@@ -1,8 +1,8 @@
-"""What DeepSpeed-TED claims of duplicate tokens and of checkpointing, counted: 2 boxes, each a tensor-parallel group.
+"""What DeepSpeed-TED claims of duplicate tokens and of checkpointing, counted: 2 nodes, each a tensor-parallel group.
 
     python benchmarks/claims/ted.py      # a minute; 4 ranks; replaces its lines and the table in the page of claims
 
-Experts are divided over the boxes and, in slices, over the ranks of a box, which have the same tokens. Bytes are the
+Experts are divided over the nodes and, in slices, over the ranks of a node, which have the same tokens. Bytes are the
 meter's, of a forward and a backward pass of all ranks; all three ways give the same outputs and gradients (checked).
 
 References:
@@ -40,20 +40,20 @@ DIM, HIDDEN, EXPERTS, TOKENS, TOP_K, STEPS = 256, 256, 8, 256, 2, 5
 
 
 def duplicated(layer: MoE, dispatcher: AllToAllDispatcher, experts: Experts, mesh: DeviceMesh, x: Tensor) -> Tensor:
-    """The layer without dropping: each rank of a box exchanges all tokens with its peer, slices' results add up."""
-    meter, box = dispatcher.meter, mesh.get_group("tensor")
+    """The layer without dropping: each rank of a node exchanges all tokens with its peer, slices' results add up."""
+    meter, node = dispatcher.meter, mesh.get_group("tensor")
     routing = layer.router(x)
-    rows, weights = copy_to_ranks([x, routing.top_k_weights], box, meter, "dispatch")
+    rows, weights = copy_to_ranks([x, routing.top_k_weights], node, meter, "dispatch")
     arrived = dispatcher.dispatch(rows, routing._replace(top_k_weights=weights))
     used = experts.weights(WeightUse(x.dtype, gradient_scale=0.5))
     done = expert_mlp(arrived.rows, arrived.tokens_per_expert, used, experts.kind)
-    return sum_over_ranks(dispatcher.combine(done, arrived), box, meter, "combine")
+    return sum_over_ranks(dispatcher.combine(done, arrived), node, meter, "combine")
 
 
 def rank() -> None:
     join()
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("expert", "tensor"))
-    boxes = ((0, 1), (2, 3))
+    nodes = ((0, 1), (2, 3))
     torch.manual_seed(0)
     parallel = ExpertParallel(mesh, tensor_shards=2, token_replicas=mesh["tensor"])
     layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=parallel)
@@ -86,7 +86,7 @@ def rank() -> None:
         apart = [float((mine - other).norm() / mine.norm()) for mine, other in zip(first, results, strict=True)]
         if max(apart) > 1e-5:
             raise SystemExit(f"{name} computes something else: {apart}")
-        inter = total(meter, boxes)
+        inter = total(meter, nodes)
         everything = torch.tensor([meter.total()])
         dist.all_reduce(everything)
         times = [step_s(lambda w=way: w(x).square().mean().backward()) for _ in range(STEPS)]
@@ -101,7 +101,7 @@ def table(lines: list[dict[str, Any]]) -> str:
          f"{1e3 * s['median_s']:.0f}")
         for s in lines
     ]  # fmt: skip
-    return markdown(("way", "KB between boxes", "of the first", "KB inside", "ms a step"), rows)
+    return markdown(("way", "KB between nodes", "of the first", "KB inside", "ms a step"), rows)
 
 
 def main() -> None:

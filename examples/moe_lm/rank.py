@@ -48,9 +48,9 @@ class Runner:
     """A model in training.
 
     Attributes:
-        boxes: ranks of each machine.
+        nodes: ranks of each machine.
         seconds: of each step on this rank.
-        sent: bytes that left the box over this rank's cables, of all steps.
+        sent: bytes that left the node over this rank's cables, of all steps.
         rows: bytes of rows that did, as the layers counted them.
     """
 
@@ -59,7 +59,7 @@ class Runner:
     wrapped: nn.Module
     optimizer: torch.optim.Optimizer
     generator: torch.Generator
-    boxes: Sequence[Sequence[int]]
+    nodes: Sequence[Sequence[int]]
     seconds: list[float] = field(default_factory=list)
     sent: int = 0
     rows: int = 0
@@ -81,7 +81,7 @@ class Runner:
         self.seconds.append(time.perf_counter() - begin)
         dist.barrier()
         self.sent += counter() - before
-        self.rows += sum(meter.between(self.boxes) for meter in meters)
+        self.rows += sum(meter.between(self.nodes) for meter in meters)
 
     @torch.no_grad()
     def held_out_loss(self, inputs: Tensor, targets: Tensor) -> float:
@@ -91,7 +91,7 @@ class Runner:
         return over_ranks(losses.mean().view(1), dist.ReduceOp.SUM).item() / dist.get_world_size()
 
 
-def make_runner(name: str, sizes: Sizes, mesh: DeviceMesh, boxes: Sequence[Sequence[int]], seed: int) -> Runner:
+def make_runner(name: str, sizes: Sizes, mesh: DeviceMesh, nodes: Sequence[Sequence[int]], seed: int) -> Runner:
     """A model of ``MODELS`` at its beginning."""
     exchange = MODELS[name]
     feed: Callable[[], nn.Module] = partial(dense, sizes)
@@ -107,7 +107,7 @@ def make_runner(name: str, sizes: Sizes, mesh: DeviceMesh, boxes: Sequence[Seque
             model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True
         ),
         generator=torch.Generator().manual_seed(1000 * seed + dist.get_rank()),
-        boxes=boxes,
+        nodes=nodes,
     )
 
 
@@ -118,13 +118,13 @@ def over_ranks(values: Tensor, how: dist.ReduceOp.RedOpType) -> Tensor:
     return combined
 
 
-def cables_between_boxes(topology: Topology | None) -> Callable[[], int]:
-    """What reads the bytes this rank has sent over cables that leave its box; 0 without an emulated cluster."""
+def cables_between_nodes(topology: Topology | None) -> Callable[[], int]:
+    """What reads the bytes this rank has sent over cables that leave its node; 0 without an emulated cluster."""
     if topology is None:
         return lambda: 0
     own = topology.ranks[dist.get_rank()]
-    box = topology.vertices[own].box
-    ends = [link.dst for link in topology.links if link.src == own and topology.vertices[link.dst].box != box]
+    node = topology.vertices[own].node
+    ends = [link.dst for link in topology.links if link.src == own and topology.vertices[link.dst].node != node]
     names = {f"to{vertex}" for vertex in ends}  # an emulated rank's interfaces are called after what they lead to
 
     def read() -> int:
@@ -145,14 +145,14 @@ def train(options: argparse.Namespace) -> None:
     """All models, step by step in turn."""
     communicator = dist.group.WORLD.communicator  # type: ignore[union-attr]
     topology = communicator.topology if options.emulated else None
-    boxes = BOXES if topology is None else nodes_of(topology)
+    nodes = BOXES if topology is None else nodes_of(topology)
     mesh = DeviceMesh("cpu", torch.tensor(BOXES)) if topology is None else node_mesh(topology)
-    counter = cables_between_boxes(topology)
+    counter = cables_between_nodes(topology)
     corpus = load_corpus(max_bytes=3 << 20)
     sizes = Sizes(length=options.length)
     windows = sample_batch(corpus.held_out, HELD_OUT_WINDOWS, options.length, torch.Generator().manual_seed(1))
     inputs, targets = (w[dist.get_rank() :: dist.get_world_size()] for w in windows)
-    runners = [make_runner(name, sizes, mesh, boxes, options.seed) for name in MODELS]
+    runners = [make_runner(name, sizes, mesh, nodes, options.seed) for name in MODELS]
     for runner in runners:
         say(event="start", name=runner.name, parameters=count(runner.model))
     for step in range(options.steps):

@@ -3,7 +3,7 @@
     python examples/moe_lm/train.py            # about ten minutes on two quiet cores
     python examples/moe_lm/train.py --quick    # a minute: shows that it works, learns little
 
-Four ranks on an emulated cluster, two boxes of two with a slow way between them (needs root on Linux; on loopback
+Four ranks on an emulated cluster, two nodes of two with a slow way between them (needs root on Linux; on loopback
 otherwise, where only losses and counted bytes mean something). Eight models see the same text: a dense one, and
 mixtures of experts with as many multiplications a byte, whose rows travel in different ways. Writes a table, and with
 it ``moe_lm.png`` and ``moe_lm.json``, into the folder of ``--output``.
@@ -37,8 +37,8 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--steps", type=int, default=None, help=f"default: {STEPS}")
     parser.add_argument("--batch-size", type=int, default=4, help="windows of text a rank and step")
     parser.add_argument("--length", type=int, default=64, help="bytes a window")
-    parser.add_argument("--inside", default="1 Gbit/s", help="cable of a rank to its box's switch")
-    parser.add_argument("--between", default="100 Mbit/s", help="cable of a rank to the switch between the boxes")
+    parser.add_argument("--inside", default="1 Gbit/s", help="cable of a rank to its node's switch")
+    parser.add_argument("--between", default="100 Mbit/s", help="cable of a rank to the switch between the nodes")
     parser.add_argument("--seed", type=int, default=1234)
     parser.add_argument("--output", type=Path, default=Path("moe-lm"), help="folder for the table, plot and figures")
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds for everything")
@@ -84,7 +84,7 @@ def measure(where: Topology | int, options: argparse.Namespace) -> list[dict[str
 def table(models: Sequence[Mapping[str, Any]]) -> str:
     """One row a model."""
     lines = [
-        "| model | parameters | held-out loss, nats | step, ms | between boxes, kB a step | of which rows, kB |",
+        "| model | parameters | held-out loss, nats | step, ms | between nodes, kB a step | of which rows, kB |",
         "|---|---|---|---|---|---|",
     ]
     for model in models:
@@ -102,7 +102,7 @@ def table(models: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw(models: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Loss against the time of training, and what a step sends between the boxes."""
+    """Loss against the time of training, and what a step sends between the nodes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -120,7 +120,7 @@ def draw(models: Sequence[Mapping[str, Any]], file: Path) -> None:
     learning.set_ylabel("held-out loss, nats a byte")
     learning.legend(frameon=False, fontsize=8)
     sending.invert_yaxis()
-    sending.set_xlabel("kB between the boxes a step")
+    sending.set_xlabel("kB between the nodes a step")
     for axes in (learning, sending):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(file, dpi=150)

@@ -1,6 +1,6 @@
-"""HSDP: layers are shared out inside a box and replicated between boxes. Needs an even number of ranks.
+"""HSDP: layers are shared out inside a node and replicated between nodes. Needs an even number of ranks.
 
-Most bytes then stay inside the boxes; between them only each rank's share of the gradients is all-reduced.
+Most bytes then stay inside the nodes; between them only each rank's share of the gradients is all-reduced.
 
     torchrun --nproc-per-node 4 examples/training/hsdp.py
     mycel emulate examples/clusters/two_boxes.yaml -- python examples/training/hsdp.py
@@ -22,7 +22,7 @@ BOXES = 2
 def train(options: argparse.Namespace) -> list[float]:
     """Losses of all steps."""
     shape = (BOXES, dist.get_world_size() // BOXES)
-    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("box", "rank_in_box"))
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("box", "rank_in_node"))
     model = common.transformer(options)
     for layer in model:
         fully_shard(layer, mesh=mesh)

@@ -62,7 +62,7 @@ def _missing() -> str:
 @pytest.mark.namespaces
 @pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_on_an_emulated_cluster(tmp_path: Path) -> None:
-    """Two boxes with a slow way between, real packets on shaped links: the same results as on loopback."""
+    """Two nodes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []
     checks = [
         "shapes",

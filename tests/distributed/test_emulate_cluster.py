@@ -155,10 +155,10 @@ def test_directions_are_shaped_apart() -> None:
 
 def test_pinned_paths_are_taken() -> None:
     topology = two_boxes(num_ranks=4, inside="200 Mbit/s", between="100 Mbit/s")
-    box, core = vertex(topology, "left/switch"), vertex(topology, "core")
+    node, core = vertex(topology, "left/switch"), vertex(topology, "core")
     num_bytes = 300_000
     with EmulatedCluster(topology) as cluster:
-        for middle, other in ((box, core), (core, box)):
+        for middle, other in ((node, core), (core, node)):
             before = cluster.counters()
             stream(cluster, num_bytes, (0, middle, 1))
             sent = {link: now.num_bytes - before[link].num_bytes for link, now in cluster.counters().items()}

@@ -62,17 +62,17 @@ def test_gradients_accumulate_and_may_be_missing(run_ranks: RunRanks) -> None:
 
 
 @backends
-def test_full_precision_inside_boxes_and_compressed_between(run_ranks: RunRanks, backend: str) -> None:
-    all_found = run_ranks(4, MODULE, "between_boxes", backend=backend)
+def test_full_precision_inside_nodes_and_compressed_between(run_ranks: RunRanks, backend: str) -> None:
+    all_found = run_ranks(4, MODULE, "between_nodes", backend=backend)
     for found in all_found:
         assert found["flat"] == pytest.approx(found["none"], rel=0.02)
-        assert found["boxes"] == pytest.approx(found["none"], rel=0.02)
-        flat, boxes = found["flat bytes"], found["boxes bytes"]
-        assert flat["inside"] == 0 < boxes["inside"]
-        assert boxes["compressed"] * 3 == flat["compressed"]  # one row goes to the other box instead of three
-        assert boxes["compressed"] == found["boxes formula"] * 4
-        for name, weights in found["boxes weights"].items():
-            assert np.array_equal(weights, all_found[0]["boxes weights"][name])
+        assert found["nodes"] == pytest.approx(found["none"], rel=0.02)
+        flat, nodes = found["flat bytes"], found["nodes bytes"]
+        assert flat["inside"] == 0 < nodes["inside"]
+        assert nodes["compressed"] * 3 == flat["compressed"]  # one row goes to the other node instead of three
+        assert nodes["compressed"] == found["nodes formula"] * 4
+        for name, weights in found["nodes weights"].items():
+            assert np.array_equal(weights, all_found[0]["nodes weights"][name])
 
 
 @backends

@@ -24,7 +24,7 @@ def test_formulas(run_ranks: RunRanks, world_size: int, backend: str) -> None:
         assert len(found) >= 16 and not wrong
 
 
-def test_shards_meet_between_boxes(run_ranks: RunRanks) -> None:
+def test_shards_meet_between_nodes(run_ranks: RunRanks) -> None:
     for found in run_ranks(4, "local", "sharded"):
         assert len(found) == 3 and all(error < 1e-12 for error in found.values()), found
 

@@ -47,8 +47,8 @@ def test_checkpoints_load_at_every_division(run_ranks: RunRanks, world_size: int
 
 
 @pytest.mark.parametrize("top_k", [2, 4])
-def test_bytes_between_boxes_are_as_counted(run_ranks: RunRanks, top_k: int) -> None:
-    results = run_ranks(4, "moe", "bytes_between_boxes", top_k)
+def test_bytes_between_nodes_are_as_counted(run_ranks: RunRanks, top_k: int) -> None:
+    results = run_ranks(4, "moe", "bytes_between_nodes", top_k)
     for totals in results:
         for form, (metered, counted) in totals.items():
             assert metered == counted, form

@@ -31,7 +31,7 @@ emulated = [pytest.mark.namespaces, pytest.mark.skipif(bool(_missing()), reason=
 
 #: Slow enough for a busy machine to fill: what is tested is the way from sockets to the file.
 CLUSTER = """
-boxes:
+nodes:
   - name: left
     ranks: 2
     inside: {bandwidth: 100 Mbit/s}
@@ -99,9 +99,9 @@ sys.exit(max(rank.wait() for rank in ranks))
         )
         assert code == 0, lines
         found = load_topology(output)
-        boxes = [found.vertices[vertex].box for vertex in found.ranks]
-        assert boxes[0] == boxes[1] != boxes[2] == boxes[3], output.read_text()
-        outside = [k for k in found.links if found.vertices[k.src].box != found.vertices[k.dst].box]
+        nodes = [found.vertices[vertex].node for vertex in found.ranks]
+        assert nodes[0] == nodes[1] != nodes[2] == nodes[3], output.read_text()
+        outside = [k for k in found.links if found.vertices[k.src].node != found.vertices[k.dst].node]
         assert outside and all(link.src not in found.rank_of for link in outside), output.read_text()
         per_unit = found.bytes_per_second_per_unit
         assert per_unit is not None
@@ -159,5 +159,5 @@ def test_ranks_of_one_machine(tmp_path: Path) -> None:
     assert [rank.returncode for rank in ranks] == [0, 0], told
     found = load_topology(output)
     assert found.num_ranks == 2
-    assert len({vertex.box for vertex in found.vertices}) == 1
+    assert len({vertex.node for vertex in found.vertices}) == 1
     assert "written to" in told[0] and told[1] == ""

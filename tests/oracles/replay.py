@@ -31,7 +31,7 @@ def refusal(schedule: Schedule) -> str | None:
 
 def _content(schedule: Schedule, chunk: int, members: list[int]) -> str | None:
     collective, n, block = schedule.collective, schedule.collective.num_ranks, schedule.block_of(chunk)
-    held = [[0] * n for _ in range(schedule.num_nodes)]
+    held = [[0] * n for _ in range(schedule.num_compute_vertices)]
     for rank in range(n):
         for owner in collective.initial(rank, block):
             held[rank][owner] = 1
@@ -122,6 +122,6 @@ def _name(schedule: Schedule, index: int) -> str:
 
 def _at(schedule: Schedule, chunk: int, node: int, problem: str) -> str:
     n = schedule.collective.num_ranks
-    label = schedule.topology.label(schedule.topology.nodes[node])
+    label = schedule.topology.label(schedule.topology.compute_vertices[node])
     where = f"rank {node}" if node < n else f"switch {label} ({node})"
     return f"{schedule.collective.name} over {n} ranks is wrong at {where}, chunk {chunk}: {problem}"

@@ -1,4 +1,4 @@
-"""Random fabrics of equal boxes: forests with symmetry, without, and arc by arc meet the same bound."""
+"""Random fabrics of equal nodes: forests with symmetry, without, and arc by arc meet the same bound."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ QUICK = examples(30, 300, derandomize=True)
 
 
 @st.composite
-def fabrics_of_boxes(draw):
-    """Equal boxes of ranks and perhaps a switch, joined through one or two switches in the middle, renumbered."""
-    boxes, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
+def fabrics_of_nodees(draw):
+    """Equal nodes of ranks and perhaps a switch, joined through one or two switches in the middle, renumbered."""
+    nodes, size = draw(st.integers(2, 5)), draw(st.integers(1, 4))
     hubs, has_switch = draw(st.integers(1, 2)), draw(st.booleans())
     inside = {}
     if has_switch and size > 1:
@@ -31,26 +31,30 @@ def fabrics_of_boxes(draw):
             inside[min(a, b), max(a, b)] = draw(st.integers(1, 6))
     count = size + (has_switch and size > 1)
     uplinks = [(i, draw(st.integers(0, hubs - 1)), draw(st.integers(1, 4))) for i in range(size)]
-    cables = [(box * count + a, box * count + b, width) for box in range(boxes) for (a, b), width in inside.items()]
+    cables = [
+        (node * count + a, node * count + b, width) for node in range(nodes) for (a, b), width in inside.items()
+    ]
     used = sorted({hub for _, hub, _ in uplinks})
     cables += [
-        (box * count + i, boxes * count + used.index(hub), width) for box in range(boxes) for i, hub, width in uplinks
+        (node * count + i, nodes * count + used.index(hub), width)
+        for node in range(nodes)
+        for i, hub, width in uplinks
     ]
-    if len(used) == 2:  # so that everything hangs together whatever the boxes are
-        cables.append((boxes * count, boxes * count + 1, draw(st.integers(1, 9))))
-    total = boxes * count + len(used)
+    if len(used) == 2:  # so that everything hangs together whatever the nodes are
+        cables.append((nodes * count, nodes * count + 1, draw(st.integers(1, 9))))
+    total = nodes * count + len(used)
     place = draw(st.permutations(range(total)))
     kinds = ["switch"] * total
-    for box in range(boxes):
+    for node in range(nodes):
         for i in range(size):
-            kinds[place[box * count + i]] = "rank"
+            kinds[place[node * count + i]] = "rank"
     links = [Link(src=place[s], dst=place[t], capacity=c) for a, b, c in cables for s, t in ((a, b), (b, a))]
     vertices = tuple(Vertex(kind=kind, label=f"v{i}") for i, kind in enumerate(kinds))
-    return Topology(name="boxes", unit="link", vertices=vertices, links=tuple(links))
+    return Topology(name="nodes", unit="link", vertices=vertices, links=tuple(links))
 
 
 @QUICK
-@given(fabric=fabrics_of_boxes(), is_reversed=st.booleans())
+@given(fabric=fabrics_of_nodees(), is_reversed=st.booleans())
 def test_symmetric_and_general_forests_meet_the_same_bound(fabric, is_reversed):
     weights = (1,) * fabric.num_ranks
     best = find_optimum(fabric, weights, is_reversed=is_reversed).inverse_x
@@ -60,7 +64,7 @@ def test_symmetric_and_general_forests_meet_the_same_bound(fabric, is_reversed):
 
 
 @QUICK
-@given(fabric=fabrics_of_boxes())
+@given(fabric=fabrics_of_nodees())
 def test_rotations_found_are_automorphisms_by_definition(fabric):
     graph = FlowGraph.of(fabric)
     capacity = np.array([link.capacity for link in fabric.links], dtype=np.int64)
@@ -74,11 +78,11 @@ def test_rotations_found_are_automorphisms_by_definition(fabric):
     assert all(int(image[v]) in fabric.rank_of and int(image[v]) != v for v in fabric.ranks)
 
 
-def test_most_fabrics_of_equal_boxes_show_their_symmetry():
+def test_most_fabrics_of_equal_nodes_show_their_symmetry():
     found = []
 
     @QUICK
-    @given(fabric=fabrics_of_boxes())
+    @given(fabric=fabrics_of_nodees())
     def count(fabric):
         capacity = np.array([link.capacity for link in fabric.links], dtype=np.int64)
         found.append(find_rotation(FlowGraph.of(fabric), capacity) is not None)
@@ -88,7 +92,7 @@ def test_most_fabrics_of_equal_boxes_show_their_symmetry():
 
 
 @QUICK
-@given(fabric=fabrics_of_boxes())
+@given(fabric=fabrics_of_nodees())
 def test_all_reduce_by_orbits_has_the_optimum_of_all_links(fabric):
     _, composition = find_division(fabric)
     one, two = (divide_links(fabric, composition=composition, most_without_symmetry=most) for most in (0, 1000))

@@ -66,7 +66,7 @@ def ways(fabric, src, dst):
 def trees(fabric):
     """Every out-tree that spans the ranks: its root, and how often it crosses each link."""
     computing = [v for v in fabric.switches if fabric.vertices[v].computes]
-    paths = {(a, b): ways(fabric, a, b) for a in fabric.nodes for b in fabric.nodes if a != b}
+    paths = {(a, b): ways(fabric, a, b) for a in fabric.compute_vertices for b in fabric.compute_vertices if a != b}
     for used in chain.from_iterable(combinations(computing, k) for k in range(len(computing) + 1)):
         members = (*fabric.ranks, *used)
         for root in members:

@@ -1,4 +1,4 @@
-"""Random clusters on paper are found as they are: stars of unequal cables, boxes, and grids of unequal links."""
+"""Random clusters on paper are found as they are: stars of unequal cables, nodes, and grids of unequal links."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def grids(draw: st.DrawFn) -> Topology:
 
 
 @st.composite
-def boxes(draw: st.DrawFn) -> Topology:
-    """Two or three boxes of fast ranks, each with one cable to a core."""
-    fabric = Assembly("boxes")
+def nodes(draw: st.DrawFn) -> Topology:
+    """Two or three nodes of fast ranks, each with one cable to a core."""
+    fabric = Assembly("nodes")
     core_ends = []
-    for box in range(draw(st.integers(2, 3))):
-        ranks = [fabric.rank(f"{box}/{i}", str(box)) for i in range(draw(st.integers(2, 3)))]
-        switch = fabric.switch(f"{box}/switch", str(box))
+    for node in range(draw(st.integers(2, 3))):
+        ranks = [fabric.rank(f"{node}/{i}", str(node)) for i in range(draw(st.integers(2, 3)))]
+        switch = fabric.switch(f"{node}/switch", str(node))
         for rank in ranks:
             fabric.connect(rank, switch, "800 Mbit/s")
         core_ends.append(switch)
@@ -86,8 +86,8 @@ def test_direct_cables(truth: Topology, seed: int) -> None:
 
 
 @quick
-@given(boxes(), st.integers(0, 99))
-def test_boxes_with_shared_uplinks(truth: Topology, seed: int) -> None:
+@given(nodes(), st.integers(0, 99))
+def test_nodes_with_shared_uplinks(truth: Topology, seed: int) -> None:
     check(truth, silent=False, seed=seed)
 
 

@@ -28,7 +28,7 @@ QUICK = examples(12, 120)
 def plain(pieces: int = 1) -> Sketch:
     return Sketch(
         source="s.json",
-        num_boxes=1,
+        num_nodes=1,
         inside="none",
         groups=(),
         policy="free",

@@ -26,7 +26,7 @@ def topologies(draw: st.DrawFn) -> Topology:
     kinds = draw(st.permutations(["rank", "rank", *draw(others)]))
     boxes = [draw(st.one_of(st.none(), LABELS)) for _ in labels]
     vertices = tuple(
-        Vertex(kind=kind, label=label, box=box) for kind, label, box in zip(kinds, labels, boxes, strict=True)
+        Vertex(kind=kind, label=label, node=box) for kind, label, box in zip(kinds, labels, boxes, strict=True)
     )
     count = len(labels)
     circle = draw(st.permutations(range(count)))

@@ -221,8 +221,8 @@ class Exhaustive:
     def __init__(self, case: Case, *, aliased: bool) -> None:
         self.case, self.aliased = case, aliased
         self.n = case.collective.num_ranks
-        self.nodes: list[Node] = [(r, i) for r, code in enumerate(case.code) for i in range(len(code))]
-        self.place = {node: k for k, node in enumerate(self.nodes)}
+        self.compute_vertices: list[Node] = [(r, i) for r, code in enumerate(case.code) for i in range(len(code))]
+        self.place = {node: k for k, node in enumerate(self.compute_vertices)}
         self.partner: dict[int, int] = {}
         self.waits: list[set[int]] = []
         self.lengths = [[p.length(b) for b in Buffer] for p in case.programs()]
@@ -231,12 +231,12 @@ class Exhaustive:
         return self._match() and self._ends_without_buffers() and self._every_state_is_right()
 
     def _instruction(self, k: int) -> Instruction:
-        rank, index = self.nodes[k]
+        rank, index = self.compute_vertices[k]
         return self.case.code[rank][index]
 
     def _match(self) -> bool:
         streams: dict[tuple[Channel, bool], list[int]] = {}
-        for k, (rank, _) in enumerate(self.nodes):
+        for k, (rank, _) in enumerate(self.compute_vertices):
             i = self._instruction(k)
             waits = {self.place[rank, need] for need in i.needs}
             if i.op is not Op.COPY:
@@ -256,8 +256,8 @@ class Exhaustive:
 
     def _ends_without_buffers(self) -> bool:
         done: set[int] = set()
-        while len(done) < len(self.nodes):
-            ready = {k for k in range(len(self.nodes)) if k not in done and self.waits[k] <= done}
+        while len(done) < len(self.compute_vertices):
+            ready = {k for k in range(len(self.compute_vertices)) if k not in done and self.waits[k] <= done}
             ready = {k for k in ready if self.partner.get(k, k) in ready}
             if not ready:
                 return False
@@ -300,7 +300,7 @@ class Exhaustive:
 
     def _ranges(self, k: int) -> tuple[range, range]:
         """Addresses that an instruction reads and writes."""
-        rank, i = self.nodes[k][0], self._instruction(k)
+        rank, i = self.compute_vertices[k][0], self._instruction(k)
         target = self._address(rank, i.buffer, i.offset)
         there = range(target, target + i.count)
         if i.op is Op.SEND:
@@ -313,7 +313,7 @@ class Exhaustive:
         return range(operand, operand + i.count), there
 
     def _every_state_is_right(self) -> bool:
-        count = len(self.nodes)
+        count = len(self.compute_vertices)
         ranges = [self._ranges(k) for k in range(count)]
         for reads, writes in ranges:
             if set(reads) & set(writes) and reads != writes:

@@ -46,7 +46,7 @@ QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCh
 
 @cache
 def made(where: int, name: str, method: str, is_uneven: bool) -> Schedule | None:
-    """Nothing where a classic does not go: partners without a path, or no boxes."""
+    """Nothing where a classic does not go: partners without a path, or no nodes."""
     n, root = FABRICS[where].num_ranks, 1 if name in ROOTED else None
     weights = tuple((2 * i + 3) % 5 for i in range(n * n if name == "all_to_all" else n)) if is_uneven else None
     try:

@@ -135,10 +135,10 @@ def test_the_baseline_gives_up_in_time(script: Any) -> None:
 
 @pytest.mark.parametrize(
     ("fabric", "algbw"),
-    [("dgx_a100:boxes=2", Fraction(640, 3)), ("two_boxes:ranks=8,inside=400,between=10", Fraction(320, 7))],
+    [("dgx_a100:nodes=2", Fraction(640, 3)), ("two_boxes:ranks=8,inside=400,between=10", Fraction(320, 7))],
 )
-def test_rings_enter_every_box(script: Any, fabric: str, algbw: Fraction) -> None:
-    """Two DGX A100: 16/15 of eight interfaces of 25 GB/s; two boxes of four: 8/7 of four of 10."""
+def test_rings_enter_every_node(script: Any, fabric: str, algbw: Fraction) -> None:
+    """Two DGX A100: 16/15 of eight interfaces of 25 GB/s; two nodes of four: 8/7 of four of 10."""
     claims, topology = script("forestcoll"), load_topology(fabric)
     assert claims.rings_at_best(topology) == algbw
     ring = synthesize(topology, Collective(name="all_gather", num_ranks=topology.num_ranks), "ring")
@@ -212,7 +212,7 @@ def test_the_table_of_schedules_is_that_of_its_lines(script: Any) -> None:
 
 def test_flows_between_all_pairs_are_left_out_on_large_fabrics(script: Any) -> None:
     cases = script("synthesis").schedule_arguments()
-    large = [case[-1] for case in cases if case[0] == "dgx_a100:boxes=16"]
+    large = [case[-1] for case in cases if case[0] == "dgx_a100:nodes=16"]
     assert large == ["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
     assert ["torus:dims=8x8", "--schedules", "--collective", "all_to_all"] in cases
 

@@ -250,7 +250,7 @@ class _Through:
     """A schedule that has one node more than ranks."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self.collective, self.num_nodes = schedule.collective, schedule.collective.num_ranks + 1
+        self.collective, self.num_compute_vertices = schedule.collective, schedule.collective.num_ranks + 1
 
 
 def golden() -> bytes:

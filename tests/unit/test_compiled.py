@@ -44,7 +44,7 @@ def test_a_change_in_a_called_module_is_seen(tmp_path: Path, decorator: str) -> 
     assert run(tmp_path) == "30 0"
 
 
-@pytest.mark.parametrize("fabric", ["two_boxes:ranks=6", "ring:ranks=5", "dgx_a100:boxes=1"])
+@pytest.mark.parametrize("fabric", ["two_boxes:ranks=6", "ring:ranks=5", "dgx_a100:nodes=1"])
 @pytest.mark.parametrize("scale", [1, 3, 50])
 def test_interpreted_and_compiled_kernels_agree(fabric: str, scale: int) -> None:
     topology = load_topology(fabric)

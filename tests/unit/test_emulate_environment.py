@@ -18,13 +18,13 @@ def environment(topology: Topology, rank: int, extra: dict[str, str] | None = No
     return rank_environment(topology, rank, extra=extra, **files)
 
 
-def test_local_ranks_count_within_the_box() -> None:
+def test_local_ranks_count_within_the_node() -> None:
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "WORLD_SIZE")
     env = environment(two_boxes(num_ranks=6), 4)
     assert [env[name] for name in names] == ["4", "1", "3", "1", "2", "6"]
 
 
-def test_a_rank_without_a_box_has_one_of_its_own() -> None:
+def test_a_rank_without_a_node_has_one_of_its_own() -> None:
     env = environment(ring(num_ranks=3, bandwidth="10 Mbit/s"), 2)
     assert (env["LOCAL_RANK"], env["LOCAL_WORLD_SIZE"], env["GROUP_RANK"]) == ("0", "1", "2")
 

@@ -106,10 +106,10 @@ def test_ranks_of_a_ring_forward() -> None:
 
 def test_both_planes_of_two_boxes_are_pinned() -> None:
     topology = two_boxes(num_ranks=4)
-    box, core = (
+    node, core = (
         next(i for i, v in enumerate(topology.vertices) if v.label == name) for name in ("left/switch", "core")
     )
-    assert set(switch_paths(topology, 0, 1, max_paths=64)) == {(0, box, 1), (0, core, 1)}
+    assert set(switch_paths(topology, 0, 1, max_paths=64)) == {(0, node, 1), (0, core, 1)}
     assert switch_paths(topology, 0, 2, max_paths=64) == [(0, core, 2)]
 
 

@@ -231,7 +231,7 @@ def test_large_values_are_short_to_look_at(kind: type) -> None:
 
 
 def test_real_values_are_short_to_look_at() -> None:
-    fabric = mycel.load_topology("dgx_a100:boxes=2")
+    fabric = mycel.load_topology("dgx_a100:nodes=2")
     schedule = mycel.synthesize(fabric, "all_reduce")
     limit = mycel.bound(fabric, "all_reduce")
     program = mycel.lower(schedule, 1 << 16, piece_elements=1 << 12)[0]
@@ -241,7 +241,7 @@ def test_real_values_are_short_to_look_at() -> None:
     assert len(json.dumps(schedule.to_json())) > 10 * MOST, "all of it is still to be had"
     assert repr(fabric) == ("Topology(name='dgx_a100_x2', unit='GB/s', vertices=<36 of Vertex>, links=<96 of Link>)")
     assert repr(mycel.Link(src=0, dst=1, capacity=2)) == "Link(src=0, dst=1, capacity=2, latency_s=0.0)"
-    assert hash(fabric) == hash(mycel.load_topology("dgx_a100:boxes=2"))
+    assert hash(fabric) == hash(mycel.load_topology("dgx_a100:nodes=2"))
     assert isinstance(mycel.report, ModuleType)
 
 

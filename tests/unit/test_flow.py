@@ -62,10 +62,10 @@ def test_known_optima(topology: Topology, name: str, root: int | None, inverse_x
         verify_link_loads(schedule, best.algbw * Fraction(1001, 1000))
 
 
-def test_boxes_are_bound_by_the_way_between() -> None:
+def test_nodes_are_bound_by_the_way_between() -> None:
     topology = two_boxes()
     best = bound(topology, on(topology, "all_to_all"))
-    assert best.algbw == 100  # 8 * 50 Mbit/s out of a box, half of what its four ranks send
+    assert best.algbw == 100  # 8 * 50 Mbit/s out of a node, half of what its four ranks send
     assert "at most 100 Mbit/s" in best.explain()
     assert {topology.label(v) for hop in best.cut for v in hop} & {topology.label(v) for v in topology.switches}
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mycel.data_parallel.compress import TAGC, Cast, Compressor, Context, Quantised, ShiftedLattice, TopK
 from mycel.data_parallel.fsdp.layout import Segment, layout_of, rows_of, whole_of
-from mycel.data_parallel.fsdp.route import boxes_between
+from mycel.data_parallel.fsdp.route import nodes_between
 from mycel.data_parallel.fsdp.rows import RowCodec
 from mycel.errors import UsageError
 from mycel.topology.builders import ring, two_boxes
@@ -101,7 +101,7 @@ def test_rows_of_vectors_and_of_nothing() -> None:
 
 
 def boxed(*names: str | None) -> Topology:
-    vertices = [Vertex(kind="rank", label=f"r{i}", box=name) for i, name in enumerate(names)]
+    vertices = [Vertex(kind="rank", label=f"r{i}", node=name) for i, name in enumerate(names)]
     hub = len(vertices)
     links = [Link(src=a, dst=b, capacity=1) for i in range(hub) for a, b in ((i, hub), (hub, i))]
     return Topology(
@@ -109,10 +109,10 @@ def boxed(*names: str | None) -> Topology:
     )
 
 
-def test_boxes_are_taken_from_the_topology() -> None:
-    assert boxes_between(two_boxes(num_ranks=8)) == ((0, 1, 2, 3), (4, 5, 6, 7))
-    assert boxes_between(boxed("a", "b", "a", "b")) == ((0, 2), (1, 3))
+def test_nodes_are_taken_from_the_topology() -> None:
+    assert nodes_between(two_boxes(num_ranks=8)) == ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert nodes_between(boxed("a", "b", "a", "b")) == ((0, 2), (1, 3))
     for flat in (ring(num_ranks=4), boxed("a", "a"), boxed("a", "b"), boxed("a", "a", None, None)):
-        assert boxes_between(flat) is None
-    with pytest.raises(UsageError, match="boxes of 2, 1 ranks"):
-        boxes_between(boxed("a", "a", "b"))
+        assert nodes_between(flat) is None
+    with pytest.raises(UsageError, match="nodes of 2, 1 ranks"):
+        nodes_between(boxed("a", "a", "b"))

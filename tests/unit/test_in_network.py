@@ -84,11 +84,11 @@ def test_nodes_are_ranks_and_then_computing_switches() -> None:
         *(Vertex(kind="rank", label=f"r{i}") for i in range(2)),
     )
     fabric = Topology(name="mixed", unit="link", vertices=vertices, links=star(num_ranks=3).links)
-    assert fabric.nodes == (2, 3, 1)
-    assert fabric.node_of == {2: 0, 3: 1, 1: 2}
-    assert fabric.without_computing().nodes == (2, 3)
-    assert SHARP.reversed().nodes == SHARP.nodes
-    assert SHARP.subset([0, 2]).nodes == (0, 1, 2)
+    assert fabric.compute_vertices == (2, 3, 1)
+    assert fabric.compute_index == {2: 0, 3: 1, 1: 2}
+    assert fabric.without_computing().compute_vertices == (2, 3)
+    assert SHARP.reversed().compute_vertices == SHARP.compute_vertices
+    assert SHARP.subset([0, 2]).compute_vertices == (0, 1, 2)
 
 
 def test_a_rank_is_not_marked() -> None:
@@ -104,23 +104,25 @@ def test_fingerprints_without_computing_switches_stay_as_they_were() -> None:
     assert "computes" not in json.dumps(to_json(star(num_ranks=3))) + to_yaml(star(num_ranks=3))
 
 
-@pytest.mark.parametrize("fabric", [SHARP, dgx_h100(num_boxes=2, nvls=True, sharp=True)])
+@pytest.mark.parametrize("fabric", [SHARP, dgx_h100(num_nodes=2, nvls=True, sharp=True)])
 def test_every_form_reads_back(fabric: Topology) -> None:
     assert from_json(to_json(fabric)) == fabric
     assert parse_topology(to_yaml(fabric), source="fabric.yaml") == fabric
-    assert set(from_networkx(to_networkx(fabric)).nodes) == set(fabric.nodes)
+    assert set(from_networkx(to_networkx(fabric)).compute_vertices) == set(fabric.compute_vertices)
 
 
 def test_yaml_by_hand() -> None:
     text = """
-    boxes: [{name: box, count: 2, ranks: 2, inside: {bandwidth: 4 GB/s, computes: true},
+    boxes: [{name: node, count: 2, ranks: 2, inside: {bandwidth: 4 GB/s, computes: true},
              uplink: {to: core, bandwidth: 1 GB/s, per: rank}}]
     switches: [{name: core, computes: no}, spare]
     links: [{from: spare, to: core, bandwidth: 1 GB/s}]
     """
-    fabric = parse_topology(text, source="boxes.yaml")
-    assert [fabric.label(v) for v in fabric.nodes[4:]] == ["box0/switch", "box1/switch"]
-    assert [load_topology(str(EXAMPLE)).label(v) for v in load_topology(str(EXAMPLE)).nodes[8:]] == ["switch"]
+    fabric = parse_topology(text, source="nodes.yaml")
+    assert [fabric.label(v) for v in fabric.compute_vertices[4:]] == ["node0/switch", "node1/switch"]
+    assert [load_topology(str(EXAMPLE)).label(v) for v in load_topology(str(EXAMPLE)).compute_vertices[8:]] == [
+        "switch"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,14 +147,14 @@ def test_nvls_is_told_and_not_assumed(tmp_path: Path) -> None:
         file.write_text(a100.replace('sm="80"', f'sm="{sm}"'), encoding="utf-8")
         found = read_topology(file)
         assert any("NVLS" in note for note in found.notes) == is_told
-        assert found.topology.nodes == found.topology.ranks
+        assert found.topology.compute_vertices == found.topology.ranks
         gained = compute_in_switch(found.topology, "*nvswitch")
-        assert [gained.label(v) for v in gained.nodes[gained.num_ranks :]] == ["nvswitch"]
+        assert [gained.label(v) for v in gained.compute_vertices[gained.num_ranks :]] == ["nvswitch"]
 
 
 def test_builders_and_edits() -> None:
-    assert len(build("dgx_h100:boxes=2,nvls=true,sharp=yes").nodes) == 16 + 3
-    assert compute_in_switch(two_boxes(), "*/switch").nodes[8:] == (8, 9)
+    assert len(build("dgx_h100:nodes=2,nvls=true,sharp=yes").compute_vertices) == 16 + 3
+    assert compute_in_switch(two_boxes(), "*/switch").compute_vertices[8:] == (8, 9)
     with pytest.raises(UsageError, match="is no switch"):
         compute_in_switch(two_boxes(), "left/0")
     with pytest.raises(UsageError, match="no vertex is called 'lefty'"):
@@ -166,7 +168,7 @@ def test_up_to_the_switch_and_down_again() -> None:
     schedule = through_the_switch(*UP, *DOWN)
     verify_schedule(schedule)
     assert schedule.algbw == 400
-    assert schedule.num_nodes == 4
+    assert schedule.num_compute_vertices == 4
     assert Schedule.from_json(schedule.to_json()) == schedule
     assert Schedule.from_text(schedule.to_text()) == schedule
     programs = lower(schedule, 10, piece_elements=3)
@@ -239,7 +241,7 @@ def test_a_switch_behind_a_thin_cable_is_passed_by() -> None:
 
 
 def test_nvls_in_two_boxes() -> None:
-    fabric = dgx_h100(num_boxes=2, nvls=True)
+    fabric = dgx_h100(num_nodes=2, nvls=True)
     collective = Collective(name="all_reduce", num_ranks=16)
     best, schedule = bound(fabric, collective), synthesize(fabric, collective)
     verify_schedule(schedule)
@@ -280,7 +282,7 @@ def test_exports() -> None:
 def test_sockets_end_at_ranks(tmp_path: Path) -> None:
     settings = replace(read_settings({}), topology=EXAMPLE)
     fabric = Fabric(settings, range(8), 8).topology([])
-    assert fabric.nodes == fabric.ranks
+    assert fabric.compute_vertices == fabric.ranks
 
 
 def test_commands() -> None:

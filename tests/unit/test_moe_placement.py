@@ -38,11 +38,11 @@ def situations(draw: st.DrawFn) -> tuple[list[float], ExpertPlacement]:
     """Loads and a placement in use: ranks of one or of two machines, with spare slots."""
     num_ranks = draw(st.sampled_from([1, 2, 3, 4]))
     num_experts = draw(st.integers(num_ranks, 9))
-    boxes: tuple[tuple[int, ...], ...] = ()
+    nodes: tuple[tuple[int, ...], ...] = ()
     if num_ranks % 2 == 0 and draw(st.booleans()):
-        boxes = (tuple(range(num_ranks // 2)), tuple(range(num_ranks // 2, num_ranks)))
+        nodes = (tuple(range(num_ranks // 2)), tuple(range(num_ranks // 2, num_ranks)))
     spare = draw(st.integers(0, 2))
-    placed = ExpertPlacement.contiguous(num_experts, num_ranks, spare=spare, boxes=boxes)
+    placed = ExpertPlacement.contiguous(num_experts, num_ranks, spare=spare, nodes=nodes)
     loads = st.lists(st.integers(0, 50).map(float), min_size=num_experts, max_size=num_experts)
     for _ in range(draw(st.integers(0, 2))):
         placed = draw(st.sampled_from([eplb, flex]))(draw(loads), placed)
@@ -55,10 +55,10 @@ def test_policies_keep_sizes_and_repeat(situation: tuple[list[float], ExpertPlac
     """That the result is a placement at all, ``ExpertPlacement`` has checked."""
     loads, current = situation
     placed = make_policy(name)(loads, current)
-    assert (placed.num_ranks, placed.slots_per_rank, placed.boxes) == (
+    assert (placed.num_ranks, placed.slots_per_rank, placed.nodes) == (
         current.num_ranks,
         current.slots_per_rank,
-        current.boxes,
+        current.nodes,
     )
     assert placed == make_policy(name)(loads, current)
     total = sum(loads)
@@ -131,12 +131,12 @@ def test_eplb_balances_and_keeps_what_it_can() -> None:
 
 
 def test_eplb_keeps_replicas_and_groups_on_one_machine() -> None:
-    boxes = ((0, 1), (2, 3))
+    nodes = ((0, 1), (2, 3))
     rng = np.random.default_rng(0)
     for _ in range(10):
         loads = rng.exponential(10.0, 8).tolist()
-        placed = eplb(loads, ExpertPlacement.contiguous(8, 4, spare=1, boxes=boxes), num_groups=4)
-        machine = {rank: number for number, box in enumerate(boxes) for rank in box}
+        placed = eplb(loads, ExpertPlacement.contiguous(8, 4, spare=1, nodes=nodes), num_groups=4)
+        machine = {rank: number for number, node in enumerate(nodes) for rank in node}
         for group in range(4):
             ranks = {rank for e in (2 * group, 2 * group + 1) for rank in placed.replicas(e)}
             assert len({machine[rank] for rank in ranks}) == 1
@@ -146,19 +146,19 @@ def test_eplb_keeps_replicas_and_groups_on_one_machine() -> None:
 @given(situations())
 def test_shares_are_even_and_near(situation: tuple[list[float], ExpertPlacement]) -> None:
     _, placed = situation
-    machine = {rank: number for number, box in enumerate(placed.machines) for rank in box}
+    machine = {rank: number for number, node in enumerate(placed.machines) for rank in node}
     for expert in range(placed.num_experts):
         holders, shares = placed.replicas(expert), placed.shares(expert)
         assert all(sum(parts.values()) == 1 for parts in shares)
         for holder in holders:
             assert sum(parts.get(holder, Fraction(0)) for parts in shares) == Fraction(placed.num_ranks, len(holders))
             assert shares[holder] == {holder: 1}
-        for box in placed.machines:
+        for node in placed.machines:
             # What a machine takes in from outside, it does not send out as well.
-            inside = [rank for rank in holders if machine[rank] == machine[box[0]]]
+            inside = [rank for rank in holders if machine[rank] == machine[node[0]]]
             if inside:
-                away = sum(part for rank in box for holder, part in shares[rank].items() if holder not in box)
-                wanted = len(box) - Fraction(placed.num_ranks * len(inside), len(holders))
+                away = sum(part for rank in node for holder, part in shares[rank].items() if holder not in node)
+                wanted = len(node) - Fraction(placed.num_ranks * len(inside), len(holders))
                 assert away == max(0, wanted)
 
 
@@ -201,7 +201,7 @@ def test_wrong_placements_are_named() -> None:
         with pytest.raises(UsageError, match=said):
             ExpertPlacement(num_experts=3, slots=slots)
     with pytest.raises(UsageError, match="no partition of 2 ranks"):
-        ExpertPlacement(num_experts=2, slots=((0,), (1,)), boxes=((0,),))
+        ExpertPlacement(num_experts=2, slots=((0,), (1,)), nodes=((0,),))
     with pytest.raises(UsageError, match=r"known: eplb, flex, shadow, static"):
         make_policy("best")
     with pytest.raises(UsageError, match="rank 1 does not hold expert 0"):

@@ -276,7 +276,7 @@ def test_plans_of_suite_fabrics(name: str) -> None:
         assert is_right(plan, 0)
 
 
-def test_memory_channels_within_a_box_and_ports_between() -> None:
+def test_memory_channels_within_a_node_and_ports_between() -> None:
     plan = plan_of(two_boxes(num_ranks=4), "all_to_all", "direct")
     for rank, gpu in enumerate(plan["gpus"]):
         kinds = {entry["channel_type"]: set(entry["connected_to"]) for entry in gpu["channels"]}

@@ -105,7 +105,7 @@ def test_ranks_of_one_machine_share_its_cable() -> None:
     assert not any("slow" in text for text in found.findings)
 
 
-def test_one_machine_is_one_box() -> None:
+def test_one_machine_is_one_node() -> None:
     found = survey(star(num_ranks=3, bandwidth="8 Gbit/s"), silent=True, machines=["a"] * 3)
     assert [v.label for v in found.topology.vertices] == ["a/0", "a/1", "a/2", "a/switch"]
 
@@ -137,8 +137,8 @@ def test_findings_name_what_is_odd() -> None:
     assert any(text.startswith("slow: rank 3") and "100" in text for text in slow.findings)
     assert not any("slow: rank 0" in text for text in slow.findings)
     shared = survey(load_topology(CLUSTERS / "shared_uplink.yaml"))
-    assert "shared: ranks 0-3 have together 200 Mbit/s from box0/switch to core" in shared.findings
-    assert any(text.startswith("2 boxes") for text in shared.findings)
+    assert "shared: ranks 0-3 have together 200 Mbit/s from node0/switch to core" in shared.findings
+    assert any(text.startswith("2 nodes") for text in shared.findings)
 
 
 def test_the_file_reads_back_with_notes_as_comments() -> None:

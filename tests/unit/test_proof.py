@@ -115,7 +115,7 @@ def breaking(how: Callable[[Program], Program]) -> Any:
 def every_case() -> list[tuple[str, CollectiveName, str]]:
     names: tuple[CollectiveName, ...] = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", *sorted(ROOTED))
     usual = [(fabric, name, method) for fabric in FABRICS for name in names for method in methods_for(name)]
-    # All of them fit two boxes of four ranks.
+    # All of them fit two nodes of four ranks.
     classics = [("two_boxes", name, method) for name in names for method in classics_for(name)]
     return [*usual, *classics]
 

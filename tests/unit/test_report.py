@@ -75,7 +75,7 @@ def _measurements() -> tuple[Measurement, ...]:
 
 
 def _schedule(topology: Topology) -> Schedule:
-    """A broadcast down one chain through the box's switch, then across, then down the other."""
+    """A broadcast down one chain through the node's switch, then across, then down the other."""
     ranks = topology.ranks
     inside = [next(v for v in topology.switches if (r, v) in topology.capacity) for r in ranks]
     core = topology.switches[-1]
@@ -260,7 +260,7 @@ def test_tree_is_one_chunk_from_rank_0(report: Report) -> None:
 
 @pytest.mark.parametrize(
     "topology",
-    [two_boxes(), two_boxes(num_ranks=5), star(num_ranks=3), ring(num_ranks=6), fat_tree(), dgx_a100(num_boxes=2)],
+    [two_boxes(), two_boxes(num_ranks=5), star(num_ranks=3), ring(num_ranks=6), fat_tree(), dgx_a100(num_nodes=2)],
     ids=lambda t: t.name,
 )
 def test_every_vertex_has_a_place_of_its_own(topology: Topology) -> None:
@@ -273,7 +273,7 @@ def test_every_vertex_has_a_place_of_its_own(topology: Topology) -> None:
         inside = sorted(
             i for i, (x, y) in layout.places.items() if left <= x <= left + width and bottom <= y <= bottom + height
         )
-        assert [i for i, v in enumerate(topology.vertices) if v.box == name] == inside
+        assert [i for i, v in enumerate(topology.vertices) if v.node == name] == inside
     axes = Figure().add_subplot()
     draw_fabric(axes, topology)
     drawn = {text.get_text() for text in axes.texts}

@@ -25,9 +25,9 @@ def schedules(draw: st.DrawFn) -> Schedule:
     n = draw(st.integers(2, 5))
     switch = draw(st.booleans())
     vertex_labels = draw(st.lists(labels, min_size=n + switch, max_size=n + switch, unique=True))
-    boxes = st.none() | labels
+    nodes = st.none() | labels
     vertices = [
-        Vertex(kind="switch" if switch and i == 0 else "rank", label=label, box=draw(boxes))
+        Vertex(kind="switch" if switch and i == 0 else "rank", label=label, node=draw(nodes))
         for i, label in enumerate(vertex_labels)
     ]
     ranks = range(switch, n + switch)
@@ -83,7 +83,7 @@ def small() -> Schedule:
     ends = (
         Vertex(kind="switch", label="sw"),
         Vertex(kind="rank", label="a"),
-        Vertex(kind="rank", label="b", box="x"),
+        Vertex(kind="rank", label="b", node="x"),
     )
     return Schedule(
         collective=Collective(name="broadcast", num_ranks=2, root=0),

@@ -223,7 +223,7 @@ def test_selection_refuses_what_it_cannot_compare() -> None:
         select(topology, on(topology, "all_gather"), [])
     with pytest.raises(UsageError, match="unknown method 'bush'"):
         select(topology, on(topology, "all_gather"), [1], methods=["bush"])
-    with pytest.raises(UsageError, match=r"no method serves all_gather on .*has no box"):
+    with pytest.raises(UsageError, match=r"no method serves all_gather on .*has no node"):
         select(topology, on(topology, "all_gather"), [1], methods=["hierarchical"])
     assert (
         "bruck does not serve"
@@ -250,6 +250,6 @@ def test_the_command_prints_the_table() -> None:
         least = min(row["simulated_s"].values())
         fast = [method for method, seconds in row["simulated_s"].items() if seconds <= 1.01 * least]
         assert [row["method"], *row["tied"]] == fast
-    assert "has no box" in record["refused"]["hierarchical"]
+    assert "has no node" in record["refused"]["hierarchical"]
     text = runner.invoke(build_app(), arguments).stdout
     assert "simulated all_gather" in text and "left out: hierarchical on" in text

@@ -59,7 +59,7 @@ def changed(data: dict[str, Any], path: str, value: object) -> dict[str, Any]:
 
 def test_every_field_is_read() -> None:
     sketch = sketch_of(changed(TWO_BOXES, "internode_sketch.enforce_ordering", True))
-    assert (sketch.num_boxes, sketch.pieces, sketch.policy, sketch.own_first) == (2, 2, "uc-max", True)
+    assert (sketch.num_nodes, sketch.pieces, sketch.policy, sketch.own_first) == (2, 2, "uc-max", True)
     assert sketch.groups == ((0, 1),)
     assert sketch.connections == ((0, (1,)),)
     assert sketch.senders == ((0, (0, 1)),)
@@ -88,7 +88,7 @@ def test_every_field_is_read() -> None:
         (changed(TWO_BOXES, "internode_sketch.internode_conn", "all"), "internode_conn is 'all'"),
         (changed(TWO_BOXES, "internode_sketch.internode_conn", {"x": [0]}), "key 'x' is no GPU number"),
         (changed(TWO_BOXES, "internode_sketch.internode_conn", {"0": [-1]}), r"internode_conn\.0 must be a whole"),
-        (changed(TWO_BOXES, "internode_sketch.internode_conn", {}), "the boxes would be apart"),
+        (changed(TWO_BOXES, "internode_sketch.internode_conn", {}), "the nodes would be apart"),
         (changed(TWO_BOXES, "internode_sketch.enforce_ordering", 1), "enforce_ordering is 1; write true or false"),
         (changed(TWO_BOXES, "symmetry_offsets", [[1]]), r"symmetry_offsets\[0\]"),
         (
@@ -119,7 +119,7 @@ def test_what_is_no_json_and_no_file_is_said(tmp_path: Path) -> None:
 # -- links ----------------------------------------------------------------------------------------------------
 
 
-def test_links_between_boxes_are_those_of_the_sketch_and_inside_avoid_the_network() -> None:
+def test_links_between_nodes_are_those_of_the_sketch_and_inside_avoid_the_network() -> None:
     fabric = load_topology(f"{EXAMPLES / 'ndv2.json'}*2")
     network = build_network(fabric, read_sketch(EXAMPLES / "ndv2_x2.json"))
     crossing = {(link.src, link.dst): link for link in network.links if link.crosses}
@@ -133,7 +133,11 @@ def test_links_between_boxes_are_those_of_the_sketch_and_inside_avoid_the_networ
     ("fabric", "data", "message"),
     [
         ("ring:ranks=5", TWO_BOXES, "nnodes is 2, but ring_5 has 5 ranks"),
-        ("ring:ranks=4", changed(TWO_BOXES, "internode_sketch.internode_conn", {"2": [0]}), "names GPU 2, but a box"),
+        (
+            "ring:ranks=4",
+            changed(TWO_BOXES, "internode_sketch.internode_conn", {"2": [0]}),
+            "names GPU 2, but a node",
+        ),
         ("ring:ranks=4", changed(ONE_BOX, "symmetry_offsets", [[1, 3]]), "runs of 3 do not divide the 4 ranks"),
         ("slow", changed(ONE_BOX, "symmetry_offsets", [[1, 4]]), "has no such symmetry; remove it"),
     ],
@@ -177,7 +181,7 @@ def test_every_collective_is_planned_inside_a_sketch_of_two_boxes(name: Collecti
     assert plan.gap < 0.15
     again = replay(plan.schedule, plan.num_bytes, messages=plan.messages, ports=plan.ports)
     assert again.seconds == plan.seconds
-    # Between the boxes only from GPU 0 to GPU 1, or backwards for sums.
+    # Between the nodes only from GPU 0 to GPU 1, or backwards for sums.
     crossing = {(t.src, t.dst, t.reduce) for t in plan.schedule.transfers if t.src // 2 != t.dst // 2}
     assert crossing <= {(0, 3, False), (2, 1, False), (3, 0, True), (1, 2, True)}
 
@@ -194,8 +198,8 @@ def test_example_sketches_end_within_15_percent_of_the_routing_bound(fabric: str
 
 def test_all_example_files_are_read_and_fit_their_fabrics() -> None:
     for sketch in sorted(EXAMPLES.glob("*_x*.json")):
-        box, boxes = sketch.stem.split("_x")
-        topology = load_topology(f"{EXAMPLES / box}.json" + (f"*{boxes}" if boxes != "1" else ""))
+        node, nodes = sketch.stem.split("_x")
+        topology = load_topology(f"{EXAMPLES / node}.json" + (f"*{nodes}" if nodes != "1" else ""))
         network = build_network(topology, read_sketch(sketch))
         assert network.num_ranks == topology.num_ranks
 

@@ -190,7 +190,7 @@ def test_refusals_say_why() -> None:
         synthesize(topology, gather, "steps", time_limit_s=0)
     with pytest.raises(UsageError, match="over 4 ranks, but"):
         synthesize(topology, Collective(name="all_gather", num_ranks=4), "steps")
-    large = mi250(num_boxes=4)
+    large = mi250(num_nodes=4)
     with pytest.raises(
         SynthesisError, match=r"choices, and the limit is 250000; forest, tree and flow take any size"
     ):

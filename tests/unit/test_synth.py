@@ -111,14 +111,14 @@ def test_a_star_becomes_one_ring_used_by_both_phases():
 def test_two_boxes_are_joined_rank_to_rank_and_each_is_a_ring():
     topology = load_topology(TWO_BOXES)
     schedule = synthesize(topology, on(topology, "all_reduce"))
-    inside = {(4 * box + i, 4 * box + (i + 1) % 4) for box in (0, 1) for i in range(4)}
+    inside = {(4 * node + i, 4 * node + (i + 1) % 4) for node in (0, 1) for i in range(4)}
     between = {(i, (i + 4) % 8) for i in range(8)}
     assert logical_links(schedule, reduce=False) == inside | between
     assert logical_links(schedule, reduce=True) == inside | between
     assert schedule.depth <= 8
 
 
-def test_boxes_are_recognised_where_nobody_named_them():
+def test_nodes_are_recognised_where_nobody_named_them():
     named = load_topology(TWO_BOXES)
     anonymous = Topology(
         name=named.name,

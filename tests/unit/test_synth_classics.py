@@ -44,12 +44,12 @@ def test_right_on_one_switch(method: str, name: str, ranks: int) -> None:
         verify_schedule(schedule)
 
 
-def boxes_on_a_switch(num_boxes: int, size: int) -> Topology:
-    """Ranks of all boxes in turns: those of one box do not follow each other."""
-    n = num_boxes * size
-    ranks = tuple(Vertex(kind="rank", label=f"r{i}", box=f"box{i % num_boxes}") for i in range(n))
+def nodes_on_a_switch(num_nodes: int, size: int) -> Topology:
+    """Ranks of all nodes in turns: those of one node do not follow each other."""
+    n = num_nodes * size
+    ranks = tuple(Vertex(kind="rank", label=f"r{i}", node=f"node{i % num_nodes}") for i in range(n))
     return Topology(
-        name="boxes",
+        name="nodes",
         unit="link",
         vertices=(*ranks, Vertex(kind="switch", label="switch")),
         links=tuple(Link(src=a, dst=b, capacity=1) for i in range(n) for a, b in ((i, n), (n, i))),
@@ -58,18 +58,18 @@ def boxes_on_a_switch(num_boxes: int, size: int) -> Topology:
 
 @pytest.mark.parametrize(("method", "name"), [case for case in CASES if case[0] in BOXED])
 @pytest.mark.parametrize(
-    ("boxes", "size"), [(m, n // m) for n in range(2, 18) for m in range(2, n + 1) if n % m == 0]
+    ("nodes", "size"), [(m, n // m) for n in range(2, 18) for m in range(2, n + 1) if n % m == 0]
 )
-def test_right_with_boxes_of_any_size(method: str, name: str, boxes: int, size: int) -> None:
-    schedule = made(boxes_on_a_switch(boxes, size), name, method)
-    if boxes * size <= 9:
+def test_right_with_nodes_of_any_size(method: str, name: str, nodes: int, size: int) -> None:
+    schedule = made(nodes_on_a_switch(nodes, size), name, method)
+    if nodes * size <= 9:
         check(schedule)
     else:
         verify_schedule(schedule)
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
-def test_right_between_boxes(method: str, name: str) -> None:
+def test_right_between_nodes(method: str, name: str) -> None:
     for ranks in (6, 8):
         check(made(two_boxes(num_ranks=ranks), name, method, 5))
 
@@ -90,7 +90,7 @@ def test_refusals_say_why() -> None:
     four, boxed = star(num_ranks=4), two_boxes(num_ranks=5)
     with pytest.raises(SynthesisError, match="bruck does not serve broadcast; it serves all_gather"):
         made(four, "broadcast", "bruck")
-    with pytest.raises(SynthesisError, match="rank 0 has no box"):
+    with pytest.raises(SynthesisError, match="rank 0 has no node"):
         made(four, "all_reduce", "hierarchical")
     with pytest.raises(SynthesisError, match=r"equally many ranks; found .*: 3, .*: 2"):
         made(boxed, "all_reduce", "hierarchical")
@@ -136,14 +136,14 @@ def test_bruck_has_logarithmically_many_partners() -> None:
         assert partners == {1 << i for i in range(ceil(log2(ranks)))}
 
 
-def test_between_boxes_only_places_that_are_alike_exchange() -> None:
-    topology = boxes_on_a_switch(4, 3)
+def test_between_nodes_only_places_that_are_alike_exchange() -> None:
+    topology = nodes_on_a_switch(4, 3)
     place = [rank // 4 for rank in range(12)]
     schedule = made(topology, "all_to_all", "two_step")
     assert schedule.depth == 2
     for t in schedule.transfers:
-        same_box = topology.vertices[topology.ranks[t.src]].box == topology.vertices[topology.ranks[t.dst]].box
-        assert same_box != (place[t.src] == place[t.dst])
+        same_node = topology.vertices[topology.ranks[t.src]].node == topology.vertices[topology.ranks[t.dst]].node
+        assert same_node != (place[t.src] == place[t.dst])
 
 
 @pytest.mark.parametrize("name", ["all_gather", "reduce_scatter", "all_reduce"])
@@ -164,7 +164,7 @@ def test_two_trees_use_what_one_leaves_idle() -> None:
         assert max(load) <= double.num_units  # nobody sends more than the array
 
 
-def test_boxes_beat_the_ring_where_links_between_them_are_slow() -> None:
+def test_nodes_beat_the_ring_where_links_between_them_are_slow() -> None:
     topology = two_boxes(num_ranks=8)
     assert made(topology, "all_reduce", "hierarchical").algbw >= 3 * made(topology, "all_reduce", "ring").algbw
 

@@ -29,7 +29,7 @@ from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology
 
 SUITE = Path(__file__).parents[1] / "data" / "topologies"
-LARGE = ["dgx_a100:boxes=16", "dgx_h100:boxes=16", "dgx_h100:boxes=5", "mi250:boxes=8", "dgx1_v100:boxes=8"]
+LARGE = ["dgx_a100:nodes=16", "dgx_h100:nodes=16", "dgx_h100:nodes=5", "mi250:nodes=8", "dgx1_v100:nodes=8"]
 
 
 def arrays(topology):
@@ -37,17 +37,17 @@ def arrays(topology):
 
 
 def shuffled(topology, seed):
-    """The same fabric with its vertices in another order and without the names of boxes."""
+    """The same fabric with its vertices in another order and without the names of nodes."""
     place = np.random.default_rng(seed).permutation(len(topology.vertices)).tolist()
     vertices = [None] * len(place)
     for old, new in enumerate(place):
-        vertices[new] = replace(topology.vertices[old], box=None)
+        vertices[new] = replace(topology.vertices[old], node=None)
     links = tuple(replace(k, src=place[k.src], dst=place[k.dst]) for k in topology.links)
     return Topology(name="shuffled", unit=topology.unit, vertices=tuple(vertices), links=links)
 
 
 @pytest.mark.parametrize(
-    ("spec", "order"), [("dgx_a100:boxes=6", 6), ("mi250:boxes=3", 3), ("torus:dims=4x6", 4), ("ring:ranks=7", 7)]
+    ("spec", "order"), [("dgx_a100:nodes=6", 6), ("mi250:nodes=3", 3), ("torus:dims=4x6", 4), ("ring:ranks=7", 7)]
 )
 def test_a_rotation_is_found_and_moves_links_to_equal_links(spec, order):
     topology = load_topology(spec)
@@ -58,7 +58,7 @@ def test_a_rotation_is_found_and_moves_links_to_equal_links(spec, order):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("spec", ["dgx_a100:boxes=4", "dgx1_v100:boxes=3"])
+@pytest.mark.parametrize("spec", ["dgx_a100:nodes=4", "dgx1_v100:nodes=3"])
 def test_a_rotation_is_found_whatever_vertices_are_called(spec, seed):
     topology = shuffled(load_topology(spec), seed)
     graph, capacity = arrays(topology)
@@ -67,7 +67,7 @@ def test_a_rotation_is_found_whatever_vertices_are_called(spec, seed):
 
 
 def test_what_is_not_a_symmetry_is_refused():
-    topology = load_topology("dgx_a100:boxes=3")
+    topology = load_topology("dgx_a100:nodes=3")
     graph, capacity = arrays(topology)
     image = find_rotation(graph, capacity)
     assert is_automorphism(graph, capacity, image)
@@ -80,8 +80,8 @@ def test_what_is_not_a_symmetry_is_refused():
     assert not is_automorphism(graph, capacity, swapped)
 
 
-def test_a_fabric_with_one_odd_box_has_no_rotation():
-    topology = load_topology("dgx_h100:boxes=4")
+def test_a_fabric_with_one_odd_node_has_no_rotation():
+    topology = load_topology("dgx_h100:nodes=4")
     odd = tuple(replace(k, capacity=k.capacity + (3 in (k.src, k.dst))) for k in topology.links)
     assert find_rotation(*arrays(replace(topology, links=odd))) is None
 
@@ -99,7 +99,7 @@ def test_plans_meet_the_bound_with_symmetry_and_without(spec, with_symmetry, is_
     assert depth == forest.depth() < topology.num_ranks // 2
 
 
-@pytest.mark.parametrize("spec", ["dgx_a100:boxes=8", "torus:dims=6x6", "star:ranks=40"])
+@pytest.mark.parametrize("spec", ["dgx_a100:nodes=8", "torus:dims=6x6", "star:ranks=40"])
 def test_large_schedules_are_right_and_optimal(spec):
     topology = load_topology(spec)
     for name in ("all_gather", "reduce_scatter"):
@@ -110,7 +110,7 @@ def test_large_schedules_are_right_and_optimal(spec):
 
 
 def test_a_thousand_ranks_are_ten_steps_deep():
-    topology = load_topology("dgx_a100:boxes=128")
+    topology = load_topology("dgx_a100:nodes=128")
     forest = plan_forest(topology, (1,) * 1024, is_reversed=False)
     inverse_x, depth = forest.check()
     assert str(inverse_x) == "127/25" and depth <= 12 and forest.num_trees == 1024
@@ -149,7 +149,7 @@ def test_trees_go_where_latency_is_low(dims):
 
 
 def test_links_of_one_latency_are_links_without():
-    plain = load_topology("mi250:boxes=2")
+    plain = load_topology("mi250:nodes=2")
     same = replace(plain, links=tuple(replace(k, latency_s=3e-6) for k in plain.links))
     direct = tuple((k.src, k.dst) for k in plain.links)
     for topology in (plain, same):
@@ -162,7 +162,7 @@ def test_many_ranks_on_a_switch_are_a_few_steps_apart():
 
 
 def test_uneven_shares_and_one_root_on_a_large_fabric():
-    topology = load_topology("dgx_h100:boxes=5")
+    topology = load_topology("dgx_h100:nodes=5")
     for weights in ((1,) + (0,) * 39, tuple(1 + rank % 2 for rank in range(40))):
         forest = plan_forest(topology, weights, is_reversed=False)
         assert forest.check()[0] == find_optimum(topology, weights, is_reversed=False).inverse_x
@@ -184,7 +184,7 @@ def test_large_irregular_fabrics_are_not_rings():
 
 
 def test_what_is_planned_is_what_is_scheduled():
-    topology = load_topology("dgx_h100:boxes=5")
+    topology = load_topology("dgx_h100:nodes=5")
     planned = plan_forest(topology, (1,) * 40, is_reversed=False)
     scheduled = build_forest(topology, (1,) * 40, is_reversed=False)
     assert planned.check() == scheduled.check() and planned.arcs.paths == scheduled.arcs.paths
@@ -192,7 +192,7 @@ def test_what_is_planned_is_what_is_scheduled():
 
 
 def test_the_check_refuses_what_is_wrong():
-    topology = load_topology("dgx_a100:boxes=4")
+    topology = load_topology("dgx_a100:nodes=4")
     forest = plan_forest(topology, (1,) * 32, is_reversed=False)
     trees = forest.trees.copy()
     trees[3, 5] = trees[3, 4]
@@ -213,7 +213,7 @@ def test_the_check_refuses_what_is_wrong():
 
 
 def test_the_check_counts_loads_and_not_intentions():
-    topology = load_topology("dgx_a100:boxes=4")
+    topology = load_topology("dgx_a100:nodes=4")
     forest = plan_forest(topology, (1,) * 32, is_reversed=False)
     narrow = tuple(Link(src=k.src, dst=k.dst, capacity=max(1, k.capacity // 2)) for k in topology.links)
     assert replace(forest, topology=replace(topology, links=narrow)).check()[0] > forest.check()[0]
@@ -237,14 +237,14 @@ def run(*arguments):
 
 
 def test_a_summary_says_what_a_schedule_would_be():
-    result = run("dgx_a100:boxes=4", "-c", "reduce_scatter", "--summary", "--json")
+    result = run("dgx_a100:nodes=4", "-c", "reduce_scatter", "--summary", "--json")
     record = json.loads(result.stdout)
     assert result.exit_code == 0
     assert (record["inverse_x"], record["optimal"], record["num_trees"], record["symmetry"]) == ("3/25", True, 32, 4)
-    assert "optimal: all_gather over 32 ranks" in run("dgx_a100:boxes=4", "-c", "all_gather", "--summary").stdout
+    assert "optimal: all_gather over 32 ranks" in run("dgx_a100:nodes=4", "-c", "all_gather", "--summary").stdout
 
 
-@pytest.mark.parametrize("spec", ["dgx_a100:boxes=16", "torus:dims=4x4"])
+@pytest.mark.parametrize("spec", ["dgx_a100:nodes=16", "torus:dims=4x4"])
 def test_a_summary_of_all_reduce_is_proved_optimal(spec):
     record = json.loads(run(spec, "-c", "all_reduce", "--summary", "--json").stdout)
     assert record["optimal"] and record["algbw"] == record["bound_algbw"] == record["reduce_scatter_then_all_gather"]
@@ -274,7 +274,7 @@ def test_a_plan_of_all_reduce_counts_both_phases_on_each_link():
 
 
 def test_all_reduce_of_a_thousand_ranks_is_proved_by_orbits():
-    topology = load_topology("dgx_h100:boxes=128")
+    topology = load_topology("dgx_h100:nodes=128")
     best = bound(topology, Collective(name="all_reduce", num_ranks=1024))
     assert not best.is_composition and best.algbw == best.composition == Fraction(25600, 127)
 
@@ -284,4 +284,4 @@ def test_all_reduce_of_a_thousand_ranks_is_proved_by_orbits():
 )
 def test_a_summary_refuses_what_it_has_no_forest_for(arguments, says):
     with pytest.raises(UsageError, match=says):
-        CliRunner().invoke(command_line(), ["synth", "dgx_a100:boxes=2", "--summary", "-c", *arguments], **LOUD)
+        CliRunner().invoke(command_line(), ["synth", "dgx_a100:nodes=2", "--summary", "-c", *arguments], **LOUD)

@@ -31,12 +31,12 @@ SUITE = Path(__file__).parents[1] / "data" / "topologies"
 
 SAME_AS_SUITE = {
     "a100_x1": dgx_a100(),
-    "a100_x2": dgx_a100(num_boxes=2),
-    "a100_x4": dgx_a100(num_boxes=4),
+    "a100_x2": dgx_a100(num_nodes=2),
+    "a100_x4": dgx_a100(num_nodes=4),
     "h100_x1": dgx_h100(),
-    "h100_x2": dgx_h100(num_boxes=2),
+    "h100_x2": dgx_h100(num_nodes=2),
     "mi250_x1": mi250(),
-    "mi250_x2": mi250(num_boxes=2),
+    "mi250_x2": mi250(num_nodes=2),
     "dgx1_v100": dgx1_v100(),
     "torus_4x4": torus(dims=(4, 4)),
     "ring_8": ring(num_ranks=8),
@@ -86,7 +86,7 @@ def test_the_comparison_sees_a_difference() -> None:
         mesh(dims=(2, 3, 2)),
         torus(dims=(2, 4)),
         full_mesh(num_ranks=5, bandwidth="10 Gb/s"),
-        dgx1_v100(num_boxes=2),
+        dgx1_v100(num_nodes=2),
         fat_tree(k=2),
         dragonfly(num_groups=5, num_routers=3, num_ranks_per_router=1),
         hosts(["a", "b", "b", "c"]),
@@ -100,7 +100,7 @@ def test_cables_are_symmetric_and_ranks_come_first(topology: Topology) -> None:
 
 def test_two_boxes_shapes() -> None:
     topology = two_boxes(num_ranks=7, between_latency="1ms")
-    assert [vertex.box for vertex in topology.vertices if vertex.kind == "rank"] == ["left"] * 4 + ["right"] * 3
+    assert [vertex.node for vertex in topology.vertices if vertex.kind == "rank"] == ["left"] * 4 + ["right"] * 3
     left, right, core = topology.switches
     assert [topology.label(vertex) for vertex in topology.switches] == ["left/switch", "right/switch", "core"]
     assert all(topology.capacity[vertex, core] == 50 for vertex in topology.ranks)
@@ -124,12 +124,12 @@ def test_parallel_cables_add_up() -> None:
     by_label = {
         (mi250().label(src), mi250().label(dst)): capacity for (src, dst), capacity in mi250().capacity.items()
     }
-    assert by_label["box0/0", "box0/1"] == 200
+    assert by_label["node0/0", "node0/1"] == 200
     v100 = dgx1_v100()
     assert {sum(c for (src, _), c in v100.capacity.items() if src == rank) for rank in v100.ranks} == {150}
-    one_box, two = mi250(), mi250(num_boxes=2)
-    assert sum(one_box.capacity.values()) == 2 * 56 * 50  # 56 xGMI links, both directions
-    assert sum(two.capacity.values()) == 2 * sum(one_box.capacity.values()) + 2 * 32 * 16
+    one_node, two = mi250(), mi250(num_nodes=2)
+    assert sum(one_node.capacity.values()) == 2 * 56 * 50  # 56 xGMI links, both directions
+    assert sum(two.capacity.values()) == 2 * sum(one_node.capacity.values()) + 2 * 32 * 16
 
 
 def test_larger_halls() -> None:
@@ -147,7 +147,7 @@ def test_larger_halls() -> None:
 def test_hosts_group_ranks_by_machine() -> None:
     topology = hosts(["b", "a", "b", "c"], inside="4 GB/s", between="1 GB/s")
     assert [topology.label(vertex) for vertex in topology.ranks] == ["b/0", "a/0", "b/1", "c/0"]
-    assert [topology.vertices[vertex].box for vertex in topology.ranks] == ["b", "a", "b", "c"]
+    assert [topology.vertices[vertex].node for vertex in topology.ranks] == ["b", "a", "b", "c"]
     named = {(topology.label(src), topology.label(dst)): c for (src, dst), c in topology.capacity.items()}
     assert named["b/0", "b/switch"] == 4
     assert named["b/switch", "network"] == named["a/0", "network"] == named["c/0", "network"] == 1
@@ -177,4 +177,4 @@ def test_mixed_units_find_a_common_one() -> None:
     topology = two_boxes(inside="25 GB/s", between="100 Gbit/s")
     assert topology.unit == "Gbit/s"
     assert sorted(set(topology.capacity.values())) == [100, 200]
-    assert dgx1_v100(num_boxes=2, nic="12.5 GB/s").unit == "MB/s"
+    assert dgx1_v100(num_nodes=2, nic="12.5 GB/s").unit == "MB/s"

@@ -63,9 +63,9 @@ def test_nccl_machine_with_nvswitch() -> None:
         end: 6 * 2 * 20 for n in range(4) for end in (f"gpu{n}>nvswitch", f"nvswitch>gpu{n}")
     }  # six entries of two NVLinks at 20 GB/s
     two = cables(load_topology(f"{DATA}/nccl_a100.xml*2"))
-    assert two["box0/mlx5_0>network"] == two["box0/mlx5_0>box0/pci 0000:01:00.0"] == 24  # PCIe 4 x16, not 25
-    assert two["box1/gpu0>box1/pci 0000:01:00.0"] == 24
-    assert two["box1/cpu0>box1/cpu1"] == 16
+    assert two["node0/mlx5_0>network"] == two["node0/mlx5_0>node0/pci 0000:01:00.0"] == 24  # PCIe 4 x16, not 25
+    assert two["node1/gpu0>node1/pci 0000:01:00.0"] == 24
+    assert two["node1/cpu0>node1/cpu1"] == 16
 
 
 def test_cloud_file_says_what_was_inferred() -> None:
@@ -100,9 +100,9 @@ def test_astra_sim_dimensions() -> None:
     assert topology.latency_s[0, 3] == 1e-6
 
 
-def test_simai_boxes_and_parallel_cables() -> None:
+def test_simai_nodes_and_parallel_cables() -> None:
     topology = load_topology(DATA / "simai.txt")
-    assert [v.box for v in topology.vertices[:4]] == ["server0", "server0", "server1", "server1"]
+    assert [v.node for v in topology.vertices[:4]] == ["server0", "server0", "server1", "server1"]
     assert cables(topology)["switch6>switch7"] == 800
 
 
@@ -119,7 +119,7 @@ def test_taccl_rates_and_interfaces() -> None:
     one = cables(load_topology(DATA / "taccl_mesh.json"))
     assert (one["gpu0>gpu1"], one["gpu0>gpu3"]) == (40_000, 20_000)  # 25 and 50 us a MB
     two = cables(load_topology(f"{DATA}/taccl_mesh.json*2"))
-    assert two["box0/gpu3>box0/nic1"] == two["box1/nic0>network"] == 10_000
+    assert two["node0/gpu3>node0/nic1"] == two["node1/nic0>network"] == 10_000
 
 
 def test_rows_of_a_taccl_matrix_receive() -> None:
@@ -127,29 +127,29 @@ def test_rows_of_a_taccl_matrix_receive() -> None:
     assert cables(parse_topology(json.dumps(data), source="t.json")) == {"gpu1>gpu0": 100_000, "gpu0>gpu1": 50_000}
 
 
-# -- several boxes ----------------------------------------------------------------------------------------------
+# -- several nodes ----------------------------------------------------------------------------------------------
 
 
-def test_several_boxes_of_anything() -> None:
+def test_several_nodes_of_anything() -> None:
     joined = load_topology("ring:ranks=3,bandwidth=40 GB/s*3@100 Gb/s")
     assert (joined.num_ranks, joined.unit, joined.name) == (9, "Gbit/s", "ring_3_x3")
-    assert cables(joined)["box2/1>network"] == 100
-    assert cables(joined)["box2/1>box2/2"] == 320
+    assert cables(joined)["node2/1>network"] == 100
+    assert cables(joined)["node2/1>node2/2"] == 320
 
 
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("ring:ranks=3*0@1 GB/s", "no boxes"),
+        ("ring:ranks=3*0@1 GB/s", "no nodes"),
         ("ring:ranks=3*2", "names no network interface; say how fast"),
         ("ring:ranks=3,bandwidth=1*2@1 GB/s", "capacities are relative: '1 GB/s'"),
         ("star:ranks=3*2@soon", "cannot read 'soon'"),
         ("ring:ranks=3*99999@1 GB/s", "more than 65536"),
-        ("ring:ranks=3*1@1 GB/s", "more than one box"),
+        ("ring:ranks=3*1@1 GB/s", "more than one node"),
         ("nowhere.xml*2", "nowhere.xml: no such file"),
     ],
 )
-def test_several_boxes_that_cannot_be(spec: str, expected: str) -> None:
+def test_several_nodes_that_cannot_be(spec: str, expected: str) -> None:
     with pytest.raises(TopologyError, match=expected.replace("(", r"\(")):
         load_topology(spec)
 
@@ -157,7 +157,7 @@ def test_several_boxes_that_cannot_be(spec: str, expected: str) -> None:
 # -- networkx ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("spec", ["dgx_a100:boxes=2", "torus:dims=2x3,bandwidth=3,latency=5us", "two_boxes"])
+@pytest.mark.parametrize("spec", ["dgx_a100:nodes=2", "torus:dims=2x3,bandwidth=3,latency=5us", "two_boxes"])
 def test_networkx_round_trip(spec: str) -> None:
     topology = load_topology(spec)
     again = from_networkx(to_networkx(topology))
@@ -168,7 +168,7 @@ def test_networkx_round_trip(spec: str) -> None:
 
 def test_networkx_rates_switches_and_parallel_edges() -> None:
     graph = nx.MultiGraph(name="pair")
-    graph.add_node("s", kind="switch", box="left")
+    graph.add_node("s", kind="switch", node="left")
     for rank in "ab":
         graph.add_edge(rank, "s", capacity="12.5 GB/s", latency_s=1e-6)
     graph.add_edge("a", "s", capacity="100 Gb/s")

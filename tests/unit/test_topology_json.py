@@ -52,7 +52,7 @@ def test_ids_in_any_order_latencies_and_boxes() -> None:
     data["links"][0] |= {"latency": 5e-05, "capacity": 10.0}
     topology = from_json(data)
     assert [vertex.label for vertex in topology.vertices] == ["r0", "r1", "r2", "sw"]
-    assert topology.vertices[3].box == "rack"
+    assert topology.vertices[3].node == "rack"
     assert topology.latency_s[0, 3] == 5e-05
     assert topology.capacity[0, 3] == 10
 

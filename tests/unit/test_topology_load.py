@@ -63,7 +63,7 @@ def test_builder_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("spec", "expected"),
     [
-        ("two_box:ranks=8", "did you mean 'two_boxes'"),
+        ("two_node:ranks=8", "did you mean 'two_boxes'"),
         ("star:rank=3", "did you mean 'ranks'"),
         ("star:ranks", "write key=value"),
         ("star:ranks=3,num_ranks=4", "given twice"),

@@ -27,9 +27,9 @@ def test_subset_of_a_ring_lets_the_others_forward() -> None:
     assert (neighbours.num_ranks, len(neighbours.switches), len(neighbours.links)) == (3, 0, 4)
 
 
-def test_subset_of_one_box() -> None:
+def test_subset_of_one_node() -> None:
     part = two_boxes().subset(range(4, 8))
-    assert [vertex.box for vertex in part.vertices if vertex.kind == "rank"] == ["right"] * 4
+    assert [vertex.node for vertex in part.vertices if vertex.kind == "rank"] == ["right"] * 4
     assert part.subset([0, 1]).num_ranks == 2
 
 
@@ -55,7 +55,7 @@ def test_reversed_turns_every_link_round() -> None:
 
 
 def test_equal_topologies_hash_alike_and_the_name_is_no_part_of_the_fingerprint() -> None:
-    assert hash(dgx_a100(num_boxes=2)) == hash(dgx_a100(num_boxes=2))
+    assert hash(dgx_a100(num_nodes=2)) == hash(dgx_a100(num_nodes=2))
     plain = star(num_ranks=3)
     renamed = Topology(name="other", unit=plain.unit, vertices=plain.vertices, links=plain.links)
     assert renamed != plain

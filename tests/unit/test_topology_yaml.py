@@ -95,7 +95,7 @@ links:
     index = {vertex.label: number for number, vertex in enumerate(topology.vertices)}
     ranks = ["gpu0/0", "gpu0/1", "gpu1/0", "gpu1/1", "cpu/0", "monitor"]
     assert [topology.label(vertex) for vertex in topology.ranks] == ranks
-    assert [topology.vertices[vertex].box for vertex in topology.ranks] == [
+    assert [topology.vertices[vertex].node for vertex in topology.ranks] == [
         "gpu0",
         "gpu0",
         "gpu1",

@@ -71,7 +71,7 @@ def test_add_and_remove() -> None:
 def test_scale() -> None:
     assert changed_links(STAR, scale_link(STAR, "1->switch=1.5")) == {"1>switch": 600}
     assert set(changed_links(BOXES, scale_interfaces(BOXES, "2")).values()) == {100}
-    two = load_topology("dgx_a100:boxes=2")
+    two = load_topology("dgx_a100:nodes=2")
     faster = changed_links(two, scale_interfaces(two, "2"))
     assert set(faster.values()) == {50}
     assert len(faster) == 16 * 4  # GPU to interface and interface to network, both ways
@@ -92,7 +92,7 @@ def test_scale() -> None:
         (scale_link, "0->switch", "write for example"),
         (scale_link, "0->switch=-1", "as a factor"),
         (scale_link, "0->switch=0", "as a factor"),
-        (scale_interfaces, "2", "no link leaves a box"),
+        (scale_interfaces, "2", "no link leaves a node"),
     ],
 )
 def test_changes_that_make_no_sense(change, text: str, expected: str) -> None:

@@ -31,8 +31,8 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    ranks: Annotated[int | None, typer.Option(help="Ranks in two boxes (default 8).", min=2)] = None,
-    cluster: Annotated[str | None, typer.Option(help="Topology file or builder instead of the two boxes.")] = None,
+    ranks: Annotated[int | None, typer.Option(help="Ranks in two nodes (default 8).", min=2)] = None,
+    cluster: Annotated[str | None, typer.Option(help="Topology file or builder instead of the two nodes.")] = None,
     steps: Annotated[int, typer.Option(help="Optimizer steps of each run.", min=1)] = 60,
     output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("mycel-report"),
     size: Annotated[str, typer.Option(help="Size whose bandwidth is measured; '0' measures none.")] = "16MB",

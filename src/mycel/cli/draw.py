@@ -81,7 +81,7 @@ def register(app: typer.Typer) -> None:
         marked: int | None = None
         cut: tuple[tuple[int, int], ...] = ()
         title, caption = fabric.name, f"{fabric.num_ranks} ranks, {len(fabric.switches)} switches"
-        computing = "bold frame: copies and adds" if len(fabric.nodes) > fabric.num_ranks else ""
+        computing = "bold frame: copies and adds" if len(fabric.compute_vertices) > fabric.num_ranks else ""
         if collective is None:
             if root is not None:
                 raise UsageError("--root says whose tree to draw: it needs --collective")

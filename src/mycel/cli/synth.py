@@ -65,7 +65,7 @@ def trees_a_root(schedule: Schedule) -> int | None:
         return schedule.num_units // schedule.collective.total_weight
     if schedule.collective.name != "all_reduce":
         return schedule.num_units // sum(root_weights(schedule.collective)) or 1
-    if schedule.num_nodes > schedule.collective.num_ranks:
+    if schedule.num_compute_vertices > schedule.collective.num_ranks:
         return None
     columns = schedule.columns
     receives = np.zeros((len(schedule.chunks), schedule.collective.num_ranks), dtype=np.bool_)

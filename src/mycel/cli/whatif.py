@@ -49,11 +49,11 @@ def register(app: typer.Typer) -> None:
         ] = _NONE,
         scale: Annotated[list[str], typer.Option("--scale", help="So many times the bandwidth: 'A->B=2'.")] = _NONE,
         scale_nic: Annotated[
-            str | None, typer.Option("--scale-nic", help="So many times the bandwidth of every link out of a box.")
+            str | None, typer.Option("--scale-nic", help="So many times the bandwidth of every link out of a node.")
         ] = None,
         compute: Annotated[
             list[str],
-            typer.Option("--compute", help="Switches that copy and add (SHARP): 'box0/nvswitch', '*/nvswitch'."),
+            typer.Option("--compute", help="Switches that copy and add (SHARP): 'node0/nvswitch', '*/nvswitch'."),
         ] = _NONE,
         root: RootOption = None,
         weights: WeightsOption = None,

@@ -129,7 +129,7 @@ class Bound:
 
     def _explain_computing(self, without: Fraction) -> str:
         fabric = self.topology
-        labels = [fabric.label(vertex) for vertex in fabric.nodes[fabric.num_ranks :]]
+        labels = [fabric.label(vertex) for vertex in fabric.compute_vertices[fabric.num_ranks :]]
         shown = ", ".join(labels[:4]) + (f" and {len(labels) - 4} more" if len(labels) > 4 else "")
         which = f"{'Switch' if len(labels) == 1 else 'Switches'} {shown}"
         rate = f"{float(without):.6g} {fabric.unit}"
@@ -233,7 +233,7 @@ def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
     best, composition = find_division(topology)
     with_switches = divide_with_switches(topology, without=best.limit)
     limit, binding = with_switches.limit, with_switches.binding or best.binding
-    has_computing = len(topology.nodes) > topology.num_ranks
+    has_computing = len(topology.compute_vertices) > topology.num_ranks
     return Bound(
         collective=collective,
         topology=topology,

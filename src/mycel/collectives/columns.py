@@ -23,7 +23,7 @@ __all__ = ["Columns"]
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
 
-#: Of a number that counts chunks, nodes or transfers.
+#: Of a number that counts chunks, vertices or transfers.
 _MOST_DIGITS = 19
 #: Between the numbers of a transfer: of a copy, and of a reduction.
 _WORDS = tuple(np.frombuffer(word, dtype=np.uint8) for word in (b', "copy", ', b', "reduce", '))

@@ -37,7 +37,7 @@ __all__ = [
 #: above in 3 of them, the plain sum in 7 (by 5 to 12 %).
 NOT_HIDDEN = 0.1
 #: Piece sizes worth trying. Over links peers take turns by pieces, and a long one holds up all others (all_gather of
-#: 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in two boxes in
+#: 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in two nodes in
 #: pieces of 32 and 256 KB: 365 and 418 ms).
 PIECE_BYTES = (1 << 14, 1 << 15)
 #: The same between ranks that share one machine's memory, to which unix sockets come near: fewer messages are less
@@ -79,7 +79,7 @@ def estimate_seconds(
     capacity, latency = topology.capacity, topology.latency_s
     arrival = [0.0] * len(schedule.transfers)
     piece_s = [0.0] * len(schedule.transfers)
-    work = [0.0] * schedule.num_nodes
+    work = [0.0] * schedule.num_compute_vertices
     copy_s, add_s = costs.copy_s_per_gb * 1e-9, costs.add_s_per_gb * 1e-9
     for number, t in enumerate(schedule.transfers):
         chunk_bytes = num_bytes * schedule.chunks[t.chunk].num_units / schedule.num_units

@@ -10,7 +10,7 @@ link. A linear programme finds the least time, in floating point; what is report
 - *From above:* the flows, put on a common denominator, must conserve and fit in exact arithmetic.
 
 Where both meet, the value is the optimum. Where the flows have no small common denominator, the value from below
-is still a bound, and ``is_exact`` is false. Where one shortest path a pair is already optimal (one switch, boxes
+is still a bound, and ``is_exact`` is false. Where one shortest path a pair is already optimal (one switch, nodes
 with one way out), the prices of its busiest links show it and no programme is solved.
 
 References:

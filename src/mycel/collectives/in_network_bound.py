@@ -108,7 +108,7 @@ def divide_with_switches(topology: Topology, *, without: Fraction) -> NetworkDiv
     Raises:
         SynthesisError: a linear programme was not solved.
     """
-    computing = topology.nodes[topology.num_ranks :]
+    computing = topology.compute_vertices[topology.num_ranks :]
     if not computing:
         return NetworkDivision(limit=without)
     counts = range(len(computing) + 1) if len(computing) <= _MOST_SUBSETS else (0, len(computing))
@@ -144,7 +144,7 @@ def divide_with_switches(topology: Topology, *, without: Fraction) -> NetworkDiv
 
 
 def _is_too_large(topology: Topology, num_sets: int) -> bool:
-    size = len(topology.nodes)
+    size = len(topology.compute_vertices)
     return 4 * num_sets * size * (2 * len(topology.links) + size) > _LARGEST
 
 
@@ -168,7 +168,7 @@ def _programme(topology: Topology, kinds: Sequence[Kind]) -> CuttingPlanes:
     """Variables: phase by phase, the part of each arc and the share of each root."""
     num_arcs, size = len(topology.links), 0
     phases: list[Trees] = []
-    meetings: dict[int, Row] = {vertex: {} for vertex in topology.nodes}
+    meetings: dict[int, Row] = {vertex: {} for vertex in topology.compute_vertices}
     gain: Row = {}
     for is_reversed, switches in kinds:
         spanned = sorted((*topology.ranks, *switches))
@@ -182,7 +182,7 @@ def _programme(topology: Topology, kinds: Sequence[Kind]) -> CuttingPlanes:
         size += num_arcs + len(spanned)
     programme = CuttingPlanes(
         phases,
-        clip(topology, most_edges=len(topology.nodes)),
+        clip(topology, most_edges=len(topology.compute_vertices)),
         gain,
         "divides the links between phases",
         equal=list(meetings.values()),

@@ -130,7 +130,7 @@ class RankTemplate:
 
     Args:
         schedule: a schedule; verify it first.
-        rank: whose part; a node, see ``Topology.nodes``.
+        rank: whose part; a vertex, see ``Topology.compute_vertices``.
 
     Raises:
         ScheduleError: the schedule needs something a program cannot express: a dependency on a transfer that
@@ -150,7 +150,7 @@ class RankTemplate:
 
         def place(channel: Channel) -> tuple[int, int, Channel]:
             rate = min(capacity[hop] for hop in pairwise(channel.path))
-            return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_nodes, channel
+            return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_compute_vertices, channel
 
         keys = sorted(
             {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers if rank in (t.src, t.dst)},
@@ -440,8 +440,8 @@ def lower(
     Raises:
         ScheduleError: see ``RankTemplate`` and ``RankTemplate.expand``.
     """
-    nodes = range(schedule.num_nodes)
+    vertices = range(schedule.num_compute_vertices)
     return tuple(
-        RankTemplate(schedule, node).expand(num_elements, piece_elements, block_elements=block_elements)
-        for node in nodes
+        RankTemplate(schedule, vertex).expand(num_elements, piece_elements, block_elements=block_elements)
+        for vertex in vertices
     )

@@ -6,9 +6,9 @@ A *transfer* reads the chunk at its source and, at its destination, overwrites t
 (reduce). It happens after the transfers it names, which stand before it in the tuple: the order of the tuple is
 an order in which everything may be done, and pipelining follows it.
 
-The ends of a transfer are *nodes*: the ranks, and after them the switches that can copy and add, in the order of
-``Topology.nodes``. Such a switch has a place for every chunk too, empty before; an addition into an empty place of a
-switch starts the sum there, so that contributions may come in any order.
+The ends of a transfer are *compute vertices*: the ranks, and after them the switches that can copy and add, in the
+order of ``Topology.compute_vertices``. Such a switch has a place for every chunk too, empty before; an addition into
+an empty place of a switch starts the sum there, so that contributions may come in any order.
 
 Sizes in bytes do not occur here: a schedule serves every size (see ``lower``).
 """
@@ -56,8 +56,8 @@ class Transfer:
 
     Attributes:
         chunk: index into the schedule's chunks.
-        src: sending node: a rank, or a computing switch.
-        dst: receiving node.
+        src: sending compute vertex: a rank, or a switch that computes.
+        dst: receiving one.
         reduce: add to what ``dst`` holds instead of overwriting it.
         path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch that forwards.
         after: indices of earlier transfers that must be complete before this one reads its source.
@@ -170,7 +170,7 @@ class Schedule:
             self._check_transfer(position, self.transfers[position])
 
     def _malformed(self, columns: Columns) -> BoolArray:
-        nodes = np.array(self.topology.nodes, dtype=np.int64)
+        ends = np.array(self.topology.compute_vertices, dtype=np.int64)
         links, vertices = self.topology.capacity, self.topology.vertices
         is_path = [
             len(path) >= 2
@@ -181,9 +181,9 @@ class Schedule:
         ends = np.array([(p[0], p[-1]) if fine else (-1, -1) for p, fine in zip(columns.paths, is_path, strict=True)])
         first, last = ends.reshape(-1, 2)[columns.path].T
         found: BoolArray = (columns.chunk < 0) | (columns.chunk >= len(self.chunks)) | (columns.src == columns.dst)
-        for node, end in ((columns.src, first), (columns.dst, last)):
-            exists = (node >= 0) & (node < len(nodes))
-            found |= ~exists | (end != nodes[np.where(exists, node, 0)])
+        for vertex, end in ((columns.src, first), (columns.dst, last)):
+            exists = (vertex >= 0) & (vertex < len(ends))
+            found |= ~exists | (end != ends[np.where(exists, vertex, 0)])
         waiting = np.repeat(np.arange(len(columns)), np.diff(columns.after_start))
         found[waiting[(columns.after < 0) | (columns.after >= waiting)]] = True
         return found
@@ -192,13 +192,13 @@ class Schedule:
         where = f"transfer {position} (chunk {transfer.chunk}, {transfer.src} -> {transfer.dst})"
         if not 0 <= transfer.chunk < len(self.chunks):
             raise ScheduleError(f"{where}: no such chunk; chunks are 0..{len(self.chunks) - 1}")
-        n, nodes, path = self.topology.num_ranks, self.topology.nodes, transfer.path
-        if not (0 <= transfer.src < len(nodes) and 0 <= transfer.dst < len(nodes)):
-            switches = f", switches that compute {n}..{len(nodes) - 1}" if len(nodes) > n else ""
+        n, ends, path = self.topology.num_ranks, self.topology.compute_vertices, transfer.path
+        if not (0 <= transfer.src < len(ends) and 0 <= transfer.dst < len(ends)):
+            switches = f", switches that compute {n}..{len(ends) - 1}" if len(ends) > n else ""
             raise ScheduleError(f"{where}: ranks are 0..{n - 1}{switches}")
         if transfer.src == transfer.dst:
             raise ScheduleError(f"{where}: a rank does not send to itself")
-        if len(path) < 2 or path[0] != nodes[transfer.src] or path[-1] != nodes[transfer.dst]:
+        if len(path) < 2 or path[0] != ends[transfer.src] or path[-1] != ends[transfer.dst]:
             raise ScheduleError(f"{where}: path {path} does not lead from {transfer.src} to {transfer.dst}")
         for hop in pairwise(path):
             if hop not in self.topology.capacity:
@@ -211,10 +211,10 @@ class Schedule:
                 raise ScheduleError(f"{where}: 'after' names transfer {earlier}, which does not stand before it")
 
     @cached_property
-    def num_nodes(self) -> int:
+    def num_compute_vertices(self) -> int:
         """Ranks and, where transfers end in switches, those up to the last one used: places per chunk."""
         last = (int(column.max(initial=0)) for column in (self.columns.src, self.columns.dst))
-        return max(self.collective.num_ranks, *(node + 1 for node in last))
+        return max(self.collective.num_ranks, *(vertex + 1 for vertex in last))
 
     # -- what it costs ------------------------------------------------------------------------------------
 
@@ -317,7 +317,7 @@ class Schedule:
                 "name": self.topology.name,
                 "unit": self.topology.unit,
                 "vertices": [
-                    [v.kind, v.label, v.box, *([True] if v.computes else [])] for v in self.topology.vertices
+                    [v.kind, v.label, v.node, *([True] if v.computes else [])] for v in self.topology.vertices
                 ],
                 "links": [[k.src, k.dst, k.capacity, k.latency_s] for k in self.topology.links],
             },
@@ -343,7 +343,7 @@ class Schedule:
                     Vertex(
                         kind=k,
                         label=_string(label),
-                        box=None if box is None else _string(box),
+                        node=None if box is None else _string(box),
                         computes=_is_marked(computes),
                     )
                     for k, label, box, *computes in fabric["vertices"]
@@ -395,7 +395,7 @@ class Schedule:
             f"topology {json.dumps(self.topology.name)} {self.topology.unit}",
         ]
         for i, v in enumerate(self.topology.vertices):
-            box = "" if v.box is None else f" in {json.dumps(v.box)}"
+            box = "" if v.node is None else f" in {json.dumps(v.node)}"
             lines.append(f"{v.kind} {i} {json.dumps(v.label)}{box}{' computes' if v.computes else ''}")
         lines += [f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}" for k in self.topology.links]
         lines.append(f"units {self.num_units}")

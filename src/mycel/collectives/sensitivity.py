@@ -20,7 +20,7 @@ class Gain:
 
     Attributes:
         binding: links that bind and are alike, as ``(src, dst)``.
-        alike: all links like them: between the same kinds of vertices, of the same capacity, both inside a box or
+        alike: all links like them: between the same kinds of vertices, of the same capacity, both inside a node or
             both not.
         binding_only: ``algbw`` gained by one more unit on each of ``binding``, in the topology's unit.
         every: ``algbw`` gained by one more unit on each of ``alike``.
@@ -78,7 +78,7 @@ def sensitivity(best: Bound, *, most: int = 4) -> tuple[Gain, ...]:
 
 def _kind(topology: Topology, ends: tuple[int, int]) -> object:
     src, dst = (topology.vertices[end] for end in ends)
-    inside = src.box is not None and src.box == dst.box
+    inside = src.node is not None and src.node == dst.node
     return frozenset((src.kind, dst.kind)), topology.capacity[ends], inside
 
 

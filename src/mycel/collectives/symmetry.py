@@ -1,6 +1,6 @@
-"""Symmetry: a rotation of a fabric's boxes onto each other, found from its links alone and then proven.
+"""Symmetry: a rotation of a fabric's nodes onto each other, found from its links alone and then proven.
 
-Colour refinement tells vertices apart by their links; taking away the switches in the middle leaves boxes; boxes
+Colour refinement tells vertices apart by their links; taking away the switches in the middle leaves nodes; nodes
 are matched vertex by vertex. What comes out is only a guess until ``is_automorphism`` has compared every link with
 its image, so that nothing here has to be trusted.
 
@@ -19,10 +19,10 @@ from mycel.collectives.maxflow import FlowGraph, IntArray
 
 __all__ = ["find_orbits", "find_rotation", "is_automorphism", "powers"]
 
-#: How many candidate vertices the matching of two boxes may look at, per vertex of the box, before it gives up.
+#: How many candidate vertices the matching of two nodes may look at, per vertex of the node, before it gives up.
 _PATIENCE = 50
-#: Vertices of a box up to which matching is tried at all.
-_LARGEST_BOX = 300
+#: Vertices of a node up to which matching is tried at all.
+_LARGEST_NODE = 300
 
 
 def find_rotation(graph: FlowGraph, capacity: IntArray) -> IntArray | None:
@@ -104,8 +104,8 @@ def _candidates(graph: FlowGraph, capacity: IntArray) -> Iterator[IntArray]:
     hubs = np.zeros(count, dtype=np.bool_)
     for _, name in classes:
         hubs |= colour == name
-        boxes = _components(graph, hubs)
-        if len(boxes) < 2 or len({len(box) for box in boxes}) > 1 or not is_rank[boxes[0]].any():
+        nodes = _components(graph, hubs)
+        if len(nodes) < 2 or len({len(node) for node in nodes}) > 1 or not is_rank[nodes[0]].any():
             continue
         apart = is_rank.copy()
         apart[hubs] = 2 + np.arange(int(hubs.sum()))  # hubs stay where they are
@@ -113,12 +113,12 @@ def _candidates(graph: FlowGraph, capacity: IntArray) -> Iterator[IntArray]:
         for match in (_in_order, _by_search):
             image = np.arange(count, dtype=np.int64)
             known: list[IntArray] = []
-            for box in boxes:
-                placed = match(graph, capacity, finer, boxes[0], box)
+            for node in nodes:
+                placed = match(graph, capacity, finer, nodes[0], node)
                 if placed is None:
                     break
                 known.append(placed)
-            if len(known) == len(boxes):
+            if len(known) == len(nodes):
                 for here, there in zip(known, known[1:] + known[:1], strict=True):
                     image[here] = there
                 yield image
@@ -155,40 +155,40 @@ def _components(graph: FlowGraph, removed: npt.NDArray[np.bool_]) -> list[IntArr
     for first in range(graph.num_vertices):
         if not seen[first]:
             seen[first] = True
-            box = [first]
-            for here in box:
+            node = [first]
+            for here in node:
                 for far in around[here]:
                     if not seen[far]:
                         seen[far] = True
-                        box.append(far)
-            found.append(np.array(sorted(box), dtype=np.int64))
+                        node.append(far)
+            found.append(np.array(sorted(node), dtype=np.int64))
     return found
 
 
 def _in_order(
-    graph: FlowGraph, capacity: IntArray, colour: IntArray, first: IntArray, box: IntArray
+    graph: FlowGraph, capacity: IntArray, colour: IntArray, first: IntArray, node: IntArray
 ) -> IntArray | None:
-    """The box's vertices beside those of the first box, as their numbers and colours have them."""
-    one, two = np.argsort(colour[first], kind="stable"), np.argsort(colour[box], kind="stable")
-    if not np.array_equal(colour[first[one]], colour[box[two]]):
+    """The node's vertices beside those of the first node, as their numbers and colours have them."""
+    one, two = np.argsort(colour[first], kind="stable"), np.argsort(colour[node], kind="stable")
+    if not np.array_equal(colour[first[one]], colour[node[two]]):
         return None
     placed = np.empty(len(first), dtype=np.int64)
-    placed[one] = box[two]
+    placed[one] = node[two]
     return placed
 
 
 def _by_search(
-    graph: FlowGraph, capacity: IntArray, colour: IntArray, first: IntArray, box: IntArray
+    graph: FlowGraph, capacity: IntArray, colour: IntArray, first: IntArray, node: IntArray
 ) -> IntArray | None:
     """A matching found by trying: vertex by vertex, taking a choice back where a link has no image."""
-    if len(first) > _LARGEST_BOX:
+    if len(first) > _LARGEST_NODE:
         return None
     is_member = np.zeros(graph.num_vertices, dtype=np.bool_)
-    is_member[first] = is_member[box] = True
+    is_member[first] = is_member[node] = True
     inside = is_member[graph.tail] & is_member[graph.head]
     ends = zip(graph.tail[inside].tolist(), graph.head[inside].tolist(), strict=True)
     link = dict(zip(ends, capacity[inside].tolist(), strict=True))
-    mine, theirs = first.tolist(), box.tolist()
+    mine, theirs = first.tolist(), node.tolist()
     chosen: list[int] = []
     steps = _PATIENCE * len(mine)
 

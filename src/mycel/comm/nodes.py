@@ -23,7 +23,7 @@ def nodes_of(topology: Topology) -> Nodes:
         >>> nodes_of(two_boxes(num_ranks=4))
         ((0, 1), (2, 3))
     """
-    return tuple(topology.ranks_by_box.values())
+    return tuple(topology.ranks_by_node.values())
 
 
 def equal_nodes(topology: Topology, wanted_by: str) -> Nodes:
@@ -39,7 +39,7 @@ def equal_nodes(topology: Topology, wanted_by: str) -> Nodes:
     nodes = nodes_of(topology)
     if len({len(node) for node in nodes}) != 1:
         sizes = ", ".join(str(len(node)) for node in nodes)
-        raise UsageError(f"topology {topology.name!r} has boxes of {sizes} ranks; {wanted_by} wants equal ones")
+        raise UsageError(f"topology {topology.name!r} has nodes of {sizes} ranks; {wanted_by} wants equal ones")
     return nodes
 
 

@@ -26,7 +26,7 @@ def rank_environment(
 ) -> dict[str, str]:
     """The environment of one rank.
 
-    ``LOCAL_RANK`` counts within the box of the rank; a rank that belongs to no box has one of its own, as it has
+    ``LOCAL_RANK`` counts within the node of the rank; a rank that belongs to no node has one of its own, as it has
     its own network. Gloo and the tensor pipe are told to use the shaped fabric, the store uses the management
     network.
 
@@ -37,9 +37,9 @@ def rank_environment(
         wiring_file: where the wiring was written.
         extra: added to this process's own environment; the variables of the launcher come last and win.
     """
-    boxes = [topology.vertices[v].box or f"\0{number}" for number, v in enumerate(topology.ranks)]
+    nodes = [topology.vertices[v].node or f"\0{number}" for number, v in enumerate(topology.ranks)]
     return {
-        **_as_torchrun(rank, boxes, (management_address(0), MASTER_PORT), RANK_INTERFACE, extra),
+        **_as_torchrun(rank, nodes, (management_address(0), MASTER_PORT), RANK_INTERFACE, extra),
         "MYCEL_TOPOLOGY": str(topology_file),
         "MYCEL_WIRING": str(wiring_file),
     }
@@ -53,11 +53,11 @@ def loopback_environment(
 
 
 def _as_torchrun(
-    rank: int, boxes: Sequence[str], store: tuple[str, int], interface: str, extra: Mapping[str, str] | None
+    rank: int, nodes: Sequence[str], store: tuple[str, int], interface: str, extra: Mapping[str, str] | None
 ) -> dict[str, str]:
-    order = list(dict.fromkeys(boxes))
-    box = boxes[rank]
-    world_size = str(len(boxes))
+    order = list(dict.fromkeys(nodes))
+    node = nodes[rank]
+    world_size = str(len(nodes))
     return {
         "OMP_NUM_THREADS": "1",
         "PYTHONUNBUFFERED": "1",
@@ -65,9 +65,9 @@ def _as_torchrun(
         **(extra or {}),
         "RANK": str(rank),
         "WORLD_SIZE": world_size,
-        "LOCAL_RANK": str(boxes[:rank].count(box)),
-        "LOCAL_WORLD_SIZE": str(boxes.count(box)),
-        "GROUP_RANK": str(order.index(box)),
+        "LOCAL_RANK": str(nodes[:rank].count(node)),
+        "LOCAL_WORLD_SIZE": str(nodes.count(node)),
+        "GROUP_RANK": str(order.index(node)),
         "GROUP_WORLD_SIZE": str(len(order)),
         "ROLE_NAME": "default",
         "ROLE_RANK": str(rank),

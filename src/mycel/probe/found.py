@@ -232,8 +232,8 @@ def build(
     return topology, notes
 
 
-def _boxes(structure: Structure) -> dict[int, tuple[int, ...]]:
-    """Ranks of each box by its switches: those that some ranks, and only they, are connected to."""
+def _nodes(structure: Structure) -> dict[int, tuple[int, ...]]:
+    """Ranks of each node by its switches: those that some ranks, and only they, are connected to."""
     attached: dict[int, set[int]] = {}
     for a, b in structure.links():
         for switch, rank in ((a, b), (b, a)):
@@ -246,40 +246,40 @@ def _boxes(structure: Structure) -> dict[int, tuple[int, ...]]:
 
 
 def _vertices(structure: Structure, machines: Sequence[str]) -> tuple[Vertex, ...]:
-    boxes = _boxes(structure)
+    nodes = _nodes(structure)
     names: dict[tuple[int, ...], str] = {}
-    for number, ranks in enumerate(sorted(set(boxes.values()))):
+    for number, ranks in enumerate(sorted(set(nodes.values()))):
         of = {machines[rank] for rank in ranks}
         whole = len(of) == 1 and list(machines).count(next(iter(of))) == len(ranks)
-        names[ranks] = next(iter(of)) if whole else f"box{number}"
-    if len(set(machines)) == 1 and not boxes:
+        names[ranks] = next(iter(of)) if whole else f"node{number}"
+    if len(set(machines)) == 1 and not nodes:
         names[tuple(range(structure.num_ranks))] = machines[0]
     place = {rank: (names[ranks], ranks.index(rank)) for ranks in names for rank in ranks}
     vertices = []
     for rank in range(structure.num_ranks):
-        box, number = place.get(rank, (None, rank))
+        node, number = place.get(rank, (None, rank))
         alone = machines[rank] if list(machines).count(machines[rank]) == 1 else str(rank)
-        vertices.append(Vertex(kind="rank", label=f"{box}/{number}" if box else alone, box=box))
+        vertices.append(Vertex(kind="rank", label=f"{node}/{number}" if node else alone, node=node))
     taken = {vertex.label for vertex in vertices}
-    others = len(structure.names) - len(boxes)
+    others = len(structure.names) - len(nodes)
     for number, name in enumerate(structure.names):
         switch = structure.num_ranks + number
-        box = names[boxes[switch]] if switch in boxes else None
-        if box is None and len(names) == 1 and len(structure.names) == 1 and len(set(machines)) == 1:
-            box = machines[0]
-        wanted = f"{box}/switch" if box else "core" if boxes and others == 1 else name
+        node = names[nodes[switch]] if switch in nodes else None
+        if node is None and len(names) == 1 and len(structure.names) == 1 and len(set(machines)) == 1:
+            node = machines[0]
+        wanted = f"{node}/switch" if node else "core" if nodes and others == 1 else name
         label = free_name(wanted, taken)
         taken.add(label)
-        vertices.append(Vertex(kind="switch", label=label, box=box))
+        vertices.append(Vertex(kind="switch", label=label, node=node))
     return tuple(vertices)
 
 
 def describe(topology: Topology, machines: Collection[str] = ()) -> tuple[str, ...]:
-    """Sentences on what is worth knowing: boxes, direct cables, slow ranks, shared and uneven cables.
+    """Sentences on what is worth knowing: nodes, direct cables, slow ranks, shared and uneven cables.
 
     Args:
         topology: the fabric.
-        machines: boxes whose ranks talk through memory; how fast, is no property of a cable.
+        machines: nodes whose ranks talk through memory; how fast, is no property of a cable.
     """
     return (*_shape(topology), *_slow_ranks(topology, machines), *_shared(topology), *_uneven(topology))
 
@@ -297,19 +297,19 @@ def _within_machines(structure: Structure, machines: Sequence[str]) -> dict[str,
 
 
 def _shape(topology: Topology) -> list[str]:
-    boxes: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}
     for rank, vertex in enumerate(topology.ranks):
-        box = topology.vertices[vertex].box
-        if box is not None:
-            boxes.setdefault(box, []).append(rank)
+        node = topology.vertices[vertex].node
+        if node is not None:
+            nodes.setdefault(node, []).append(rank)
     sentences = []
-    if len(boxes) > 1:
-        parts = ", ".join(f"{name} (ranks {_span(ranks)})" for name, ranks in boxes.items())
-        sentences.append(f"{len(boxes)} boxes: {parts}")
+    if len(nodes) > 1:
+        parts = ", ".join(f"{name} (ranks {_span(ranks)})" for name, ranks in nodes.items())
+        sentences.append(f"{len(nodes)} nodes: {parts}")
     direct = sum(link.src in topology.rank_of and link.dst in topology.rank_of for link in topology.links)
     if direct and not topology.switches:
         sentences.append("ranks are connected directly; no switch was seen")
-    elif len(topology.switches) == 1 and not boxes:
+    elif len(topology.switches) == 1 and not nodes:
         sentences.append("all ranks are at one switch")
     return sentences
 
@@ -321,7 +321,7 @@ def _slow_ranks(topology: Topology, machines: Collection[str]) -> list[str]:
         total = {
             rank: sum(k.capacity for k in topology.links if (k.src, k.dst)[end] == vertex)
             for rank, vertex in enumerate(topology.ranks)
-            if topology.vertices[vertex].box not in machines
+            if topology.vertices[vertex].node not in machines
         }
         if not total:
             continue
@@ -338,13 +338,13 @@ def _slow_ranks(topology: Topology, machines: Collection[str]) -> list[str]:
 
 
 def _shared(topology: Topology) -> list[str]:
-    """Cables of a box that carry less than its ranks together could use."""
+    """Cables of a node that carry less than its ranks together could use."""
     sentences = []
     for switch in topology.switches:
-        box = topology.vertices[switch].box
-        if box is None:
+        node = topology.vertices[switch].node
+        if node is None:
             continue
-        ranks = [r for r, v in enumerate(topology.ranks) if topology.vertices[v].box == box]
+        ranks = [r for r, v in enumerate(topology.ranks) if topology.vertices[v].node == node]
         inside = sum(k.capacity for k in topology.links if k.dst == switch and k.src in topology.rank_of)
         sentences += [
             f"shared: ranks {_span(ranks)} have together {link.capacity} {topology.unit} from "

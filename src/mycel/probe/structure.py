@@ -175,8 +175,8 @@ def candidates(hosts: Sequence[str], routes: Mapping[Pair, Route], rates: Mappin
         found.append(_traced_switches(hosts, merged))
     groups = fast_groups(rates, len(hosts))
     if not answered and len(set(hosts)) == len(hosts) and 1 < len(groups) < len(hosts):
-        found.append(_boxes(groups, len(hosts), shared=False))
-        found.append(_boxes(groups, len(hosts), shared=True))
+        found.append(_nodes(groups, len(hosts), shared=False))
+        found.append(_nodes(groups, len(hosts), shared=True))
     return found
 
 
@@ -257,28 +257,28 @@ def _one_switch(hosts: Sequence[str], reason: str) -> Structure:
     return draft.finish("switch", "all ranks are on one machine" if alone else reason)
 
 
-def _boxes(groups: Sequence[Sequence[int]], num_ranks: int, *, shared: bool) -> Structure:
+def _nodes(groups: Sequence[Sequence[int]], num_ranks: int, *, shared: bool) -> Structure:
     """A switch for each group; groups meet in a core, by a cable of each rank or by one of each group."""
     draft = _Draft(num_ranks=num_ranks)
-    box = {rank: number for number, group in enumerate(groups) for rank in group}
+    node = {rank: number for number, group in enumerate(groups) for rank in group}
     core = draft.switch("core", "core")
 
     def ends(rank: int) -> tuple[int, ...]:
-        number = box[rank]
+        number = node[rank]
         if not shared or len(groups[number]) == 1:
             return (rank,)
-        return rank, draft.switch(("box", number), f"box{number}/switch")
+        return rank, draft.switch(("box", number), f"node{number}/switch")
 
     for src in range(num_ranks):
         for dst in range(num_ranks):
             if src == dst:
                 continue
-            if box[src] == box[dst]:
-                inside = draft.switch(("box", box[src]), f"box{box[src]}/switch")
+            if node[src] == node[dst]:
+                inside = draft.switch(("box", node[src]), f"node{node[src]}/switch")
                 draft.paths[src, dst] = (src, inside, dst)
             else:
                 draft.paths[src, dst] = (*ends(src), core, *reversed(ends(dst)))
-    how = "one cable of each box to the others" if shared else "a cable of each rank to the other boxes"
+    how = "one cable of each node to the others" if shared else "a cable of each rank to the other nodes"
     return draft.finish(
-        "boxes with shared uplinks" if shared else "boxes", f"no router answered; boxes with {how} explain the rates"
+        "nodes with shared uplinks" if shared else "nodes", f"no router answered; nodes with {how} explain the rates"
     )

@@ -43,9 +43,9 @@ def fabric_dot(topology: Topology, tree: Sequence[Transfer] = (), cut: Collectio
         '  node [fontname="sans-serif"];',
         f'  edge [fontname="sans-serif", fontsize=9, color="{_LINK}"];',
     ]
-    boxes = dict.fromkeys(vertex.box for vertex in topology.vertices)
+    boxes = dict.fromkeys(vertex.node for vertex in topology.vertices)
     for number, box in enumerate(boxes):
-        members = [v for v, vertex in enumerate(topology.vertices) if vertex.box == box]
+        members = [v for v, vertex in enumerate(topology.vertices) if vertex.node == box]
         if box is not None:
             lines += [f"  subgraph cluster_{number} {{", f"    label={_quoted(box)};"]
         indent = "    " if box is not None else "  "

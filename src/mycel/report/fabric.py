@@ -58,8 +58,8 @@ def tree_of(schedule: Schedule) -> tuple[Transfer, ...]:
 
 def lay_out(topology: Topology) -> Layout:
     """Places for every vertex: boxes in two rows round the core; of fewer, a circle or layers."""
-    names = list(dict.fromkeys(v.box for v in topology.vertices if v.box is not None))
-    alone = len(names) == 1 and all(v.box is not None for v in topology.vertices)
+    names = list(dict.fromkeys(v.node for v in topology.vertices if v.node is not None))
+    alone = len(names) == 1 and all(v.node is not None for v in topology.vertices)
     return _boxed(topology, names) if names and not alone else _unboxed(topology)
 
 
@@ -94,7 +94,7 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = (), *
     _draw_links(axes, topology, places, scale)
     for transfer in tree:
         _draw_transfer(axes, scale, [places[v] for v in transfer.path])
-    marked = topology.nodes[tree[0].src if root is None else root] if tree else None
+    marked = topology.compute_vertices[tree[0].src if root is None else root] if tree else None
     _draw_vertices(axes, topology, places, marked, scale)
     _fit(axes, layout)
 
@@ -103,8 +103,8 @@ def draw_fabric(axes: Axes, topology: Topology, tree: Sequence[Transfer] = (), *
 
 
 def _boxed(topology: Topology, names: list[str]) -> Layout:
-    members = {name: [i for i, v in enumerate(topology.vertices) if v.box == name] for name in names}
-    core = [i for i, v in enumerate(topology.vertices) if v.box is None]
+    members = {name: [i for i, v in enumerate(topology.vertices) if v.node == name] for name in names}
+    core = [i for i, v in enumerate(topology.vertices) if v.node is None]
     above = names[: math.ceil(len(names) / 2)]
     below = names[len(above) :]
     places: dict[int, tuple[float, float]] = {}
@@ -243,7 +243,9 @@ def _draw_links(axes: Axes, topology: Topology, places: dict[int, _Point], scale
         width = scale * (1.0 + 4.5 * math.sqrt(max(capacity, back or 0) / widest))
         axes.plot([x0, x1], [y0, y1], color=LIGHT.link, linewidth=width, solid_capstyle="round", zorder=2)
         text = f"{capacity:,}" if back in (None, capacity) else f"{capacity:,} / {back:,}"
-        inside = topology.vertices[src].box is not None and topology.vertices[src].box == topology.vertices[dst].box
+        inside = (
+            topology.vertices[src].node is not None and topology.vertices[src].node == topology.vertices[dst].node
+        )
         # One link of a kind carries its label: the rightmost, then the topmost.
         place = (x0 + x1) / 2 + 0.01 * (y0 + y1)
         if place > labelled.get((text, inside), (-math.inf, (0, 0)))[0]:

@@ -1,7 +1,7 @@
 """A fabric with something changed: a faster link, a cable less, a cable more, other network interfaces.
 
 Changes are written as people say them: ``A->B=400 Mbit/s`` is one direction, ``A<->B=400 Mbit/s`` both. Ends are
-labels of vertices; ``*`` stands for any text in one, so that ``left/*<->core`` is every uplink of a box.
+labels of vertices; ``*`` stands for any text in one, so that ``left/*<->core`` is every uplink of a node.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def compute_in_switch(topology: Topology, text: str) -> Topology:
 
     Examples:
         >>> from mycel.topology.load import load_topology
-        >>> compute_in_switch(load_topology("star:ranks=3"), "switch").nodes
+        >>> compute_in_switch(load_topology("star:ranks=3"), "switch").compute_vertices
         (0, 1, 2, 3)
     """
     chosen = {v for v in _vertices(topology, text.strip()) if topology.vertices[v].kind == "switch"}
@@ -105,21 +105,21 @@ def scale_link(topology: Topology, text: str) -> Topology:
 def scale_interfaces(topology: Topology, text: str) -> Topology:
     """The fabric with network interfaces of so many times their bandwidth.
 
-    Those are the links that leave a box, and the links of switches in a box that are called after an interface
+    Those are the links that leave a node, and the links of switches in a node that are called after an interface
     (``nic0``, ``mlx5_1``, ``eth0``, ...).
 
     Raises:
-        UsageError: no link leaves a box, or the number is not positive.
+        UsageError: no link leaves a node, or the number is not positive.
     """
     factor, rates = _factor(text), _rates(topology)
-    boxes = [vertex.box for vertex in topology.vertices]
+    nodes = [vertex.node for vertex in topology.vertices]
     cards = [
-        v.kind == "switch" and v.box is not None and bool(_INTERFACE.fullmatch(v.label.rpartition("/")[2]))
+        v.kind == "switch" and v.node is not None and bool(_INTERFACE.fullmatch(v.label.rpartition("/")[2]))
         for v in topology.vertices
     ]
-    chosen = [(a, b) for a, b in rates if boxes[a] != boxes[b] or cards[a] or cards[b]]
+    chosen = [(a, b) for a, b in rates if nodes[a] != nodes[b] or cards[a] or cards[b]]
     if not chosen:
-        raise UsageError(f"{topology.name}: no link leaves a box, so there are no network interfaces to scale")
+        raise UsageError(f"{topology.name}: no link leaves a node, so there are no network interfaces to scale")
     return _replaced(topology, {pair: rates[pair] * factor for pair in chosen}, topology.unit)
 
 

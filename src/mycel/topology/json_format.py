@@ -89,8 +89,8 @@ def to_json(topology: Topology) -> dict[str, Any]:
     for number, vertex in enumerate(topology.vertices):
         node: dict[str, Any] = {"id": number, "type": "gpu" if vertex.kind == "rank" else "switch"}
         node["label"] = vertex.label
-        if vertex.box is not None:
-            node["box"] = vertex.box
+        if vertex.node is not None:
+            node["box"] = vertex.node
         if vertex.computes:
             node["computes"] = True
         nodes.append(node)
@@ -127,7 +127,7 @@ def _vertices(nodes: list[Any], source: str) -> tuple[Vertex, ...]:
         found[number] = Vertex(
             kind=_KINDS[kind],
             label=_text(node.get("label", str(number)), f"{where}: label"),
-            box=None if box is None else _text(box, f"{where}: box"),
+            node=None if box is None else _text(box, f"{where}: box"),
             computes=computes,
         )
     return tuple(found[number] for number in range(len(nodes)))

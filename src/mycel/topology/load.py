@@ -129,13 +129,13 @@ def read_topology(file: str | Path) -> Reading:
     if match is None or _is_file(Path(file)):
         described = _describe(spec)
         return Reading(topology=described) if isinstance(described, Topology) else described.reading()
-    single, boxes, network = match.group(1), int(match.group(2)), match.group(3)
-    if not boxes:
-        raise TopologyError(f"{spec}: no boxes; write for example '{single}*2'")
+    single, nodes, network = match.group(1), int(match.group(2)), match.group(3)
+    if not nodes:
+        raise TopologyError(f"{spec}: no nodes; write for example '{single}*2'")
     described = _describe(single)
     if isinstance(described, Topology):
         described = Description.of(described, single)
-    return described.reading(boxes=boxes, network=network)
+    return described.reading(nodes=nodes, network=network)
 
 
 def _is_file(path: Path) -> bool:

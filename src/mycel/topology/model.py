@@ -26,14 +26,14 @@ class Vertex:
     Attributes:
         kind: ``"rank"`` or ``"switch"``.
         label: the name a person gave it; unique in a topology.
-        box: the machine it belongs to, where that is known (used for drawing and placement).
+        node: the machine it belongs to, where that is known (used for drawing and placement).
         computes: the switch can copy what it receives to several ports, and add what it receives at several
             (NVLink SHARP, InfiniBand SHARP); other switches only forward. False for ranks, which always can.
     """
 
     kind: VertexKind
     label: str
-    box: str | None = None
+    node: str | None = None
     computes: bool = False
 
     __repr__ = brief
@@ -113,14 +113,14 @@ class Topology:
         return {vertex: rank for rank, vertex in enumerate(self.ranks)}
 
     @cached_property
-    def nodes(self) -> tuple[int, ...]:
+    def compute_vertices(self) -> tuple[int, ...]:
         """Vertex index of everything that can be the end of a transfer: the ranks, then computing switches."""
         return (*self.ranks, *(i for i in self.switches if self.vertices[i].computes))
 
     @cached_property
-    def node_of(self) -> dict[int, int]:
-        """Node number of each vertex in ``nodes``; of a rank's vertex, its rank number."""
-        return {vertex: node for node, vertex in enumerate(self.nodes)}
+    def compute_index(self) -> dict[int, int]:
+        """Place of each vertex in ``compute_vertices``; of a rank's vertex, its rank number."""
+        return {vertex: place for place, vertex in enumerate(self.compute_vertices)}
 
     @cached_property
     def capacity(self) -> dict[tuple[int, int], int]:
@@ -138,12 +138,12 @@ class Topology:
         return len(self.ranks)
 
     @property
-    def ranks_by_box(self) -> dict[str | None, tuple[int, ...]]:
-        """Ranks of each box, boxes in the order of their first rank; ``None``: those that are in none."""
+    def ranks_by_node(self) -> dict[str | None, tuple[int, ...]]:
+        """Ranks of each node, nodes in the order of their first rank; ``None``: those that are in none."""
         found: dict[str | None, list[int]] = {}
         for rank, vertex in enumerate(self.ranks):
-            found.setdefault(self.vertices[vertex].box, []).append(rank)
-        return {box: tuple(ranks) for box, ranks in found.items()}
+            found.setdefault(self.vertices[vertex].node, []).append(rank)
+        return {node: tuple(ranks) for node, ranks in found.items()}
 
     @property
     def bytes_per_second_per_unit(self) -> Fraction | None:
@@ -159,7 +159,7 @@ class Topology:
         """Twelve hexadecimal digits that change when anything but the name does."""
         payload = [
             self.unit,
-            [[v.kind, v.label, v.box, *([True] if v.computes else [])] for v in self.vertices],
+            [[v.kind, v.label, v.node, *([True] if v.computes else [])] for v in self.vertices],
             [[k.src, k.dst, k.capacity, k.latency_s] for k in self.links],
         ]
         return hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:12]
@@ -199,7 +199,7 @@ class Topology:
 
     def without_computing(self) -> Topology:
         """The fabric with switches that only forward: what programs over sockets can use."""
-        if len(self.nodes) == self.num_ranks:
+        if len(self.compute_vertices) == self.num_ranks:
             return self
         return self.with_vertices(replace(vertex, computes=False) for vertex in self.vertices)
 
@@ -209,7 +209,7 @@ class Topology:
             Vertex(
                 kind="rank" if old in members else "switch",
                 label=self.vertices[old].label,
-                box=self.vertices[old].box,
+                node=self.vertices[old].node,
                 computes=self.vertices[old].computes,
             )
             for old in kept

@@ -85,7 +85,7 @@ def to_yaml(topology: Topology) -> str:
     """
     lines = [f"name: {_quoted(topology.name)}", f"unit: {topology.unit}", "vertices:"]
     for vertex in topology.vertices:
-        box = "" if vertex.box is None else f", box: {_quoted(vertex.box)}"
+        box = "" if vertex.node is None else f", box: {_quoted(vertex.node)}"
         computes = ", computes: true" if vertex.computes else ""
         lines.append(f"  - {{{vertex.kind}: {_quoted(vertex.label)}{box}{computes}}}")
     lines.append("links:")
@@ -174,7 +174,7 @@ class _Description:
         if len(self._ranks) + len(self._switches) + len(self._ordered) >= MAX_VERTICES:
             raise self._read.error(node, f"more than {MAX_VERTICES} ranks and switches")
         place = self._ordered if "vertices" in self._top else self._ranks if kind == "rank" else self._switches
-        place[label] = (Vertex(kind=kind, label=label, box=box, computes=computes), node)
+        place[label] = (Vertex(kind=kind, label=label, node=box, computes=computes), node)
         return label
 
     def _read_switch(self, node: yaml.Node) -> None:

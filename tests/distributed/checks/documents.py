@@ -139,7 +139,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
     "docs/concepts/moe_placement.md": [
         (
             "Rebalancer(",
-            WORLD + "from mycel.moe import MoE, boxes_of\n"
+            WORLD + "from mycel.moe import MoE, nodes_of\n"
             "from mycel.moe.placement import ExpertPlacement, PlacedDispatcher, Rebalancer\n"
             "topology = dist.group.WORLD.communicator.topology\n"
             "batches = [torch.randn(16, 512) for _ in range(2)]\n"

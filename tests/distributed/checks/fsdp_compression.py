@@ -173,10 +173,10 @@ def accumulates(rank: int, size: int) -> tuple[float, float]:
     return worst[0], worst[1]
 
 
-def between_boxes(rank: int, size: int) -> dict[str, Any]:
-    """Losses flat and between boxes, and what was sent how."""
+def between_nodes(rank: int, size: int) -> dict[str, Any]:
+    """Losses flat and between nodes, and what was sent how."""
     found: dict[str, Any] = {"none": train(sharded(), rank)}
-    for name, topology in {"flat": None, "boxes": two_boxes(num_ranks=size)}.items():
+    for name, topology in {"flat": None, "nodes": two_boxes(num_ranks=size)}.items():
         model = sharded()
         made = attach(model, QSDP(bucket_size=64), topology=topology)
         found[name] = train(model, rank)

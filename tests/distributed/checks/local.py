@@ -194,7 +194,7 @@ def formulas(rank: int, size: int) -> dict[str, float]:
 
 
 def sharded(rank: int, size: int) -> dict[str, float]:
-    """FSDP2 in two boxes: gradients are shared inside, parameters between."""
+    """FSDP2 in two nodes: gradients are shared inside, parameters between."""
     mesh = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("replicate", "shard"))
     out = {}
     for kind in ("local", "diloco", "late"):

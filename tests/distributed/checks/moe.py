@@ -325,10 +325,10 @@ def reload(rank: int, size: int, folder: str) -> dict[str, bool]:
 # -- bytes ----------------------------------------------------------------------------------------------------------
 
 
-def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int, int]]:
-    """Metered and counted bytes that leave the box, of one forward and backward pass."""
+def bytes_between_nodes(rank: int, size: int, top_k: int) -> dict[str, tuple[int, int]]:
+    """Metered and counted bytes that leave the node, of one forward and backward pass."""
     topology = two_boxes(num_ranks=size)
-    boxes = nodes_of(topology)
+    nodes = nodes_of(topology)
     mesh = node_mesh(topology)
     case = make_case("top_k", 0.0, "first", top_k=top_k)
     lengths = (9, 0, 12, 7)
@@ -354,9 +354,9 @@ def bytes_between_boxes(rank: int, size: int, top_k: int) -> dict[str, tuple[int
         meter = layer.dispatcher.meter
         y = layer(x)
         forward = {name for name, _ in meter.sent}
-        out_rows = meter.between(boxes) - counts
-        sent_there = sum(n for (name, p), n in meter.sent.items() if name == "dispatch" and p not in boxes[node])
-        sent_back = sum(n for (name, p), n in meter.sent.items() if name == "combine" and p not in boxes[node])
+        out_rows = meter.between(nodes) - counts
+        sent_there = sum(n for (name, p), n in meter.sent.items() if name == "dispatch" and p not in nodes[node])
+        sent_back = sum(n for (name, p), n in meter.sent.items() if name == "combine" and p not in nodes[node])
         assert forward <= {"counts", "dispatch", "combine"} and out_rows == sent_there + sent_back
         y.square().sum().backward()
         totals = torch.tensor([out_rows, wanted])

@@ -116,10 +116,10 @@ def trained(rank: int, size: int, dispatcher: str, seed: int, saved: list[str] |
 
 
 def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:
-    """Bytes that all-to-all sends to the other box, metered and counted, by codec."""
+    """Bytes that all-to-all sends to the other node, metered and counted, by codec."""
     tokens, width, experts, top_k = 40, 9, 8, 3
-    boxes = nodes_of(two_boxes(num_ranks=size))
-    other = next(box for box in boxes if rank not in box)
+    nodes = nodes_of(two_boxes(num_ranks=size))
+    other = next(node for node in nodes if rank not in node)
     out: dict[str, tuple[int, int]] = {}
     row_bytes = {"identity": 4 * width, "bf16": 2 * width, "fp8": width + 2, "int8": width + 2, "int4": 7}
     for name, num_bytes in row_bytes.items():
@@ -136,7 +136,7 @@ def metered(rank: int, size: int) -> dict[str, tuple[int, int]]:
         come = sum(int((every[r] == rank).sum()) for r in other)
         counts = len(other) * (experts // size) * 8
         # Out with tokens, back with results, and the same for gradients.
-        out[name] = layer.dispatcher.meter.between(boxes), counts + num_bytes * 2 * (gone + come)
+        out[name] = layer.dispatcher.meter.between(nodes), counts + num_bytes * 2 * (gone + come)
     return out
 
 

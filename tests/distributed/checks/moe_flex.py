@@ -209,12 +209,12 @@ def token_replicas(rank: int, size: int) -> dict[str, Any]:
     parallel = ExpertParallel(mesh, tensor_shards=size // 2)
     layer = make(4, parallel=replace(parallel, token_replicas=mesh["tensor"]))
     errors = errors_of(layer, 4, True, place, lengths)
-    boxes = [list(range(size // 2)), list(range(size // 2, size))]
-    sent = layer.dispatcher.meter.between(boxes)
+    nodes = [list(range(size // 2)), list(range(size // 2, size))]
+    sent = layer.dispatcher.meter.between(nodes)
     whole = make(4, parallel=parallel)
     x = moe.batch(lengths)[0][place].requires_grad_()
     whole(x).sum().backward()
-    totals = torch.tensor([sent, whole.dispatcher.meter.between(boxes)])
+    totals = torch.tensor([sent, whole.dispatcher.meter.between(nodes)])
     dist.all_reduce(totals)
     return {"errors": errors, "bytes": totals.tolist()}
 

@@ -27,14 +27,14 @@ GELU = moe.make_case("top_k", 0.6, "priority", top_k=3, activation="gelu")
 
 def placements(size: int) -> dict[str, ExpertPlacement]:
     """In order with spare slots; mixed; some experts several times, slots empty."""
-    boxes = tuple((rank,) for rank in range(size)) if size < 4 else ((0, 1), (2, 3))
-    ordered = ExpertPlacement.contiguous(moe.EXPERTS, size, spare=1, boxes=boxes)
+    nodes = tuple((rank,) for rank in range(size)) if size < 4 else ((0, 1), (2, 3))
+    ordered = ExpertPlacement.contiguous(moe.EXPERTS, size, spare=1, nodes=nodes)
     loads = [40.0, 1, 2, 3, 30.0, 4, 5, 6]
     held = [[e for e in range(moe.EXPERTS) if e % size == rank] for rank in range(size)]
     held = [[*reversed(some), *[e for e in (0, 5) if e not in some]] for some in held]
     width = max(len(some) for some in held)
     mixed = ExpertPlacement(
-        num_experts=moe.EXPERTS, slots=tuple((*some, *[EMPTY] * (width - len(some))) for some in held), boxes=boxes
+        num_experts=moe.EXPERTS, slots=tuple((*some, *[EMPTY] * (width - len(some))) for some in held), nodes=nodes
     )
     return {"ordered": ordered, "mixed": mixed, "eplb": eplb(loads, ordered)}
 

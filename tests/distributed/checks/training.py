@@ -114,7 +114,7 @@ def _fully_sharded(**options: Any) -> Model:
 
 
 def fsdp(rank: int, size: int) -> dict[str, list[float]]:
-    """FSDP2: sharded parameters, sharded with mixed precision, and sharded inside boxes and replicated between."""
+    """FSDP2: sharded parameters, sharded with mixed precision, and sharded inside nodes and replicated between."""
     out = {"plain": train(_fully_sharded(), rank)}
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     out["bfloat16"] = train(_fully_sharded(mp_policy=half), rank)

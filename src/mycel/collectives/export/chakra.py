@@ -46,7 +46,7 @@ def export(schedule: Schedule, num_bytes: int) -> tuple[bytes, ...]:
     c = schedule.collective
     if num_bytes <= 0:
         raise UsageError(f"a trace of {num_bytes} bytes; at least 1 is needed")
-    if schedule.num_nodes > c.num_ranks:
+    if schedule.num_compute_vertices > c.num_ranks:
         raise ScheduleError("Chakra traces cannot express switches that copy and add; synthesize without 'computes'")
     whole = c.total_weight
     size = -(-num_bytes * c.num_parts // whole) * whole

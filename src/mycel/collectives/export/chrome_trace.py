@@ -20,9 +20,9 @@ def timeline(run: Simulation) -> dict[str, Any]:
     topology = run.schedule.topology
     events: list[dict[str, Any]] = []
     num_ranks = run.schedule.collective.num_ranks
-    for node, vertex in enumerate(topology.nodes[: run.schedule.num_nodes]):
-        name = f"{_kind(node, num_ranks)} ({topology.label(vertex)})"
-        events.append({"ph": "M", "name": "process_name", "pid": node, "tid": 0, "args": {"name": name}})
+    for number, vertex in enumerate(topology.compute_vertices[: run.schedule.num_compute_vertices]):
+        name = f"{_kind(number, num_ranks)} ({topology.label(vertex)})"
+        events.append({"ph": "M", "name": "process_name", "pid": number, "tid": 0, "args": {"name": name}})
     for number, channel in enumerate(run.channels):
         via = " > ".join(topology.label(vertex) for vertex in channel.path)
         name = f"to {_kind(channel.dst, num_ranks)}: {via}"
@@ -45,8 +45,8 @@ def timeline(run: Simulation) -> dict[str, Any]:
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"simulated": what}}
 
 
-def _kind(node: int, num_ranks: int) -> str:
-    return f"rank {node}" if node < num_ranks else f"switch {node}"
+def _kind(number: int, num_ranks: int) -> str:
+    return f"rank {number}" if number < num_ranks else f"switch {number}"
 
 
 def export(schedule: Schedule, num_bytes: int) -> str:

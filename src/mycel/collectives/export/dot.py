@@ -19,7 +19,7 @@ def export(schedule: Schedule, num_bytes: int) -> str:
     lines = [f"digraph {_quoted(f'{schedule.collective.name} on {topology.name} by {schedule.method}')} {{"]
     boxes: dict[str | None, list[int]] = {}
     for rank, vertex in enumerate(topology.ranks):
-        boxes.setdefault(topology.vertices[vertex].box, []).append(rank)
+        boxes.setdefault(topology.vertices[vertex].node, []).append(rank)
     for number, (box, ranks) in enumerate(boxes.items()):
         nodes = [f"  {rank} [label={_quoted(f'{rank}: {topology.label(topology.ranks[rank])}')}];" for rank in ranks]
         if box is not None:
@@ -30,8 +30,8 @@ def export(schedule: Schedule, num_bytes: int) -> str:
                 "  }",
             ]
         lines += nodes
-    for node in range(schedule.collective.num_ranks, schedule.num_nodes):
-        label = f"{node}: {topology.label(topology.nodes[node])}"
+    for node in range(schedule.collective.num_ranks, schedule.num_compute_vertices):
+        label = f"{node}: {topology.label(topology.compute_vertices[node])}"
         lines.append(f"  {node} [label={_quoted(label)}, shape=box];")
     most = max(load.values())
     for (src, dst, reduce), units in sorted(load.items()):

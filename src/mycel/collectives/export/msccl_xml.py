@@ -64,7 +64,7 @@ def export(schedule: Schedule, num_bytes: int) -> str:
     name = schedule.collective.name
     if name not in COLLECTIVE_NAMES:
         raise ScheduleError(f"MSCCL XML cannot express {name}; it can: {', '.join(COLLECTIVE_NAMES)}")
-    if schedule.num_nodes > schedule.collective.num_ranks:
+    if schedule.num_compute_vertices > schedule.collective.num_ranks:
         raise ScheduleError(
             "MSCCL XML cannot express switches that copy and add; synthesize for the same fabric without 'computes'"
         )

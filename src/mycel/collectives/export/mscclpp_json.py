@@ -10,7 +10,7 @@ the other, and holds as many messages as the operations of a thread block allow.
   end with a signal back.
 - What an instruction needs from another thread block of its rank is handed over by a semaphore of its own.
 
-Ranks that the topology places in one box share memory channels; all others, port channels.
+Ranks that the topology places in one node share memory channels; all others, port channels.
 
 References:
     A. Shah, A. Jangda, B. Li, et al., "MSCCL++: Rethinking GPU communication abstractions for cutting-edge AI
@@ -83,7 +83,7 @@ def export(schedule: Schedule, num_bytes: int) -> str:
     c = schedule.collective
     if c.name not in COLLECTIVE_NAMES:
         raise ScheduleError(f"MSCCL++ plans cannot express {c.name}; they can: {', '.join(COLLECTIVE_NAMES)}")
-    if schedule.num_nodes > c.num_ranks:
+    if schedule.num_compute_vertices > c.num_ranks:
         raise ScheduleError("MSCCL++ plans cannot express switches that copy and add; synthesize without 'computes'")
     plan = _Writer(schedule).plan()
     check_plan(plan)
@@ -191,8 +191,8 @@ class _Writer:
 
     def _kind(self, a: int, b: int) -> str:
         vertices, ranks = self.schedule.topology.vertices, self.schedule.topology.ranks
-        box = vertices[ranks[a]].box
-        return "memory" if box is not None and box == vertices[ranks[b]].box else "port"
+        node = vertices[ranks[a]].node
+        return "memory" if node is not None and node == vertices[ranks[b]].node else "port"
 
     def _assign_semaphores(self) -> None:
         """One for each pair of an instruction and another thread block that waits for it, the first time it does."""

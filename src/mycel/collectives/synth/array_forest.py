@@ -159,7 +159,7 @@ def grow_forest(
         with_symmetry: try to find one first.
         progress: called with ``("trees", packed, total)``.
     """
-    graph, boxes = best.graph, [vertex.box for vertex in topology.vertices]
+    graph, nodes = best.graph, [vertex.node for vertex in topology.vertices]
     identity = np.arange(graph.num_vertices, dtype=np.int64)[None]
     tries = [identity]
     if with_symmetry and len(set(best.weights)) == 1:
@@ -170,7 +170,7 @@ def grow_forest(
     rank_of = np.full(graph.num_vertices, -1, dtype=np.int64)
     rank_of[graph.ranks] = np.arange(len(graph.ranks))
     for images in tries:
-        arcs = replace_switches(graph, capacity, demand, images=images, boxes=boxes, is_reversed=best.is_reversed)
+        arcs = replace_switches(graph, capacity, demand, images=images, nodes=nodes, is_reversed=best.is_reversed)
         if arcs is None:
             continue
         rank_images = rank_of[images[:, graph.ranks]]

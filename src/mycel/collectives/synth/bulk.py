@@ -1,6 +1,6 @@
 """Switches of large regular fabrics removed many at a time: propose a whole splitting, prove it with one cut test.
 
-A switch between n equal neighbours (or n equal boxes, position by position) is replaced by links of strides 1, 2, 4,
+A switch between n equal neighbours (or n equal nodes, position by position) is replaced by links of strides 1, 2, 4,
 ... around the neighbours, with capacities in proportion to how often a binomial tree needs each stride: as many
 links as log2 n, trees of depth log2 n, and the widest link to the next neighbour. All switches are replaced in one
 go; then one maximum flow to every rank (to one of each orbit, where the fabric has a symmetry) says whether every
@@ -54,7 +54,7 @@ def replace_switches(
     demand: IntArray,
     *,
     images: IntArray,
-    boxes: Sequence[object],
+    nodes: Sequence[object],
     is_reversed: bool = False,
 ) -> LogicalArcs | None:
     """Replace every switch at once.
@@ -64,7 +64,7 @@ def replace_switches(
         capacity: of each arc, such that every rank is served.
         demand: of each root.
         images: the powers of an automorphism, shape ``[order, num_vertices]``; the identity alone if none is known.
-        boxes: box of each vertex, ``None`` where it is in none or unknown; in what is not an automorphism's, the
+        nodes: node of each vertex, ``None`` where it is in none or unknown; in what is not an automorphism's, the
             neighbours of a switch are grouped by it.
         is_reversed: the graph is a fabric turned round; strides then go the other way.
 
@@ -73,7 +73,7 @@ def replace_switches(
     """
     sinks = representatives(graph, images)
     for proportions in _PROPORTIONS:
-        found = _Replacement(graph, capacity, images, boxes).run(proportions, is_reversed=is_reversed)
+        found = _Replacement(graph, capacity, images, nodes).run(proportions, is_reversed=is_reversed)
         if found is None:
             return None
         if not violated_sets(len(graph.ranks), found.tail, found.head, found.capacity, demand, sinks, 1)[0]:
@@ -84,9 +84,9 @@ def replace_switches(
 class _Replacement:
     """The graph while its switches disappear: what enters and leaves each switch, as physical paths."""
 
-    def __init__(self, graph: FlowGraph, capacity: IntArray, images: IntArray, boxes: Sequence[object]) -> None:
+    def __init__(self, graph: FlowGraph, capacity: IntArray, images: IntArray, nodes: Sequence[object]) -> None:
         self.images = images
-        self.boxes = boxes
+        self.nodes = nodes
         self.rank_of = {v: r for r, v in enumerate(graph.ranks.tolist())}
         self.switches = [v for v in range(graph.num_vertices) if v not in self.rank_of]
         self.into: dict[int, dict[int, list[tuple[Path, int]]]] = {w: {} for w in self.switches}
@@ -115,7 +115,7 @@ class _Replacement:
         return LogicalArcs.of(dict(sorted(self.done.items())), self.rank_of)
 
     def groups(self, switch: int) -> list[list[int]] | None:
-        """The neighbours, in an order that the symmetry respects: equal positions of the boxes it joins."""
+        """The neighbours, in an order that the symmetry respects: equal positions of the nodes it joins."""
         neighbours = sorted(self.into[switch])
         if neighbours != sorted(self.out[switch]) or len(neighbours) < 2:
             return None
@@ -131,16 +131,16 @@ class _Replacement:
             to_first, back = self.images[power], self.images[-power % order]
             groups = [[int(back[v])] for v in sorted(int(to_first[v]) for v in neighbours)]
         else:
-            by_box: dict[object, list[int]] = {}
+            by_node: dict[object, list[int]] = {}
             for v in neighbours:
-                by_box.setdefault(self.boxes[v], []).append(v)
-            groups = list(by_box.values())
+                by_node.setdefault(self.nodes[v], []).append(v)
+            groups = list(by_node.values())
             if len(groups) == 1 or len({len(group) for group in groups}) > 1:
                 groups = [[v] for v in neighbours]
         return groups if sorted(v for group in groups for v in group) == neighbours else None
 
     def replace(self, switch: int, groups: list[list[int]], counts: list[int], is_reversed: bool) -> bool:
-        """Join position by position at all strides; whether the boxes were alike enough for it."""
+        """Join position by position at all strides; whether the nodes were alike enough for it."""
         count = len(groups)
         for position in range(len(groups[0])):
             ring = [group[position] for group in groups]

@@ -1,6 +1,6 @@
 """From forests to a schedule, on columns: pieces of the array, their transfers, and what each transfer waits for.
 
-A tree is a row of paths, each given by its place in a table of different ones: a path says which nodes it joins.
+A tree is a row of paths, each given by its place in a table of different ones: a path says which vertices it joins.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Tree:
     """A tree of one direction.
 
     Attributes:
-        root: a node.
+        root: a compute vertex.
         multiplicity: units of the root's share that use it.
         paths: places in the table of paths, in the order in which data moves.
     """
@@ -60,7 +60,7 @@ def emit(
     Args:
         topology: the fabric; forests may be of the same with some of its computing switches as ranks.
         collective: what moves.
-        weights: share of each node as a root.
+        weights: share of each compute vertex as a root.
         forests: each with the factor by which its multiplicities are stretched.
     """
     table: dict[Path, int] = {}
@@ -70,10 +70,12 @@ def emit(
         ]
         for turned in sorted({forest.is_reversed for forest, _ in forests}, reverse=True)
     }
-    ends = np.array([(topology.node_of[path[0]], topology.node_of[path[-1]]) for path in table], dtype=np.int64)
+    ends = np.array(
+        [(topology.compute_index[path[0]], topology.compute_index[path[-1]]) for path in table], dtype=np.int64
+    )
     src, dst = np.ascontiguousarray(ends.T)
     pieces = _pieces(weights, directions)
-    if len(directions) == 2 and len(topology.nodes) > topology.num_ranks:
+    if len(directions) == 2 and len(topology.compute_vertices) > topology.num_ranks:
         pieces = [
             replace(piece, up=up, down=down)
             for piece in pieces
@@ -81,7 +83,9 @@ def emit(
         ]
     up_start, down_start = (starts([len(row) for row in rows]) for rows in _rows(pieces))
     up, down = (np.concatenate(rows) for rows in _rows(pieces))
-    chunk, path, adds, chains, level = _trace(up_start, up, down_start, down, src, dst, len(topology.nodes))
+    chunk, path, adds, chains, level = _trace(
+        up_start, up, down_start, down, src, dst, len(topology.compute_vertices)
+    )
     # Levels are few: sorting them as short numbers takes no comparisons.
     order = np.argsort(level.astype(np.int16) if level.max() < 1 << 15 else level, kind="stable")
     after_start, after = _renumbered(order, *chains)
@@ -114,15 +118,15 @@ def _trees(forest: Forest, factor: int, topology: Topology, table: dict[Path, in
     turned, arcs = forest.is_reversed, forest.arcs
     place = [table.setdefault(path[::-1] if turned else path, len(table)) for path in arcs.paths]
     path = np.array(place, dtype=np.int64)
-    node = np.array([topology.node_of[vertex] for vertex in forest.topology.ranks], dtype=np.int64)
+    index = np.array([topology.compute_index[vertex] for vertex in forest.topology.ranks], dtype=np.int64)
     trees: list[_Tree] = []
     for i in np.argsort(forest.roots, kind="stable").tolist():
         row = forest.trees[i]
-        if len(node) > topology.num_ranks:
-            row = without_idle_switches(row, node[arcs.tail], node[arcs.head], topology.num_ranks)
+        if len(index) > topology.num_ranks:
+            row = without_idle_switches(row, index[arcs.tail], index[arcs.head], topology.num_ranks)
         paths = path[row[::-1]] if turned else path[row]
         multiplicity = int(forest.multiplicities[i]) * factor
-        trees.append(_Tree(root=int(node[forest.roots[i]]), multiplicity=multiplicity, paths=paths))
+        trees.append(_Tree(root=int(index[forest.roots[i]]), multiplicity=multiplicity, paths=paths))
     return trees
 
 
@@ -170,7 +174,7 @@ def _trace(
     Args:
         up_start, up: paths of the trees that reduce, chunk after chunk.
         down_start, down: paths of the trees that spread.
-        src, dst: nodes that each path joins.
+        src, dst: vertices that each path joins.
         num_nodes: ranks and computing switches.
 
     Returns:

@@ -184,11 +184,11 @@ def _synthesize_in_network(
     # Each phase counts in units of its own; all together in the largest that divides those of each.
     common = Fraction(lcm(*(units.numerator for _, units in grown)))
     forests = [(forest, int(common / units)) for forest, units in grown]
-    weights = [0] * len(topology.nodes)
+    weights = [0] * len(topology.compute_vertices)
     for forest, factor in forests:
         for root, multiplicity in zip(forest.roots.tolist(), forest.multiplicities.tolist(), strict=True):
             if not forest.is_reversed:
-                weights[topology.node_of[forest.topology.ranks[root]]] += multiplicity * factor
+                weights[topology.compute_index[forest.topology.ranks[root]]] += multiplicity * factor
     return emit(topology, collective, weights, forests)
 
 
@@ -229,8 +229,8 @@ def grow_carefully(
 ) -> Forest:
     """The same on fabrics of any kind: switches are removed pair by pair, and trees packed arc by arc."""
     n = topology.num_ranks
-    boxes = {v: vertex.box for v, vertex in enumerate(topology.vertices)}
-    arcs = remove_switches(best.graph, capacity, demand, boxes=boxes, is_reversed=best.is_reversed, progress=progress)
+    nodes = {v: vertex.node for v, vertex in enumerate(topology.vertices)}
+    arcs = remove_switches(best.graph, capacity, demand, nodes=nodes, is_reversed=best.is_reversed, progress=progress)
     # Trees are packed into wide links, one from a rank to another, and then divided among the paths of each.
     is_first = np.ones(len(arcs.tail), dtype=np.bool_)
     is_first[1:] = (np.diff(arcs.tail) != 0) | (np.diff(arcs.head) != 0)

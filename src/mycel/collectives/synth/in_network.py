@@ -1,4 +1,7 @@
-"""Trees through switches that copy and add: what makes them lighter and shallower. Nodes as in ``Topology.nodes``."""
+"""Trees through switches that copy and add: what makes them lighter and shallower.
+
+Vertices are numbered as in ``Topology.compute_vertices``.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ def without_idle_switches(tree: IntArray, tail: IntArray, head: IntArray, num_ra
 
     Args:
         tree: links of a spanning out-tree, in the order of growth.
-        tail, head: nodes that each link leaves and reaches.
-        num_ranks: nodes from there on are switches.
+        tail, head: vertices that each link leaves and reaches.
+        num_ranks: vertices from there on are switches.
 
     Examples:
         >>> tail, head = np.array([0, 0, 3, 3]), np.array([3, 1, 4, 2])
@@ -43,8 +46,8 @@ def root_at_switch(
     Args:
         up: paths of the in-tree, leaves first.
         down: paths of the out-tree, in the order of growth.
-        src, dst: nodes that each path joins.
-        num_ranks: nodes from there on are switches.
+        src, dst: vertices that each path joins.
+        num_ranks: vertices from there on are switches.
 
     Examples:
         >>> src, dst = np.array([1, 2, 0, 2]), np.array([2, 0, 2, 1])

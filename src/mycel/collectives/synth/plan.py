@@ -39,7 +39,7 @@ def plan_forest(
 
     Examples:
         >>> from mycel.topology.builders import dgx_a100
-        >>> forest = plan_forest(dgx_a100(num_boxes=4), (1,) * 32, is_reversed=False)
+        >>> forest = plan_forest(dgx_a100(num_nodes=4), (1,) * 32, is_reversed=False)
         >>> forest.order, forest.check()
         (4, (Fraction(3, 25), 5))
     """

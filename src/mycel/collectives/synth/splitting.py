@@ -170,7 +170,7 @@ def remove_switches(
     capacity: IntArray,
     demand: IntArray,
     *,
-    boxes: Mapping[int, str | None],
+    nodes: Mapping[int, str | None],
     is_reversed: bool = False,
     progress: Progress | None = None,
 ) -> LogicalArcs:
@@ -180,7 +180,7 @@ def remove_switches(
         graph: the fabric.
         capacity: of each arc, balanced at every switch, such that every rank is served.
         demand: of each root.
-        boxes: machine of each vertex, where known; decides which pairs come first.
+        nodes: machine of each vertex, where known; decides which pairs come first.
         is_reversed: the graph is a fabric turned round; pairs are then taken the other way round, so that both
             phases of an all-reduce use the same logical links.
         progress: called with ``("switches", done, total)``.
@@ -196,7 +196,7 @@ def remove_switches(
         degree = {v: len(splitter.neighbours(v)[0]) + len(splitter.neighbours(v)[1]) for v in waiting}
         switch = min(waiting, key=lambda v: (degree[v], v))
         waiting.remove(switch)
-        _split_off(splitter, switch, boxes, is_reversed=is_reversed)
+        _split_off(splitter, switch, nodes, is_reversed=is_reversed)
         if progress is not None:
             progress("switches", total - len(waiting), total)
     hops = sorted((t, h, i) for i, (t, h) in enumerate(zip(splitter.tail, splitter.head, strict=True)))
@@ -204,7 +204,7 @@ def remove_switches(
     return LogicalArcs.of({path: size for i in arcs for path, size in splitter.paths[i]}, rank_of)
 
 
-def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None], *, is_reversed: bool) -> None:
+def _split_off(splitter: _Splitter, switch: int, nodes: Mapping[int, str | None], *, is_reversed: bool) -> None:
     is_first = len(splitter.graph.ranks) in _STRIDED
     # A splitting that was blocked can be freed by a later one, so passes repeat while they change anything.
     while True:
@@ -218,7 +218,7 @@ def _split_off(splitter: _Splitter, switch: int, boxes: Mapping[int, str | None]
             or len(outgoing) == 1
             or (len(incoming) == 2 and incoming == outgoing and _is_relay(splitter, switch, incoming))
         )
-        groups = _groups(splitter, switch, sorted(set(incoming) | set(outgoing)), boxes)
+        groups = _groups(splitter, switch, sorted(set(incoming) | set(outgoing)), nodes)
         moved = 0
         if is_first:
             is_first = False
@@ -244,14 +244,14 @@ def _is_relay(splitter: _Splitter, switch: int, pair: list[int]) -> bool:
 
 
 def _groups(
-    splitter: _Splitter, switch: int, neighbours: list[int], boxes: Mapping[int, str | None]
+    splitter: _Splitter, switch: int, neighbours: list[int], nodes: Mapping[int, str | None]
 ) -> list[list[int]]:
     """The switch's neighbours by machine; by what stays connected without the switch, where machines are unknown."""
-    names = {boxes.get(v) for v in neighbours}
+    names = {nodes.get(v) for v in neighbours}
     by_name: dict[object, list[int]] = {}
     if None not in names:
         for v in neighbours:
-            by_name.setdefault(boxes.get(v), []).append(v)
+            by_name.setdefault(nodes.get(v), []).append(v)
     else:
         around: dict[int, list[int]] = {}
         for i, c in enumerate(splitter.capacity):

@@ -5,7 +5,7 @@ options ask for others. ``front`` gives all schedules worth having, from fewest 
 more steps than the one before and fewer rounds a chunk. See ``steps_instance`` for what steps, rounds and chunks are.
 
 all_reduce is a reduce_scatter and then an all_gather with equally many steps; collectives that reduce are those that
-spread on the reversed fabric, backwards. Between boxes, messages take ways through switches that pass no rank, the
+spread on the reversed fabric, backwards. Between nodes, messages take ways through switches that pass no rank, the
 shortest few of each pair: what is proven holds for schedules along them.
 
 References:

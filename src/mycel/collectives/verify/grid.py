@@ -16,12 +16,12 @@ _LEGEND = ">r sends to r   <r overwritten by r   +r adds what r sends   [..]! he
 
 
 def draw_grid(schedule: Schedule, chunk: int, rank: int, step: int, members: Sequence[int]) -> str:
-    """A row a node, a column a step: what happens to ``chunk``, with the cell of ``rank`` at ``step`` marked.
+    """A row a vertex, a column a step: what happens to ``chunk``, with the cell of ``rank`` at ``step`` marked.
 
     Args:
         schedule: where the chunk moves.
         chunk: index of the chunk.
-        rank: row of the bad cell; a node.
+        rank: row of the bad cell; a vertex.
         step: column of the bad cell; -1 is the state before the first transfer.
         members: indices of the chunk's transfers.
     """
@@ -33,11 +33,13 @@ def draw_grid(schedule: Schedule, chunk: int, rank: int, step: int, members: Seq
         if first <= at <= last:
             cells.setdefault((t.dst, at), []).append(f"{'+' if t.reduce else '<'}{t.src}")
             cells.setdefault((t.src, at), []).append(f">{t.dst}")
-    n, num_nodes = schedule.collective.num_ranks, schedule.num_nodes
+    n, num_vertices = schedule.collective.num_ranks, schedule.num_compute_vertices
     block = schedule.block_of(chunk)
     columns = sorted({at for _, at in cells} | {step})
     rows = [
-        r for r in range(num_nodes) if num_nodes <= _ALL_RANKS or r == rank or any((r, at) in cells for at in columns)
+        r
+        for r in range(num_vertices)
+        if num_vertices <= _ALL_RANKS or r == rank or any((r, at) in cells for at in columns)
     ]
     if first <= -1 and -1 not in columns:
         columns.insert(0, -1)

@@ -1,6 +1,6 @@
 """The two halves of the check of a schedule, compiled: what places hold in the end, and whether accesses are ordered.
 
-A place is a node's copy of a chunk. These functions only find that something is wrong, and where; ``schedule`` says
+A place is a vertex's copy of a chunk. These functions only find that something is wrong, and where; ``schedule`` says
 what it is.
 """
 
@@ -43,7 +43,7 @@ def find_wrong_content(
     dst: IntArray,
     reduce: BoolArray,
     reduces: bool,
-    num_nodes: int,
+    num_vertices: int,
     block: IntArray,
     initial: IntArray,
     required: IntArray,
@@ -60,7 +60,7 @@ def find_wrong_content(
         members: numbers of transfers, chunk by chunk.
         src, dst, reduce: of every transfer.
         reduces: whether the collective adds at all.
-        num_nodes: ranks and switches with places.
+        num_vertices: ranks and switches with places.
         block: row of each chunk in ``initial`` and ``required``.
         initial: what each rank holds before, as numbers of contents; shape ``[num_blocks, num_ranks]``.
         required: what each rank must hold after, the same.
@@ -71,20 +71,20 @@ def find_wrong_content(
         which rank; and the counts that it holds.
     """
     num_known, num_ranks = known.shape
-    made = np.empty((num_nodes, num_ranks), dtype=np.int64)
-    holders = np.empty(num_nodes, dtype=np.int64)  # places that hold each of the contents made
-    free = np.empty(num_nodes, dtype=np.int64)
-    compared = np.empty(num_nodes, dtype=np.int64)  # the required content that each was found equal to
-    held = np.empty(num_nodes, dtype=np.int64)
-    last = np.empty(num_nodes, dtype=np.int64)
+    made = np.empty((num_vertices, num_ranks), dtype=np.int64)
+    holders = np.empty(num_vertices, dtype=np.int64)  # places that hold each of the contents made
+    free = np.empty(num_vertices, dtype=np.int64)
+    compared = np.empty(num_vertices, dtype=np.int64)  # the required content that each was found equal to
+    held = np.empty(num_vertices, dtype=np.int64)
+    last = np.empty(num_vertices, dtype=np.int64)
     nothing = np.zeros(num_ranks, dtype=np.int64)
     for chunk in range(len(chunk_start) - 1):
         held[:] = EMPTY
         held[:num_ranks] = initial[block[chunk]]
         last[:] = -1
-        num_free = num_nodes
-        for i in range(num_nodes):
-            free[i] = num_nodes - 1 - i
+        num_free = num_vertices
+        for i in range(num_vertices):
+            free[i] = num_vertices - 1 - i
         for t in members[chunk_start[chunk] : chunk_start[chunk + 1]]:
             a, b = src[t], dst[t]
             given, there = held[a], held[b]
@@ -150,7 +150,7 @@ def find_open_order(
     reduce: BoolArray,
     after_start: IntArray,
     after: IntArray,
-    num_nodes: int,
+    num_vertices: int,
     max_bits: int,
 ) -> tuple[int, int, int]:
     """Two accesses to a place that conflict and that ``after`` leaves in no fixed order.
@@ -163,17 +163,17 @@ def find_open_order(
         set_start: where sets of transfers that ``after`` never leaves begin in ``members``, and their end.
         members: numbers of transfers, set by set, rising in each.
         chunk, src, dst, reduce, after_start, after: of every transfer, see ``Columns``.
-        num_nodes: ranks and switches with places.
+        num_vertices: ranks and switches with places.
         max_bits: held at once; more transfers are traced in several passes.
 
     Returns:
-        The earlier and the later transfer, and the node whose place it is; -1 each if all is ordered.
+        The earlier and the later transfer, and the vertex whose place it is; -1 each if all is ordered.
     """
     num_transfers, num_chunks = len(chunk), 0
     local = np.empty(num_transfers, dtype=np.int64)
     for t in range(num_transfers):
         num_chunks = max(num_chunks, chunk[t] + 1)
-    place_of = np.full(num_chunks * num_nodes, -1, dtype=np.int64)
+    place_of = np.full(num_chunks * num_vertices, -1, dtype=np.int64)
     for s in range(len(set_start) - 1):
         mine = members[set_start[s] : set_start[s + 1]]
         count = len(mine)
@@ -183,8 +183,8 @@ def find_open_order(
         for e in range(count):
             local[mine[e]] = e
             for side in range(2):
-                node = dst[mine[e]] if side else src[mine[e]]
-                at = chunk[mine[e]] * num_nodes + node
+                vertex = dst[mine[e]] if side else src[mine[e]]
+                at = chunk[mine[e]] * num_vertices + vertex
                 if place_of[at] < 0:
                     place_of[at] = num_places
                     num_places += 1
@@ -200,7 +200,7 @@ def find_open_order(
             accesses[cursor[place[access]]] = access
             cursor[place[access]] += 1
             t = mine[access >> 1]
-            place_of[chunk[t] * num_nodes + (dst[t] if access & 1 else src[t])] = -1  # for the next set
+            place_of[chunk[t] * num_vertices + (dst[t] if access & 1 else src[t])] = -1  # for the next set
         window = max(64, max_bits // max(count, 1))
         words = (min(window, count) + 63) // 64
         begun = np.empty((count, words), dtype=np.uint64)  # those complete when each begins, of a window of them
@@ -242,7 +242,7 @@ def find_open_order(
                                 bit = 0
                                 while not (missing >> np.uint64(bit)) & np.uint64(1):
                                     bit += 1
-                                node = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
-                                return mine[low + 64 * w + bit], mine[e], node
+                                vertex = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
+                                return mine[low + 64 * w + bit], mine[e], vertex
                     before, now = now, stop
     return -1, -1, -1

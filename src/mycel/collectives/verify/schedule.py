@@ -78,15 +78,15 @@ def verify_schedule(schedule: Schedule) -> None:
         raise _wrong(
             schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
         )
-    first, second, node = find_open_order(
+    first, second, vertex = find_open_order(
         *_tied(schedule),
         *(columns.chunk, columns.src, columns.dst),
         columns.reduce,
         *(columns.after_start, columns.after),
-        *(schedule.num_nodes, _MAX_BITS),
+        *(schedule.num_compute_vertices, _MAX_BITS),
     )
     if first >= 0:
-        raise _conflict(schedule, node, first, second)
+        raise _conflict(schedule, vertex, first, second)
 
 
 def verify_link_loads(schedule: Schedule, algbw: Fraction) -> None:
@@ -154,7 +154,7 @@ def _by_chunk(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArra
     begin = np.concatenate([[0], np.cumsum(np.bincount(columns.chunk, minlength=len(schedule.chunks)))])
     members = np.argsort(columns.chunk, kind="stable")
     ends = columns.src, columns.dst, columns.reduce
-    return begin, members, *ends, schedule.collective.reduces, schedule.num_nodes
+    return begin, members, *ends, schedule.collective.reduces, schedule.num_compute_vertices
 
 
 def _contents(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
@@ -216,16 +216,16 @@ def _describe_content(schedule: Schedule, wrong: int, chunk: int, transfer: int,
     return f"{_name(schedule, transfer)} {problem}"
 
 
-def _conflict(schedule: Schedule, node: int, first: int, second: int) -> VerificationError:
+def _conflict(schedule: Schedule, vertex: int, first: int, second: int) -> VerificationError:
     def access(number: int) -> str:
         t = schedule.transfers[number]
-        kind = "reads" if t.dst != node else "adds to" if t.reduce else "overwrites"
+        kind = "reads" if t.dst != vertex else "adds to" if t.reduce else "overwrites"
         return f"{_name(schedule, number)} {kind} it"
 
     return _wrong(
         schedule,
         schedule.transfers[first].chunk,
-        node,
+        vertex,
         f"{access(first)} and {access(second)} in no fixed order; let transfer {second} come after {first}",
         second,
     )
@@ -235,9 +235,13 @@ def _title(schedule: Schedule) -> str:
     return f"{schedule.collective.name} over {schedule.collective.num_ranks} ranks"
 
 
-def _node(schedule: Schedule, node: int) -> str:
+def _vertex(schedule: Schedule, vertex: int) -> str:
     n = schedule.collective.num_ranks
-    return f"rank {node}" if node < n else f"switch {schedule.topology.label(schedule.topology.nodes[node])} ({node})"
+    return (
+        f"rank {vertex}"
+        if vertex < n
+        else f"switch {schedule.topology.label(schedule.topology.compute_vertices[vertex])} ({vertex})"
+    )
 
 
 def _name(schedule: Schedule, index: int) -> str:
@@ -249,6 +253,6 @@ def _wrong(schedule: Schedule, chunk: int, rank: int, problem: str, index: int) 
     members = [i for i, t in enumerate(schedule.transfers) if t.chunk == chunk]
     step = schedule.levels[index] if index >= 0 else -1
     return VerificationError(
-        f"{_title(schedule)} is wrong at {_node(schedule, rank)}, chunk {chunk}: {problem}",
+        f"{_title(schedule)} is wrong at {_vertex(schedule, rank)}, chunk {chunk}: {problem}",
         grid=draw_grid(schedule, chunk, rank, step, members),
     )

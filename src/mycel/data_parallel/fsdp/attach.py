@@ -14,7 +14,7 @@ from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp.layout import Unit, units_of
 from mycel.data_parallel.fsdp.qsdp import QSDP
 from mycel.data_parallel.fsdp.replicas import ReplicaMean
-from mycel.data_parallel.fsdp.route import Route, boxes_between
+from mycel.data_parallel.fsdp.route import Route, nodes_between
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
@@ -46,7 +46,7 @@ class FSDPCompression(Handle):
 
     @property
     def inside_bytes(self) -> int:
-        """Bytes that have left this rank in full precision inside its box."""
+        """Bytes that have left this rank in full precision inside its node."""
         return self._route.inside.total()
 
     def bytes_per_step(self) -> int:
@@ -54,7 +54,7 @@ class FSDPCompression(Handle):
 
         A unit sends ``n - 1`` rows of a gather before its forward pass, as many again before its backward pass
         where it is resharded between (which torch decides in the first forward pass), and ``n - 1`` rows of its
-        gradients; ``n`` is the number of ranks or, where bytes are compressed between boxes, of boxes.
+        gradients; ``n`` is the number of ranks or, where bytes are compressed between nodes, of nodes.
         """
         total = 0
         for unit in self.units:
@@ -133,16 +133,16 @@ def attach(
         model: the root, after ``fully_shard`` of it and its parts; sharded over a mesh of one dimension.
         method: ``QSDP``, for weights and gradients; or a compressor or a policy, for gradients alone. Vectors and
             tiny parameters always travel as they are.
-        topology: where it has boxes of several ranks, bytes inside a box travel in full precision and only those
-            between boxes are compressed. Without, all are.
-        replicas: the ranks that hold the same shards, where the model is sharded inside boxes and replicated between
+        topology: where it has nodes of several ranks, bytes inside a node travel in full precision and only those
+            between nodes are compressed. Without, all are.
+        replicas: the ranks that hold the same shards, where the model is sharded inside nodes and replicated between
             them (HSDP). Only the mean of gradients over them is compressed, by any compressor; ``fully_shard`` has
             been given the inner dimension of the mesh alone.
         exact: patterns, as of file names, of parameters that travel as they are too.
         feedback: remember residuals, which takes a whole model's gradients in float32 on each rank; by default
             for compressors that are not unbiased.
         seed: of rounding by chance.
-        timeout_s: of the groups that are made for boxes; by default the backend's.
+        timeout_s: of the groups that are made for nodes; by default the backend's.
 
     Returns:
         A handle: bytes, state, and ``close()``.
@@ -168,7 +168,7 @@ def attach(
     if len({dist.get_process_group_ranks(unit.group)[0] for unit in units}) > 1:
         raise UsageError("the model's modules are sharded over different groups of ranks")
     route = Route(
-        units[0].group, CommStats(), None if topology is None else boxes_between(topology), timeout_s=timeout_s
+        units[0].group, CommStats(), None if topology is None else nodes_between(topology), timeout_s=timeout_s
     )
     made = FSDPCompression(units, route, _feedback(gradients, feedback))
     if isinstance(gradients, LGreCo):

@@ -1,8 +1,8 @@
-"""The ways bytes take between the ranks of a unit: all in one group, or full inside boxes and compressed between.
+"""The ways bytes take between the ranks of a unit: all in one group, or full inside nodes and compressed between.
 
-With boxes, only the ranks with the same place in each box talk between boxes. A reduce-scatter adds up inside the
-box first, in full precision, so that each sum is quantised and sent between boxes once instead of once a rank; an
-all-gather brings each shard into a box once, and the box hands it around.
+With nodes, only the ranks with the same place in each node talk between nodes. A reduce-scatter adds up inside the
+node first, in full precision, so that each sum is quantised and sent between nodes once instead of once a rank; an
+all-gather brings each shard into a node once, and the node hands it around.
 
 References:
     G. Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model Training",
@@ -25,26 +25,26 @@ from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Route", "boxes_between"]
+__all__ = ["Route", "nodes_between"]
 
 
-def boxes_between(topology: Topology) -> tuple[tuple[int, ...], ...] | None:
-    """Ranks of each box, where the topology says that there are boxes of several ranks; otherwise ``None``.
+def nodes_between(topology: Topology) -> tuple[tuple[int, ...], ...] | None:
+    """Ranks of each node, where the topology says that there are nodes of several ranks; otherwise ``None``.
 
     Raises:
-        UsageError: boxes differ in size.
+        UsageError: nodes differ in size.
 
     Examples:
         >>> from mycel.topology.builders import ring, two_boxes
-        >>> boxes_between(two_boxes(num_ranks=4)), boxes_between(ring(num_ranks=4))
+        >>> nodes_between(two_boxes(num_ranks=4)), nodes_between(ring(num_ranks=4))
         (((0, 1), (2, 3)), None)
     """
-    if None in topology.ranks_by_box:
+    if None in topology.ranks_by_node:
         return None
     nodes = nodes_of(topology)
     if len(nodes) < 2 or all(len(node) == 1 for node in nodes):
         return None
-    return equal_nodes(topology, "compression between boxes")
+    return equal_nodes(topology, "compression between nodes")
 
 
 class Route:
@@ -53,27 +53,27 @@ class Route:
     Args:
         group: the ranks among which a unit is sharded.
         stats: counts bytes.
-        boxes: global ranks of each box, together all ranks of the world and of the group. Making a route is a
+        nodes: global ranks of each node, together all ranks of the world and of the group. Making a route is a
             collective call then.
         timeout_s: of groups that are made; by default the backend's.
 
     Attributes:
         num_rows: as many as ranks.
         num_sent: rows of a reduce-scatter that travel compressed, and of an all-gather that arrive so: one for each
-            box, or for each rank where there are no boxes. The own one is among them.
+            node, or for each rank where there are no nodes. The own one is among them.
         own: its place.
         stats: bytes that have left this rank compressed, by the collectives' direct form.
-        inside: counts those in full precision inside boxes.
+        inside: counts those in full precision inside nodes.
 
     Raises:
-        UsageError: the boxes are not those of the world, or the group is not the world.
+        UsageError: the nodes are not those of the world, or the group is not the world.
     """
 
     def __init__(
         self,
         group: dist.ProcessGroup,
         stats: CommStats,
-        boxes: Sequence[Sequence[int]] | None = None,
+        nodes: Sequence[Sequence[int]] | None = None,
         *,
         timeout_s: float | None = None,
     ) -> None:
@@ -82,30 +82,30 @@ class Route:
         self.stats, self.inside = stats, ByteMeter()
         self._between, self._inside = group, None
         self.num_sent, self.own = self.num_rows, self.rank
-        if boxes is None:
+        if nodes is None:
             return
-        everybody = sorted(rank for box in boxes for rank in box)
+        everybody = sorted(rank for node in nodes for rank in node)
         members = dist.get_process_group_ranks(group)
         if everybody != list(range(dist.get_world_size())) or sorted(members) != everybody:
             raise UsageError(
-                f"boxes hold ranks {everybody}, the model is sharded over {members} of {dist.get_world_size()}: "
-                "compression between boxes is for models sharded over the whole world"
+                f"nodes hold ranks {everybody}, the model is sharded over {members} of {dist.get_world_size()}: "
+                "compression between nodes is for models sharded over the whole world"
             )
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
-        for box in boxes:
-            made = dist.new_group(list(box), timeout=timeout)
-            if dist.get_rank() in box:
+        for node in nodes:
+            made = dist.new_group(list(node), timeout=timeout)
+            if dist.get_rank() in node:
                 self._inside = made
-        for place in range(len(boxes[0])):
-            ranks = [box[place] for box in boxes]
+        for place in range(len(nodes[0])):
+            ranks = [node[place] for node in nodes]
             made = dist.new_group(ranks, timeout=timeout)
             if dist.get_rank() in ranks:
                 self._between, self.own = made, ranks.index(dist.get_rank())
-        self.num_sent = len(boxes)
-        self._rows = torch.tensor([[members.index(box[place]) for box in boxes] for place in range(len(boxes[0]))])
+        self.num_sent = len(nodes)
+        self._rows = torch.tensor([[members.index(node[place]) for node in nodes] for place in range(len(nodes[0]))])
 
     def sources(self) -> list[int]:
-        """The ranks, in the group, whose payloads ``gather`` brings; of ``exchange``, whose box they stand for."""
+        """The ranks, in the group, whose payloads ``gather`` brings; of ``exchange``, whose node they stand for."""
         if self._inside is None:
             return list(range(self.num_rows))
         column = self._rows[dist.get_rank(self._inside)]
@@ -119,10 +119,10 @@ class Route:
         return heard.view(self.num_sent, -1)
 
     def spread(self, rows: Tensor, output: Tensor) -> None:
-        """Decoded rows of ``sources()`` to all ranks of the box; ``output`` gets those of everybody.
+        """Decoded rows of ``sources()`` to all ranks of the node; ``output`` gets those of everybody.
 
         Args:
-            rows: shape ``[num_sent, row]``; where there are no boxes, a view of ``output``.
+            rows: shape ``[num_sent, row]``; where there are no nodes, a view of ``output``.
             output: shape ``[num_rows, row]``.
         """
         if self._inside is None:
@@ -133,7 +133,7 @@ class Route:
         output[self._rows.view(-1).to(output.device)] = heard
 
     def add_inside(self, rows: Tensor) -> Tensor:
-        """Sums over the box of the rows for ``sources()``, or the rows themselves: shape ``[num_sent, row]``.
+        """Sums over the node of the rows for ``sources()``, or the rows themselves: shape ``[num_sent, row]``.
 
         Args:
             rows: one for each rank of the group.

@@ -113,7 +113,7 @@ def _stacks(experts: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> 
 
 def _arrivals(before: ExpertPlacement, after: ExpertPlacement) -> Iterator[tuple[int, int, int, int]]:
     """Rank, the rank that sends, expert, and place on the rank, of every expert that comes to a rank."""
-    machine = {rank: number for number, box in enumerate(before.machines) for rank in box}
+    machine = {rank: number for number, node in enumerate(before.machines) for rank in node}
     sending: Counter[int] = Counter()
     for target, (old, new) in enumerate(zip(before.slots, after.slots, strict=True)):
         for place, expert in enumerate(new):

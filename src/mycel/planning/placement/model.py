@@ -25,11 +25,11 @@ class ExpertPlacement:
         num_experts: E, of the layer; each has a slot somewhere.
         slots: for each rank of the expert-parallel group the expert in each of its slots, or ``EMPTY``; equally many
             slots everywhere. A rank holds an expert once at most.
-        boxes: ranks that share a machine; ``()``: all do.
+        nodes: ranks that share a machine; ``()``: all do.
 
     Raises:
         UsageError: an expert without a slot, twice on one rank, or a number that none has; ranks with unequal
-            numbers of slots; boxes that are no partition of the ranks.
+            numbers of slots; nodes that are no partition of the ranks.
 
     Examples:
         >>> placed = ExpertPlacement(num_experts=3, slots=((0, 1), (2, 0)))
@@ -39,7 +39,7 @@ class ExpertPlacement:
 
     num_experts: int
     slots: tuple[tuple[int, ...], ...]
-    boxes: tuple[tuple[int, ...], ...] = ()
+    nodes: tuple[tuple[int, ...], ...] = ()
 
     __repr__ = brief
 
@@ -58,12 +58,12 @@ class ExpertPlacement:
         missing = set(range(self.num_experts)) - {expert for held in self.slots for expert in held}
         if missing:
             raise UsageError(f"expert {min(missing)} has no slot on any rank")
-        if self.boxes and sorted(rank for box in self.boxes for rank in box) != list(range(self.num_ranks)):
-            raise UsageError(f"boxes {self.boxes} are no partition of {self.num_ranks} ranks")
+        if self.nodes and sorted(rank for node in self.nodes for rank in node) != list(range(self.num_ranks)):
+            raise UsageError(f"nodes {self.nodes} are no partition of {self.num_ranks} ranks")
 
     @classmethod
     def contiguous(
-        cls, num_experts: int, num_ranks: int, *, spare: int = 0, boxes: Sequence[Sequence[int]] = ()
+        cls, num_experts: int, num_ranks: int, *, spare: int = 0, nodes: Sequence[Sequence[int]] = ()
     ) -> ExpertPlacement:
         """Experts in order, ``ceil(E/W)`` a rank, as layers without a placement have them, then empty slots.
 
@@ -71,7 +71,7 @@ class ExpertPlacement:
             num_experts: E.
             num_ranks: W.
             spare: empty slots of each rank beside ``ceil(E/W)``.
-            boxes: ranks that share a machine, as ``mycel.moe.nodes_of`` gives them.
+            nodes: ranks that share a machine, as ``mycel.moe.nodes_of`` gives them.
 
         Examples:
             >>> ExpertPlacement.contiguous(3, 2, spare=1).slots
@@ -80,7 +80,7 @@ class ExpertPlacement:
         layout = ExpertLayout(num_experts=num_experts, num_ranks=num_ranks)
         held = [layout.of(rank) for rank in range(num_ranks)]
         slots = [(*some, *[EMPTY] * (layout.width + spare - len(some))) for some in held]
-        return cls(num_experts=num_experts, slots=tuple(slots), boxes=tuple(tuple(box) for box in boxes))
+        return cls(num_experts=num_experts, slots=tuple(slots), nodes=tuple(tuple(node) for node in nodes))
 
     @property
     def num_ranks(self) -> int:
@@ -99,8 +99,8 @@ class ExpertPlacement:
 
     @property
     def machines(self) -> tuple[tuple[int, ...], ...]:
-        """``boxes``, with the one that is meant where none is named."""
-        return self.boxes or (tuple(range(self.num_ranks)),)
+        """``nodes``, with the one that is meant where none is named."""
+        return self.nodes or (tuple(range(self.num_ranks)),)
 
     def replicas(self, expert: int) -> tuple[int, ...]:
         """Ranks that hold an expert, in order."""
@@ -130,7 +130,7 @@ class ExpertPlacement:
             {0: Fraction(1, 2), 1: Fraction(1, 2)}
         """
         holders = self.replicas(expert)
-        machine = {rank: number for number, box in enumerate(self.machines) for rank in box}
+        machine = {rank: number for number, node in enumerate(self.machines) for rank in node}
         # Of the tokens of all ranks together; ranks have 1/W each, replicas take 1/n each.
         left = dict.fromkeys(range(self.num_ranks), Fraction(1, self.num_ranks))
         room = dict.fromkeys(holders, Fraction(1, len(holders)))

@@ -101,7 +101,7 @@ def shadow(loads: Sequence[float], current: ExpertPlacement, *, cost: PlacementC
     home = ExpertPlacement.contiguous(current.num_experts, current.num_ranks)
     spare = current.slots_per_rank - home.slots_per_rank
     held = [[expert for expert in rank if expert != EMPTY] for rank in home.slots]
-    start = ExpertPlacement.contiguous(current.num_experts, current.num_ranks, spare=spare, boxes=current.boxes)
+    start = ExpertPlacement.contiguous(current.num_experts, current.num_ranks, spare=spare, nodes=current.nodes)
     tried = [start]
     for expert in sorted(range(current.num_experts), key=lambda e: (-loads[e], e))[:spare]:
         held = [[*rank, expert] if expert not in rank else rank for rank in held]
@@ -142,7 +142,7 @@ def flex(
         if not _better(best, slots, loads, model, min_gain):
             break
         slots = best
-    return ExpertPlacement(num_experts=current.num_experts, slots=slots, boxes=current.boxes)
+    return ExpertPlacement(num_experts=current.num_experts, slots=slots, nodes=current.nodes)
 
 
 def _score(slots: _Slots, loads: Sequence[float], model: PlacementCost) -> tuple[float, list[float]]:
@@ -257,7 +257,7 @@ def near_current(held: Sequence[Sequence[int]], current: ExpertPlacement) -> Exp
             if expert == EMPTY and coming:
                 after[place] = coming.pop(0)
         slots.append(tuple(after))
-    return ExpertPlacement(num_experts=current.num_experts, slots=tuple(slots), boxes=current.boxes)
+    return ExpertPlacement(num_experts=current.num_experts, slots=tuple(slots), nodes=current.nodes)
 
 
 #: Policies by name, with their usual settings.

@@ -59,6 +59,8 @@ BUILDERS: dict[str, Callable[..., Topology]] = {
 
 #: Arguments that are true or false.
 _FLAGS = ("shared_uplink", "computes", "nvls", "sharp")
+#: Keys of specs that were saved before machines were called nodes; a spec is a format, and is still read.
+_EARLIER_KEYS = {"boxes": "nodes"}
 _TRUTH = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -87,6 +89,7 @@ def build(spec: str) -> Topology:
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise TopologyError(f"{name}: cannot read {part!r}; write key=value")
+        key = _EARLIER_KEYS.get(key, key)
         argument = key if key in parameters else f"num_{key}"
         if argument not in parameters:
             short = [parameter.removeprefix("num_") for parameter in parameters]

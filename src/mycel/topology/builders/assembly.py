@@ -32,20 +32,20 @@ class Assembly:
         self._latency_s: dict[tuple[str, str], float] = {}
         self._units: set[str] = set()
 
-    def rank(self, label: str, box: str | None = None) -> str:
+    def rank(self, label: str, node: str | None = None) -> str:
         """Add a rank; returns its label."""
-        return self._add("rank", label, box)
+        return self._add("rank", label, node)
 
-    def switch(self, label: str, box: str | None = None, *, computes: bool = False) -> str:
+    def switch(self, label: str, node: str | None = None, *, computes: bool = False) -> str:
         """Add a switch, on request one that can copy and add; returns its label."""
-        return self._add("switch", label, box, computes=computes)
+        return self._add("switch", label, node, computes=computes)
 
-    def _add(self, kind: VertexKind, label: str, box: str | None, *, computes: bool = False) -> str:
+    def _add(self, kind: VertexKind, label: str, node: str | None, *, computes: bool = False) -> str:
         if len(self._vertices) >= MAX_VERTICES:
             raise TopologyError(f"{self._name}: more than {MAX_VERTICES} ranks and switches")
         if label in self._vertices:
             raise TopologyError(f"{self._name}: two vertices are called {label!r}")
-        self._vertices[label] = Vertex(kind=kind, label=label, box=box, computes=computes)
+        self._vertices[label] = Vertex(kind=kind, label=label, node=node, computes=computes)
         return label
 
     def connect(self, a: str, b: str, bandwidth: Bandwidth, latency: Latency = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Small clusters behind switches: star, two boxes, one machine, machines by name."""
+"""Small clusters behind switches: star, two nodes, one machine, machines by name."""
 
 from __future__ import annotations
 
@@ -45,16 +45,16 @@ def two_boxes(
     between_latency: Latency | None = None,
     shared_uplink: bool = False,
 ) -> Topology:
-    """Two machines: every rank on its box's switch, and a slower way between the boxes.
+    """Two machines: every rank on its node's switch, and a slower way between the nodes.
 
     Args:
-        num_ranks: in both boxes together; the left one gets the odd rank.
-        inside: of each rank's cable to its box's switch.
-        between: of each rank's own cable to the switch between the boxes, or, with ``shared_uplink``, of each
-            box's only one.
+        num_ranks: in both nodes together; the left one gets the odd rank.
+        inside: of each rank's cable to its node's switch.
+        between: of each rank's own cable to the switch between the nodes, or, with ``shared_uplink``, of each
+            node's only one.
         latency: of the cables inside, in seconds or as text.
         between_latency: of the cables between; ``None``: as inside.
-        shared_uplink: each box has one cable to the switch between the boxes instead of one a rank.
+        shared_uplink: each node has one cable to the switch between the nodes instead of one a rank.
 
     Raises:
         TopologyError: an argument makes no sense.
@@ -67,9 +67,9 @@ def two_boxes(
     slow = latency if between_latency is None else between_latency
     fabric = Assembly("shared_uplink" if shared_uplink else "two_boxes")
     uplinks: list[str] = []
-    for box, size in (("left", count - count // 2), ("right", count // 2)):
-        ranks = [fabric.rank(f"{box}/{number}", box) for number in range(size)]
-        switch = fabric.switch(f"{box}/switch", box)
+    for node, size in (("left", count - count // 2), ("right", count // 2)):
+        ranks = [fabric.rank(f"{node}/{number}", node) for number in range(size)]
+        switch = fabric.switch(f"{node}/switch", node)
         for rank in ranks:
             fabric.connect(rank, switch, inside, latency)
         uplinks += [switch] if shared_uplink else ranks

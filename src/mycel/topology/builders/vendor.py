@@ -1,6 +1,6 @@
 """GPU machines one can buy, alone or several on one InfiniBand network.
 
-Bandwidths are a direction's, as vendors' data sheets give them for the links; ranks are GPUs. A network of one box
+Bandwidths are a direction's, as vendors' data sheets give them for the links; ranks are GPUs. A network of one node
 has no interfaces: nothing would pass through them.
 """
 
@@ -27,7 +27,7 @@ _MI250_XGMI = {
 
 def dgx_a100(
     *,
-    num_boxes: int = 1,
+    num_nodes: int = 1,
     nvswitch: Bandwidth = "300 GB/s",
     nic: Bandwidth = "25 GB/s",
     latency: Latency = 0.0,
@@ -36,8 +36,8 @@ def dgx_a100(
     """DGX A100: 8 GPUs on NVSwitch, an interface a GPU, even and odd interfaces on two InfiniBand switches.
 
     Args:
-        num_boxes: at least 1.
-        nvswitch: of each GPU inside the box.
+        num_nodes: at least 1.
+        nvswitch: of each GPU inside the node.
         nic: of each GPU's network interface.
         latency: of the links inside, in seconds or as text.
         nic_latency: of the links to and from an interface.
@@ -46,15 +46,15 @@ def dgx_a100(
         TopologyError: an argument makes no sense.
 
     Examples:
-        >>> dgx_a100(num_boxes=2).num_ranks, len(dgx_a100(num_boxes=2).switches)
+        >>> dgx_a100(num_nodes=2).num_ranks, len(dgx_a100(num_nodes=2).switches)
         (16, 20)
     """
-    fabric = Assembly(f"dgx_a100_x{positive(num_boxes, 'dgx_a100: num_boxes')}")
-    planes = [fabric.switch(f"ib{number}") for number in range(2)] if num_boxes > 1 else []
-    for box in _boxes(num_boxes):
-        gpus = _nvswitch_box(fabric, box, nvswitch, latency)
+    fabric = Assembly(f"dgx_a100_x{positive(num_nodes, 'dgx_a100: num_nodes')}")
+    planes = [fabric.switch(f"ib{number}") for number in range(2)] if num_nodes > 1 else []
+    for node in _nodes(num_nodes):
+        gpus = _nvswitch_node(fabric, node, nvswitch, latency)
         for number, gpu in enumerate(gpus if planes else []):
-            interface = fabric.switch(f"{box}/nic{number}", box)
+            interface = fabric.switch(f"{node}/nic{number}", node)
             fabric.connect(gpu, interface, nic, nic_latency)
             fabric.connect(interface, planes[number % 2], nic, nic_latency)
     return fabric.topology()
@@ -62,7 +62,7 @@ def dgx_a100(
 
 def dgx_h100(
     *,
-    num_boxes: int = 1,
+    num_nodes: int = 1,
     nvswitch: Bandwidth = "450 GB/s",
     nic: Bandwidth = "50 GB/s",
     latency: Latency = 0.0,
@@ -73,8 +73,8 @@ def dgx_h100(
     """DGX H100: 8 GPUs on NVSwitch, an interface a GPU, all on one non-blocking InfiniBand network.
 
     Args:
-        num_boxes: at least 1.
-        nvswitch: of each GPU inside the box.
+        num_nodes: at least 1.
+        nvswitch: of each GPU inside the node.
         nic: of each GPU's network interface.
         latency: of the links inside, in seconds or as text.
         nic_latency: of the links to and from the network.
@@ -85,15 +85,15 @@ def dgx_h100(
         TopologyError: an argument makes no sense.
 
     Examples:
-        >>> dgx_h100(num_boxes=2).num_ranks, len(dgx_h100(num_boxes=2).links)
+        >>> dgx_h100(num_nodes=2).num_ranks, len(dgx_h100(num_nodes=2).links)
         (16, 64)
-        >>> len(dgx_h100(num_boxes=2, nvls=True).nodes)
+        >>> len(dgx_h100(num_nodes=2, nvls=True).compute_vertices)
         18
     """
-    fabric = Assembly(f"dgx_h100_x{positive(num_boxes, 'dgx_h100: num_boxes')}")
-    network = [fabric.switch("ib", computes=sharp)] if num_boxes > 1 else []
-    for box in _boxes(num_boxes):
-        gpus = _nvswitch_box(fabric, box, nvswitch, latency, nvls=nvls)
+    fabric = Assembly(f"dgx_h100_x{positive(num_nodes, 'dgx_h100: num_nodes')}")
+    network = [fabric.switch("ib", computes=sharp)] if num_nodes > 1 else []
+    for node in _nodes(num_nodes):
+        gpus = _nvswitch_node(fabric, node, nvswitch, latency, nvls=nvls)
         for gpu in gpus if network else []:
             fabric.connect(gpu, network[0], nic, nic_latency)
     return fabric.topology()
@@ -101,7 +101,7 @@ def dgx_h100(
 
 def dgx1_v100(
     *,
-    num_boxes: int = 1,
+    num_nodes: int = 1,
     nvlink: Bandwidth = "25 GB/s",
     nic: Bandwidth = "12 GB/s",
     latency: Latency = 0.0,
@@ -110,7 +110,7 @@ def dgx1_v100(
     """DGX-1 with V100: 8 GPUs in a hybrid cube mesh of 24 NVLinks, an interface for every two GPUs.
 
     Args:
-        num_boxes: at least 1.
+        num_nodes: at least 1.
         nvlink: of one NVLink; pairs of GPUs have one or two.
         nic: of one interface, and of each GPU's way to it; by default what PCIe 3 x16 lets a 100 Gbit/s one do.
         latency: of the NVLinks, in seconds or as text.
@@ -123,12 +123,12 @@ def dgx1_v100(
         >>> sorted({link.capacity for link in dgx1_v100().links})
         [25, 50]
     """
-    fabric = Assembly(f"dgx1_v100_x{positive(num_boxes, 'dgx1_v100: num_boxes')}")
-    network = [fabric.switch("ib")] if num_boxes > 1 else []
-    for box in _boxes(num_boxes):
-        gpus = _meshed_box(fabric, box, 8, _DGX1_NVLINKS, nvlink, latency)
+    fabric = Assembly(f"dgx1_v100_x{positive(num_nodes, 'dgx1_v100: num_nodes')}")
+    network = [fabric.switch("ib")] if num_nodes > 1 else []
+    for node in _nodes(num_nodes):
+        gpus = _meshed_node(fabric, node, 8, _DGX1_NVLINKS, nvlink, latency)
         for number in range(4 if network else 0):
-            interface = fabric.switch(f"{box}/nic{number}", box)
+            interface = fabric.switch(f"{node}/nic{number}", node)
             for gpu in gpus[2 * number : 2 * number + 2]:
                 fabric.connect(gpu, interface, nic, nic_latency)
             fabric.connect(interface, network[0], nic, nic_latency)
@@ -137,7 +137,7 @@ def dgx1_v100(
 
 def mi250(
     *,
-    num_boxes: int = 1,
+    num_nodes: int = 1,
     xgmi: Bandwidth = "50 GB/s",
     nic: Bandwidth = "16 GB/s",
     latency: Latency = 0.0,
@@ -146,7 +146,7 @@ def mi250(
     """Eight MI250 cards, 16 GPU dies with 1 to 4 xGMI links between some of them, an interface's share a die.
 
     Args:
-        num_boxes: at least 1.
+        num_nodes: at least 1.
         xgmi: of one xGMI link.
         nic: of each die to the network.
         latency: of the xGMI links, in seconds or as text.
@@ -156,36 +156,36 @@ def mi250(
         TopologyError: an argument makes no sense.
 
     Examples:
-        >>> mi250(num_boxes=2).num_ranks, len(mi250(num_boxes=2).links)
+        >>> mi250(num_nodes=2).num_ranks, len(mi250(num_nodes=2).links)
         (32, 176)
     """
-    fabric = Assembly(f"mi250_x{positive(num_boxes, 'mi250: num_boxes')}")
-    network = [fabric.switch("ib")] if num_boxes > 1 else []
-    for box in _boxes(num_boxes):
-        gpus = _meshed_box(fabric, box, 16, _MI250_XGMI, xgmi, latency)
+    fabric = Assembly(f"mi250_x{positive(num_nodes, 'mi250: num_nodes')}")
+    network = [fabric.switch("ib")] if num_nodes > 1 else []
+    for node in _nodes(num_nodes):
+        gpus = _meshed_node(fabric, node, 16, _MI250_XGMI, xgmi, latency)
         for gpu in gpus if network else []:
             fabric.connect(gpu, network[0], nic, nic_latency)
     return fabric.topology()
 
 
-def _boxes(num_boxes: int) -> list[str]:
-    return [f"box{number}" for number in range(num_boxes)]
+def _nodes(num_nodes: int) -> list[str]:
+    return [f"node{number}" for number in range(num_nodes)]
 
 
-def _nvswitch_box(
-    fabric: Assembly, box: str, nvswitch: Bandwidth, latency: Latency, *, nvls: bool = False
+def _nvswitch_node(
+    fabric: Assembly, node: str, nvswitch: Bandwidth, latency: Latency, *, nvls: bool = False
 ) -> list[str]:
-    gpus = [fabric.rank(f"{box}/{number}", box) for number in range(8)]
-    switch = fabric.switch(f"{box}/nvswitch", box, computes=nvls)
+    gpus = [fabric.rank(f"{node}/{number}", node) for number in range(8)]
+    switch = fabric.switch(f"{node}/nvswitch", node, computes=nvls)
     for gpu in gpus:
         fabric.connect(gpu, switch, nvswitch, latency)
     return gpus
 
 
-def _meshed_box(
-    fabric: Assembly, box: str, size: int, cables: dict[tuple[int, int], int], bandwidth: Bandwidth, latency: Latency
+def _meshed_node(
+    fabric: Assembly, node: str, size: int, cables: dict[tuple[int, int], int], bandwidth: Bandwidth, latency: Latency
 ) -> list[str]:
-    gpus = [fabric.rank(f"{box}/{number}", box) for number in range(size)]
+    gpus = [fabric.rank(f"{node}/{number}", node) for number in range(size)]
     for (a, b), count in cables.items():
         for _ in range(count):
             fabric.connect(gpus[a], gpus[b], bandwidth, latency)

@@ -86,26 +86,26 @@ class Description:
         found = cls(topology.name, source, unit=topology.unit)
         scale = RATE_UNITS.get(topology.unit, Fraction(1))
         for vertex in topology.vertices:
-            found._add(vertex.kind, vertex.label, vertex.box, computes=vertex.computes)
+            found._add(vertex.kind, vertex.label, vertex.node, computes=vertex.computes)
         for link in topology.links:
             ends = (topology.label(link.src), topology.label(link.dst))
             found.cable(*ends, link.capacity * scale, link.latency_s, one_way=True)
         return found
 
-    def rank(self, label: str, box: str | None = None) -> str:
+    def rank(self, label: str, node: str | None = None) -> str:
         """Add a rank; returns its label. Ranks are numbered in the order in which they are added."""
-        return self._add("rank", label, box)
+        return self._add("rank", label, node)
 
-    def switch(self, label: str, box: str | None = None) -> str:
+    def switch(self, label: str, node: str | None = None) -> str:
         """Add a switch; returns its label. Those that lead nowhere are dropped in the end."""
-        return self._add("switch", label, box)
+        return self._add("switch", label, node)
 
-    def _add(self, kind: VertexKind, label: str, box: str | None, *, computes: bool = False) -> str:
+    def _add(self, kind: VertexKind, label: str, node: str | None, *, computes: bool = False) -> str:
         if label in self._vertices:
             raise TopologyError(f"{self._source}: two vertices are called {label!r}")
         if len(self._vertices) >= MAX_VERTICES:
             raise TopologyError(f"{self._source}: more than {MAX_VERTICES} ranks and switches")
-        self._vertices[label] = Vertex(kind=kind, label=label, box=box, computes=computes)
+        self._vertices[label] = Vertex(kind=kind, label=label, node=node, computes=computes)
         return label
 
     def cable(
@@ -137,13 +137,13 @@ class Description:
         """Add a network interface that the vertices ``at`` reach at ``rate`` bytes a second each way."""
         self._exits.append(_Exit(name=name, at=tuple(at), rate=rate, latency_s=latency_s))
 
-    def reading(self, *, boxes: int = 1, network: str | None = None) -> Reading:
-        """The topology of ``boxes`` such machines.
+    def reading(self, *, nodes: int = 1, network: str | None = None) -> Reading:
+        """The topology of ``nodes`` such machines.
 
         Several are joined by one network switch through their interfaces; without any, every rank has a cable to it.
 
         Args:
-            boxes: how many.
+            nodes: how many.
             network: bandwidth of each interface, instead of what the file says.
 
         Raises:
@@ -159,40 +159,40 @@ class Description:
             rates[a, b] = rates.get((a, b), Fraction(0)) + rate
             latencies[a, b] = max(latencies.get((a, b), 0.0), latency_s)
 
-        if boxes == 1 and network is not None:
-            raise TopologyError(f"{self._source}: a network between boxes needs more than one box")
-        if boxes > 1 and boxes * (len(self._vertices) + len(self._exits)) >= MAX_VERTICES:
-            raise TopologyError(f"{self._source}: {boxes} boxes have more than {MAX_VERTICES} ranks and switches")
-        if boxes > 1 and boxes * (len(self._cables) + 4 * len(self._exits)) >= MAX_LINKS:
-            raise TopologyError(f"{self._source}: {boxes} boxes have more than {MAX_LINKS} links")
-        drop = boxes == 1 and self._joined_without_fallback()
+        if nodes == 1 and network is not None:
+            raise TopologyError(f"{self._source}: a network between nodes needs more than one node")
+        if nodes > 1 and nodes * (len(self._vertices) + len(self._exits)) >= MAX_VERTICES:
+            raise TopologyError(f"{self._source}: {nodes} nodes have more than {MAX_VERTICES} ranks and switches")
+        if nodes > 1 and nodes * (len(self._cables) + 4 * len(self._exits)) >= MAX_LINKS:
+            raise TopologyError(f"{self._source}: {nodes} nodes have more than {MAX_LINKS} links")
+        drop = nodes == 1 and self._joined_without_fallback()
         if drop:
             notes.append("PCIe is left out: faster links join all GPUs")
-        for number in range(boxes):
-            prefix = f"box{number}/" if boxes > 1 else ""
+        for number in range(nodes):
+            prefix = f"node{number}/" if nodes > 1 else ""
             for label, vertex in self._vertices.items():
-                box = f"box{number}" if prefix else vertex.box
-                vertices[prefix + label] = replace(vertex, label=prefix + label, box=box)
+                node = f"node{number}" if prefix else vertex.node
+                vertices[prefix + label] = replace(vertex, label=prefix + label, node=node)
             for cable in self._cables:
                 if not (drop and cable.fallback):
                     connect(prefix + cable.src, prefix + cable.dst, cable.rate, cable.latency_s)
-        if boxes > 1:
+        if nodes > 1:
             exits, rate = self._ways_out(network, unit, notes)
-            for number in range(boxes):
+            for number in range(nodes):
                 for way in exits:
                     speed = rate or way.rate
                     end = "network"
                     if way.name:
-                        end = f"box{number}/{way.name}"
-                        vertices[end] = Vertex(kind="switch", label=end, box=f"box{number}")
+                        end = f"node{number}/{way.name}"
+                        vertices[end] = Vertex(kind="switch", label=end, node=f"node{number}")
                         for a, b in ((end, "network"), ("network", end)):
                             connect(a, b, speed, way.latency_s)
                     for vertex_label in way.at:
-                        inside = f"box{number}/{vertex_label}"
+                        inside = f"node{number}/{vertex_label}"
                         for a, b in ((inside, end), (end, inside)):
                             connect(a, b, speed, 0.0 if way.name else way.latency_s)
             vertices["network"] = Vertex(kind="switch", label="network")
-        name = self._name if boxes == 1 else f"{self._name}_x{boxes}"
+        name = self._name if nodes == 1 else f"{self._name}_x{nodes}"
         return Reading(topology=self._finish(name, vertices, rates, latencies, unit), notes=tuple(notes))
 
     def _ways_out(self, network: str | None, unit: set[str], notes: list[str]) -> tuple[list[_Exit], Fraction | None]:
@@ -209,14 +209,14 @@ class Description:
                 except MycelError as error:
                     raise TopologyError(f"{self._source}: {error}") from None
         if self._exits:
-            notes.append(f"boxes are joined by their {len(self._exits)} interfaces each, through one network switch")
+            notes.append(f"nodes are joined by their {len(self._exits)} interfaces each, through one network switch")
             return self._exits, rate
         if rate is None:
             raise TopologyError(
                 f"{self._source}: names no network interface; say how fast each rank's is, for example "
                 f"'{self._source}*2@25 GB/s'"
             )
-        notes.append("boxes are joined by a cable of each rank to one network switch")
+        notes.append("nodes are joined by a cable of each rank to one network switch")
         ranks = [label for label, vertex in self._vertices.items() if vertex.kind == "rank"]
         return [_Exit(name="", at=(label,), rate=rate, latency_s=0.0) for label in ranks], rate
 

@@ -52,7 +52,7 @@ def from_networkx(graph: Any) -> Topology:  # Any: networkx has no types, and ne
         if not isinstance(computes, bool):
             raise TopologyError(f"{name}: node {node!r}: computes {computes!r} is neither True nor False")
         label = str(data.get("label", node))
-        vertices.append(Vertex(kind=kind, label=label, box=None if box is None else str(box), computes=computes))
+        vertices.append(Vertex(kind=kind, label=label, node=None if box is None else str(box), computes=computes))
     rates: dict[tuple[int, int], Fraction] = {}
     latencies: dict[tuple[int, int], float] = {}
     units: set[str] = set()
@@ -100,7 +100,7 @@ def to_networkx(topology: Topology) -> Any:  # Any: networkx has no types
 
     graph = nx.DiGraph(name=topology.name, unit=topology.unit)
     for number, vertex in enumerate(topology.vertices):
-        graph.add_node(number, kind=vertex.kind, label=vertex.label, box=vertex.box)
+        graph.add_node(number, kind=vertex.kind, label=vertex.label, box=vertex.node)
         if vertex.computes:
             graph.nodes[number]["computes"] = True
     for link in topology.links:

@@ -134,8 +134,8 @@ def parse_simai(text: str, *, source: str) -> Description:
     network = Description(_stem(source), source, unit="Gbit/s")
     labels: dict[int, str] = {}
     for order, number in enumerate(sorted(set(range(num_nodes)) - set(switches))):
-        box = f"server{order // per_server}"
-        labels[number] = network.rank(str(number), box)
+        node = f"server{order // per_server}"
+        labels[number] = network.rank(str(number), node)
     for order, number in enumerate(switches):
         nvswitch = order < num_nvswitches
         labels[number] = network.switch(f"{'nvswitch' if nvswitch else 'switch'}{number}")

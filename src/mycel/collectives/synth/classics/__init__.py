@@ -12,9 +12,9 @@ method                  serves                                   needs
 ``binomial_tree``       all_reduce, broadcast, reduce, gather,
                         scatter
 ``double_binary_tree``  all_reduce, broadcast, reduce
-``hierarchical``        all_gather, reduce_scatter, all_reduce   boxes with equally many ranks
+``hierarchical``        all_gather, reduce_scatter, all_reduce   nodes with equally many ranks
 ``bruck``               all_gather, all_to_all
-``two_step``            all_to_all                               boxes with equally many ranks
+``two_step``            all_to_all                               nodes with equally many ranks
 ======================  =======================================  ================================================
 """
 

@@ -1,7 +1,7 @@
-"""Hierarchical: rings inside the boxes, and rings between the ranks that have the same place in each box.
+"""Hierarchical: rings inside the nodes, and rings between the ranks that have the same place in each node.
 
-all_reduce is a reduce_scatter inside each box, an all_reduce of each share between boxes, and an all_gather inside:
-all interfaces of a box carry a share of what leaves it, and the slow links carry each byte as often as needed only.
+all_reduce is a reduce_scatter inside each node, an all_reduce of each share between nodes, and an all_gather inside:
+all interfaces of a node carry a share of what leaves it, and the slow links carry each byte as often as needed only.
 
 References:
     M. Cho, U. Finkler, M. Serrano, D. Kung, H. Hunter, "BlueConnect: decomposing all-reduce for deep learning on
@@ -18,49 +18,49 @@ from mycel.collectives.synth.classics.strands import Edge, Strand, check_served,
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["SERVES", "equal_boxes", "synthesize"]
+__all__ = ["SERVES", "equal_nodes", "synthesize"]
 
 SERVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce")
 
 
-def equal_boxes(topology: Topology, method: str) -> list[list[int]]:
-    """Ranks by box, in the order of ranks.
+def equal_nodes(topology: Topology, method: str) -> list[list[int]]:
+    """Ranks by node, in the order of ranks.
 
     Args:
         topology: the fabric.
         method: for messages.
 
     Raises:
-        SynthesisError: a rank without a box, fewer than two boxes, or boxes of different size.
+        SynthesisError: a rank without a node, fewer than two nodes, or nodes of different size.
     """
-    boxes: dict[str, list[int]] = {}
+    nodes: dict[str, list[int]] = {}
     for rank, vertex in enumerate(topology.ranks):
-        box = topology.vertices[vertex].box
-        if box is None:
-            raise SynthesisError(f"{method} on {topology.name}: rank {rank} has no box")
-        boxes.setdefault(box, []).append(rank)
-    sizes = {len(ranks) for ranks in boxes.values()}
-    if len(boxes) < 2 or len(sizes) > 1:
-        found = ", ".join(f"{box!r}: {len(ranks)}" for box, ranks in boxes.items())
+        node = topology.vertices[vertex].node
+        if node is None:
+            raise SynthesisError(f"{method} on {topology.name}: rank {rank} has no node")
+        nodes.setdefault(node, []).append(rank)
+    sizes = {len(ranks) for ranks in nodes.values()}
+    if len(nodes) < 2 or len(sizes) > 1:
+        found = ", ".join(f"{node!r}: {len(ranks)}" for node, ranks in nodes.items())
         raise SynthesisError(
-            f"{method} on {topology.name}: needs two boxes or more with equally many ranks; found {found}"
+            f"{method} on {topology.name}: needs two nodes or more with equally many ranks; found {found}"
         )
-    return list(boxes.values())
+    return list(nodes.values())
 
 
 def synthesize(topology: Topology, collective: Collective) -> Schedule:
-    """Rings inside boxes and between them.
+    """Rings inside nodes and between them.
 
     Raises:
-        SynthesisError: another collective, no equal boxes, or partners without a path that passes no other rank.
+        SynthesisError: another collective, no equal nodes, or partners without a path that passes no other rank.
     """
     check_served(topology, collective, "hierarchical", SERVES)
-    boxes = equal_boxes(topology, "hierarchical")
+    nodes = equal_nodes(topology, "hierarchical")
     strands = []
     for owner in range(collective.num_ranks):
-        home = next(number for number, ranks in enumerate(boxes) if owner in ranks)
-        place = boxes[home].index(owner)
-        inside = [ranks[place:] + ranks[:place] for ranks in boxes]
+        home = next(number for number, ranks in enumerate(nodes) if owner in ranks)
+        place = nodes[home].index(owner)
+        inside = [ranks[place:] + ranks[:place] for ranks in nodes]
         between = [ranks[0] for ranks in inside[home:] + inside[:home]]
         up: list[Edge] = []
         down: list[Edge] = []

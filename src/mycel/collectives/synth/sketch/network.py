@@ -1,7 +1,7 @@
 """The links a sketch allows on a fabric, what they share, and the symmetries that map them onto themselves.
 
-A *logical link* joins two ranks along one path through switches. Between ranks of a box it is any pair with such a
-path inside the box (or anywhere, where nothing inside joins its ranks); between boxes it is what the sketch connects.
+A *logical link* joins two ranks along one path through switches. Between ranks of a node it is any pair with such
+a path inside the node (or anywhere, where nothing inside joins its ranks); between nodes it is what the sketch says.
 Logical links share *resources*: the physical links of their paths, and where a sketch speaks of a switch that the
 fabric does not show, one port in and one out.
 """
@@ -32,7 +32,7 @@ class LogicalLink:
         src: sending rank.
         dst: receiving rank.
         path: topology vertices, ends included.
-        crosses: whether it joins two boxes.
+        crosses: whether it joins two nodes.
         alpha_s: seconds before the first byte arrives, which also keep the path busy.
         rate: bytes a second of its narrowest part.
         resources: what it shares with others, each with its own bytes a second.
@@ -54,7 +54,7 @@ class Network:
     Attributes:
         sketch: what was asked for.
         num_ranks: world size.
-        box_size: ranks of a box; rank ``r`` is GPU ``r % box_size`` of box ``r // box_size``.
+        node_size: ranks of a node; rank ``r`` is GPU ``r % node_size`` of node ``r // node_size``.
         links: logical links.
         resources: what links share: a physical link by its vertices, or a port ``("out" | "in", group, rank)``.
         symmetries: of each offset, where it takes ranks, links and resources.
@@ -62,7 +62,7 @@ class Network:
 
     sketch: Sketch
     num_ranks: int
-    box_size: int
+    node_size: int
     links: tuple[LogicalLink, ...]
     resources: tuple[Resource, ...]
     symmetries: tuple[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], ...]
@@ -70,16 +70,16 @@ class Network:
     def allows(self, link: LogicalLink, src: int, dsts: Sequence[int]) -> bool:
         """Whether data of rank ``src`` for ranks ``dsts`` may use a link.
 
-        Between boxes they leave from their own box only, into boxes where they are wanted, and through the senders
+        Between nodes they leave from their own node only, into nodes where they are wanted, and through the senders
         that the sketch gives them.
         """
         if not link.crosses:
             return True
-        home, away = link.src // self.box_size, link.dst // self.box_size
-        if src // self.box_size != home or not any(dst // self.box_size == away for dst in dsts):
+        home, away = link.src // self.node_size, link.dst // self.node_size
+        if src // self.node_size != home or not any(dst // self.node_size == away for dst in dsts):
             return False
-        own = [sender for sender, gpus in self.sketch.senders if src % self.box_size in gpus]
-        return not own or link.src % self.box_size in own
+        own = [sender for sender, gpus in self.sketch.senders if src % self.node_size in gpus]
+        return not own or link.src % self.node_size in own
 
 
 def build_network(topology: Topology, sketch: Sketch) -> Network:
@@ -90,10 +90,10 @@ def build_network(topology: Topology, sketch: Sketch) -> Network:
             fabric does not have.
         SynthesisError: two ranks that the sketch connects have no path through switches only.
     """
-    n, boxes, source = topology.num_ranks, sketch.num_boxes, sketch.source
-    if n % boxes:
-        raise UsageError(f"{source}: nnodes is {boxes}, but {topology.name} has {n} ranks, which do not divide by it")
-    size = n // boxes
+    n, nodes, source = topology.num_ranks, sketch.num_nodes, sketch.source
+    if n % nodes:
+        raise UsageError(f"{source}: nnodes is {nodes}, but {topology.name} has {n} ranks, which do not divide by it")
+    size = n // nodes
     _check_gpus(sketch, size, topology.name)
     return _Builder(topology, sketch, size).build()
 
@@ -108,8 +108,8 @@ def _check_gpus(sketch: Sketch, size: int, fabric: str) -> None:
     for key, gpu in named:
         if gpu >= size:
             raise UsageError(
-                f"{sketch.source}: {key} names GPU {gpu}, but a box of {fabric} has {size} "
-                f"({sketch.num_boxes} boxes): change it, or nnodes"
+                f"{sketch.source}: {key} names GPU {gpu}, but a node of {fabric} has {size} "
+                f"({sketch.num_nodes} nodes): change it, or nnodes"
             )
 
 
@@ -127,7 +127,7 @@ class _Builder:
         return Network(
             sketch=self._sketch,
             num_ranks=self._topology.num_ranks,
-            box_size=self._size,
+            node_size=self._size,
             links=links,
             resources=tuple(self._resources),
             symmetries=tuple(self._symmetry(number, links) for number in range(len(self._sketch.symmetry))),
@@ -135,16 +135,16 @@ class _Builder:
 
     def _links(self) -> Iterator[LogicalLink]:
         n, size = self._topology.num_ranks, self._size
-        local = [self._inside(box, own) for box, own in enumerate(self._local_switches())]
+        local = [self._inside(node, own) for node, own in enumerate(self._local_switches())]
         crossing = self._crossing()
         switches = frozenset(self._topology.switches)
         for src in range(n):
-            box = src // size
-            inside = self._paths(src, local[box])
-            for dst in range(box * size, (box + 1) * size):
+            node = src // size
+            inside = self._paths(src, local[node])
+            for dst in range(node * size, (node + 1) * size):
                 if dst in inside:
                     yield self._link(src, dst, inside[dst], crosses=False)
-            wanted = [dst for dst in crossing.get(src % size, ()) if dst // size != box]
+            wanted = [dst for dst in crossing.get(src % size, ()) if dst // size != node]
             across = self._paths(src, switches) if wanted else {}
             for dst in wanted:
                 if dst not in across:
@@ -154,14 +154,14 @@ class _Builder:
                     )
                 yield self._link(src, dst, across[dst], crosses=True)
 
-    def _inside(self, box: int, own: frozenset[int]) -> frozenset[int]:
-        """Switches that links inside a box may use: its own, or all where those join none of its ranks."""
-        ranks = range(box * self._size, (box + 1) * self._size)
+    def _inside(self, node: int, own: frozenset[int]) -> frozenset[int]:
+        """Switches that links inside a node may use: its own, or all where those join none of its ranks."""
+        ranks = range(node * self._size, (node + 1) * self._size)
         joined = any(dst in ranks for src in ranks for dst in self._paths(src, own))
         return own if joined else frozenset(self._topology.switches)
 
     def _crossing(self) -> dict[int, list[int]]:
-        """Of each GPU number, the ranks of any box it is connected to."""
+        """Of each GPU number, the ranks of any node it is connected to."""
         size, given = self._size, self._sketch.connections
         if given is None:
             return {}
@@ -172,11 +172,11 @@ class _Builder:
             table = {gpu: (gpu,) for gpu in range(size)}
         else:
             table = {src: dsts for src, dsts in given if not isinstance(src, str)}
-        boxes = range(self._sketch.num_boxes)
-        return {src: [box * size + dst for box in boxes for dst in dsts] for src, dsts in table.items()}
+        nodes = range(self._sketch.num_nodes)
+        return {src: [node * size + dst for node in nodes for dst in dsts] for src, dsts in table.items()}
 
     def _local_switches(self) -> list[frozenset[int]]:
-        """Of each box, the switches from which switches alone lead to no other box."""
+        """Of each node, the switches from which switches alone lead to no other node."""
         topology, size = self._topology, self._size
         beside: dict[int, set[int]] = {switch: set() for switch in topology.switches}
         for link in topology.links:
@@ -185,18 +185,18 @@ class _Builder:
                     beside[a].add(b)
         reached: dict[int, set[int]] = {}
         for switch in topology.switches:
-            seen, stack, boxes = {switch}, [switch], set()
+            seen, stack, nodes = {switch}, [switch], set()
             while stack:
                 for other in beside[stack.pop()]:
                     if other in topology.rank_of:
-                        boxes.add(topology.rank_of[other] // size)
+                        nodes.add(topology.rank_of[other] // size)
                     elif other not in seen:
                         seen.add(other)
                         stack.append(other)
-            reached[switch] = boxes
+            reached[switch] = nodes
         return [
-            frozenset(switch for switch, boxes in reached.items() if boxes == {box})
-            for box in range(self._sketch.num_boxes)
+            frozenset(switch for switch, nodes in reached.items() if nodes == {node})
+            for node in range(self._sketch.num_nodes)
         ]
 
     def _paths(self, src: int, switches: frozenset[int]) -> dict[int, tuple[int, ...]]:

@@ -9,7 +9,7 @@ Reads the JSON form that TACCL made public::
      "symmetry_offsets": [[4, 8]],
      "hyperparameters": {"input_chunkup": 1}}
 
-GPU numbers are those within a box, except that an offset ``[o, n]`` turns every run of ``n`` ranks by ``o``.
+GPU numbers are those within a node, except that an offset ``[o, n]`` turns every run of ``n`` ranks by ``o``.
 
 References:
     A. Shah et al., "TACCL: Guiding Collective Algorithm Synthesis using Communication Sketches", NSDI 2023,
@@ -46,21 +46,21 @@ class Sketch:
 
     Attributes:
         source: name of the file, for messages.
-        num_boxes: machines.
+        num_nodes: machines.
         inside: what to prefer among equally fast routings: nothing, few or many connections in a switch
             (see ``policy``), an even use of links (``minmax``: the busiest has least to do; ``maxmin``: the idlest
             has most).
-        groups: GPUs of a box that share one port into a switch and one out of it.
+        groups: GPUs of a node that share one port into a switch and one out of it.
         policy: ``uc-min`` uses few connections of the switch, ``uc-max`` many.
-        connections: receiving GPUs of each sending GPU, between any two boxes; ``None`` with one box.
-        senders: through which GPUs the data of a GPU leave its box; GPUs not named may use every connection.
+        connections: receiving GPUs of each sending GPU, between any two nodes; ``None`` with one node.
+        senders: through which GPUs the data of a GPU leave its node; GPUs not named may use every connection.
         own_first: a sender sends its own data before those of others.
         symmetry: offsets and the lengths of the runs they turn.
         pieces: chunks that each block of the collective is cut into.
     """
 
     source: str
-    num_boxes: int
+    num_nodes: int
     inside: Inside
     groups: tuple[tuple[int, ...], ...]
     policy: Policy
@@ -108,7 +108,7 @@ def parse_sketch(text: str, *, source: str) -> Sketch:
 
     Examples:
         >>> sketch = parse_sketch('{"nnodes": 1, "intranode_sketch": {"strategy": "none"}}', source="x.json")
-        >>> sketch.num_boxes, sketch.pieces, sketch.connections
+        >>> sketch.num_nodes, sketch.pieces, sketch.connections
         (1, 1, None)
     """
     try:
@@ -121,17 +121,17 @@ def parse_sketch(text: str, *, source: str) -> Sketch:
     whole.keys(
         "nnodes", "intranode_sketch", "internode_sketch", "symmetry_offsets", "hyperparameters", "nics_per_node"
     )
-    num_boxes = whole.number("nnodes", 1, _MOST_BOXES)
+    num_nodes = whole.number("nnodes", 1, _MOST_BOXES)
     inside = whole.section("intranode_sketch")
     inside.keys("strategy", "switches", "switch_hyperedge_strategy")
     strategy = inside.word("strategy", _INSIDE)
     groups, policy = _switches(inside) if strategy == "switch" else ((), "free")
     tuning = whole.section("hyperparameters", needed=False)
     tuning.keys("input_chunkup", "heuristic")
-    connections, senders, own_first = _between(whole, num_boxes)
+    connections, senders, own_first = _between(whole, num_nodes)
     return Sketch(
         source=source,
-        num_boxes=num_boxes,
+        num_nodes=num_nodes,
         inside=strategy,  # type: ignore[arg-type]  # one of _INSIDE
         groups=groups,
         policy=policy,  # type: ignore[arg-type]  # one of _POLICIES
@@ -213,9 +213,9 @@ def _switches(inside: _Section) -> tuple[tuple[tuple[int, ...], ...], str]:
 
 
 def _between(
-    whole: _Section, num_boxes: int
+    whole: _Section, num_nodes: int
 ) -> tuple[tuple[tuple[int, tuple[int, ...]], ...] | str | None, tuple[tuple[int, tuple[int, ...]], ...], bool]:
-    if num_boxes == 1:
+    if num_nodes == 1:
         return None, (), False
     section = whole.section("internode_sketch")
     section.keys("strategy", "internode_conn", "gpus_to_sender_rev_map", "enforce_ordering")
@@ -227,7 +227,7 @@ def _between(
     else:
         connections = _table(conn, section.place("internode_conn"))
         if not connections:
-            raise UsageError(f"{section.place('internode_conn')}: no connection; the boxes would be apart")
+            raise UsageError(f"{section.place('internode_conn')}: no connection; the nodes would be apart")
     senders: tuple[tuple[int, tuple[int, ...]], ...] = ()
     if "gpus_to_sender_rev_map" in section:
         senders = _table(section.get("gpus_to_sender_rev_map"), section.place("gpus_to_sender_rev_map"))

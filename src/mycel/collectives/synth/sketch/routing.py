@@ -402,7 +402,7 @@ class _RoutingModel:
         return values, least, found, proven
 
     def _connections(self) -> list[Any]:
-        """One variable a pair of ranks of a box: whether any chunk goes between them."""
+        """One variable a pair of ranks of a node: whether any chunk goes between them."""
         by_link: dict[int, set[int]] = {}
         for d in range(len(self._demands)):
             for x in self.usable[d]:
