@@ -170,7 +170,7 @@ class Schedule:
             self._check_transfer(position, self.transfers[position])
 
     def _malformed(self, columns: Columns) -> BoolArray:
-        ends = np.array(self.topology.compute_vertices, dtype=np.int64)
+        compute_vertices = np.array(self.topology.compute_vertices, dtype=np.int64)
         links, vertices = self.topology.capacity, self.topology.vertices
         is_path = [
             len(path) >= 2
@@ -182,8 +182,8 @@ class Schedule:
         first, last = ends.reshape(-1, 2)[columns.path].T
         found: BoolArray = (columns.chunk < 0) | (columns.chunk >= len(self.chunks)) | (columns.src == columns.dst)
         for vertex, end in ((columns.src, first), (columns.dst, last)):
-            exists = (vertex >= 0) & (vertex < len(ends))
-            found |= ~exists | (end != ends[np.where(exists, vertex, 0)])
+            exists = (vertex >= 0) & (vertex < len(compute_vertices))
+            found |= ~exists | (end != compute_vertices[np.where(exists, vertex, 0)])
         waiting = np.repeat(np.arange(len(columns)), np.diff(columns.after_start))
         found[waiting[(columns.after < 0) | (columns.after >= waiting)]] = True
         return found
