@@ -8,17 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from mycel.brief import brief
 from mycel.compiled import compiled
 
-if TYPE_CHECKING:
-    from mycel.collectives.schedule import Transfer
-
-__all__ = ["Columns"]
+__all__ = ["Columns", "Transfer"]
 
 IntArray = npt.NDArray[np.int64]
 BoolArray = npt.NDArray[np.bool_]
@@ -27,6 +24,29 @@ BoolArray = npt.NDArray[np.bool_]
 _MOST_DIGITS = 19
 #: Between the numbers of a transfer: of a copy, and of a reduction.
 _WORDS = tuple(np.frombuffer(word, dtype=np.uint8) for word in (b', "copy", ', b', "reduce", '))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """One chunk from one rank to another.
+
+    Attributes:
+        chunk: index into the schedule's chunks.
+        src: sending compute vertex: a rank, or a switch that computes.
+        dst: receiving one.
+        reduce: add to what ``dst`` holds instead of overwriting it.
+        path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch that forwards.
+        after: indices of earlier transfers that must be complete before this one reads its source.
+    """
+
+    chunk: int
+    src: int
+    dst: int
+    reduce: bool
+    path: tuple[int, ...]
+    after: tuple[int, ...] = ()
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,8 +96,6 @@ class Columns:
 
     def transfers(self) -> Iterator[Transfer]:
         """The objects, in order."""
-        from mycel.collectives.schedule import Transfer
-
         after, begin = self.after.tolist(), self.after_start.tolist()
         rows = zip(
             *(column.tolist() for column in (self.chunk, self.src, self.dst, self.reduce, self.path)), strict=True

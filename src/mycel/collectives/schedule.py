@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mycel.brief import brief
-from mycel.collectives.columns import BoolArray, Columns
+from mycel.collectives.columns import BoolArray, Columns, Transfer
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
@@ -48,29 +48,6 @@ class Chunk:
     def num_units(self) -> int:
         """Length in units."""
         return self.stop - self.start
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """One chunk from one rank to another.
-
-    Attributes:
-        chunk: index into the schedule's chunks.
-        src: sending compute vertex: a rank, or a switch that computes.
-        dst: receiving one.
-        reduce: add to what ``dst`` holds instead of overwriting it.
-        path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch that forwards.
-        after: indices of earlier transfers that must be complete before this one reads its source.
-    """
-
-    chunk: int
-    src: int
-    dst: int
-    reduce: bool
-    path: tuple[int, ...]
-    after: tuple[int, ...] = ()
-
-    __repr__ = brief
 
 
 @dataclass(frozen=True, kw_only=True)
