@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mycel.bench import Case, Measurement, bench_cases
-from mycel.cli.bench import bench_table, wide_console
+from mycel.cli import show
+from mycel.cli.bench import bench_table
 from mycel.emulate import acquire_privileges
 from mycel.errors import MycelError
 from mycel.topology import load_topology
@@ -80,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",")
     if options.fresh:
         forget(chosen, options.output)
-    console, right, begin = wide_console(), True, time.monotonic()
+    console, right, begin = show.output(wide=True), True, time.monotonic()
     for name in chosen:
         topology = load_topology(CLUSTERS / f"{name}.yaml")
         left = missing(wanted, topology.fingerprint, options.output)
@@ -95,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         rows = bench_cases(topology, left, backends=BACKENDS, progress=keep)
         console.print(bench_table(rows, baseline=BACKENDS[0]))
-        console.print(f"{name}: after {time.monotonic() - begin:.0f} s", highlight=False)
+        console.print(f"{name}: after {time.monotonic() - begin:.0f} s")
         right = right and all(m.correct for m in rows)
     return 0 if right else 1
 

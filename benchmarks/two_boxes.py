@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mycel.bench import Case, Measurement, bench_cases
-from mycel.cli.bench import bench_table, wide_console
+from mycel.cli import show
+from mycel.cli.bench import bench_table
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.topology.model import Topology
@@ -161,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",")
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no question is called {unknown[0]!r}; there are {', '.join(known)}")
-    console = wide_console()
+    console = show.output(wide=True)
     results = [result for name in chosen for result in ask(name, known[name], console, options.output)]
     table = Table(title="Targets", title_justify="left", header_style="bold")
     for heading in ("claim", "at least", "measured", "met"):
@@ -170,7 +171,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         met = "yes" if value >= target.least else "[red]NO[/]"
         table.add_row(target.claim, f"{target.least:g}", f"{value:.2f}", met)
     console.print(table)
-    console.print(f"lines appended to {options.output}", highlight=False, soft_wrap=True)
+    console.print(f"lines appended to {options.output}", soft_wrap=True)
     return 0 if all(value >= target.least for target, value in results) else 1
 
 

@@ -16,7 +16,8 @@ import pytest
 # Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
 
-_ROOT = str(Path(__file__).resolve().parents[1])
+_ROOT = Path(__file__).resolve().parents[1]
+_OURS = tuple(f"{_ROOT / folder}{os.sep}" for folder in ("src", "tests", "benchmarks", "examples"))
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 
@@ -39,7 +40,7 @@ def _globals_of_process() -> dict[str, Any]:
 
 
 def _is_ours(module: ModuleType) -> bool:
-    return str(getattr(module, "__file__", "")).startswith(_ROOT)
+    return str(getattr(module, "__file__", "")).startswith(_OURS)
 
 
 @pytest.fixture(autouse=True)

@@ -55,7 +55,7 @@ def rank() -> None:
     mesh = DeviceMesh("cpu", [[0, 1], [2, 3]], mesh_dim_names=("expert", "tensor"))
     nodes = ((0, 1), (2, 3))
     torch.manual_seed(0)
-    parallel = ExpertParallel(mesh, tensor_shards=2, token_replicas=mesh["tensor"])
+    parallel = ExpertParallel(mesh, tensor_shards=2, replicas=mesh["tensor"])
     layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K, parallel=parallel)
     dispatcher = AllToAllDispatcher(EXPERTS, mesh.get_group("expert"))
     experts = Experts(DIM, HIDDEN, EXPERTS, owned=dispatcher.experts, shard=(mesh.get_local_rank("tensor"), 2))

@@ -57,7 +57,7 @@ def _record(chosen: Selection) -> dict[str, object]:
             {
                 "bytes": row.num_bytes,
                 "method": row.method,
-                "tied": list(row.tied[1:]),
+                "tied": [method for method in row.tied if method != row.method],
                 "piece_bytes": row.piece_bytes[row.method],
                 "simulated_s": row.seconds,
             }

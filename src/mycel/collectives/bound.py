@@ -34,6 +34,7 @@ from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, as_int64, violated_sets
 from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
+from mycel.compiled import interpreted_while_small
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -338,7 +339,8 @@ def _newton(
         demand[ranks] = as_int64([q * w for w in weights])
         as_int64([p * c for c in capacity] + [q * total])
         scaled = as_int64([p * c for c in capacity])
-        found, sides = violated_sets(
+        kernel = interpreted_while_small(violated_sets, len(graph.tail) * len(ranks))
+        found, sides = kernel(
             graph.num_vertices, graph.tail, graph.head, scaled, demand, ranks, min(len(ranks), _CUTS_A_STEP)
         )
         if not found:

@@ -206,7 +206,7 @@ class Schedule:
         np.add.at(carried, columns.path, units[columns.chunk])
         load: dict[tuple[int, int], int] = {}
         for path, amount in zip(columns.paths, carried.tolist(), strict=True):
-            for hop in pairwise(path):
+            for hop in pairwise(path) if amount else ():
                 load[hop] = load.get(hop, 0) + amount
         return load
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.dispatch import TokenDispatcher
 from mycel.moe.schedule import Tuner
@@ -22,8 +23,8 @@ class ExpertParallel:
 
     A bare mesh may stand in its place and means ``ExpertParallel(mesh)``.
 
-    Two things are named apart. *Token replicas* are ranks that have the same tokens, as those of a tensor-parallel
-    group; *replicas* without more are those of an expert (``mycel.planning.placement.ExpertPlacement``).
+    ``replicas`` are ranks that have the same tokens, as those of a tensor-parallel group. Replicas of an expert are
+    another matter, that of placements (``mycel.planning.placement.ExpertPlacement``).
 
     Attributes:
         mesh: ranks to divide experts over, of one dimension or of two (nodes, ranks of a node); ``None``: this one.
@@ -32,7 +33,7 @@ class ExpertParallel:
         codec: of rows on the wire: a key of ``mycel.wire.CODECS``, or a codec.
         tensor_shards: ranks that share an expert, each with a slice of its hidden width; ``None``: 1, or where there
             are fewer experts than ranks, and it is whole, W/E. With more than 1, a call's ``r`` has a choice.
-        token_replicas: dimension of the mesh whose ranks have the same tokens, routers and loss; each sends its share
+        replicas: dimension of the mesh whose ranks have the same tokens, routers and loss; each sends its share
             of them.
         degree: chunks of tokens whose exchanges overlap the experts' work on other chunks.
         tuner: chooses ``r``, ``degree`` and ``algorithm`` of every call that does not say them, by its load;
@@ -52,10 +53,12 @@ class ExpertParallel:
     dispatcher: str | TokenDispatcher | Callable[[int], TokenDispatcher] | None = None
     codec: str | WireCodec = "identity"
     tensor_shards: int | None = None
-    token_replicas: DeviceMesh | None = None
+    replicas: DeviceMesh | None = None
     degree: int = 1
     tuner: Tuner | None = None
     gradients: Literal["mean", "sum"] = "mean"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.gradients not in ("mean", "sum"):

@@ -89,7 +89,7 @@ class RoutedExperts:
         self._made = {name: self.dispatcher}
         self._local = LocalDispatcher(num_experts)
         self.default = ExpertSchedule(r=self.layout.tensor_shards, degree=parallel.degree, algorithm=name)
-        same, replicas = self.dispatcher.same_tokens, parallel.token_replicas
+        same, replicas = self.dispatcher.same_tokens, parallel.replicas
         self.replicas = None if replicas is None else TokenReplicas(replicas.get_group(), self.meter)
         if self.replicas is not None and same:
             raise UsageError(f"dispatcher {name!r} has the same tokens on all ranks already")

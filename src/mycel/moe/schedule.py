@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["ExpertSchedule", "Partition", "Tuner"]
@@ -32,6 +33,8 @@ class ExpertSchedule:
     degree: int
     algorithm: str
     partition: Partition = "tokens"
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.degree < 1:
@@ -68,6 +71,8 @@ class Tuner:
     give_up: float = 1.3
     same_load: bool = False
     file: Path | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if min(self.finalists, self.trials, len(self.degrees), len(self.partitions)) < 1 or self.give_up < 1:

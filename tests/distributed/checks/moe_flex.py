@@ -207,7 +207,7 @@ def token_replicas(rank: int, size: int) -> dict[str, Any]:
     mesh = DeviceMesh("cpu", torch.arange(size).view(2, -1), mesh_dim_names=("expert", "tensor"))
     place, lengths = rank // (size // 2), (7, 12)
     parallel = ExpertParallel(mesh, tensor_shards=size // 2)
-    layer = make(4, parallel=replace(parallel, token_replicas=mesh["tensor"]))
+    layer = make(4, parallel=replace(parallel, replicas=mesh["tensor"]))
     errors = errors_of(layer, 4, True, place, lengths)
     nodes = [list(range(size // 2)), list(range(size // 2, size))]
     sent = layer.dispatcher.meter.between(nodes)

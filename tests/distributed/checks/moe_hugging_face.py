@@ -99,7 +99,7 @@ def errors_of(
     mesh = mesh_for(dispatcher, size)
     if same > 1:
         mesh = init_device_mesh("cpu", (size // same, same), mesh_dim_names=("data", "tensor"))
-        options["token_replicas"] = mesh["tensor"]
+        options["replicas"] = mesh["tensor"]
     if wrap == "fsdp":
         two = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("data", "expert"))
         mesh = two["expert"]
