@@ -57,7 +57,7 @@ def probe(
     if launched.rank != 0:
         try:
             member = join(
-                _meeting_place(launched, limits.join_s), launched.rank, launched.world_size, began + limits.join_s
+                _rendezvous_place(launched, limits.join_s), launched.rank, launched.world_size, began + limits.join_s
             )
         except BaseException:
             agent.close()
@@ -116,7 +116,7 @@ def _listen(launched: Launched, address: str) -> socket.socket:
     return listener
 
 
-def _meeting_place(launched: Launched, timeout_s: float) -> tuple[str, int]:
+def _rendezvous_place(launched: Launched, timeout_s: float) -> tuple[str, int]:
     if not launched.agent_store:
         return launched.master_address, launched.master_port
     try:

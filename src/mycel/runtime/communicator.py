@@ -184,7 +184,7 @@ class Communicator:
                 self._pace,
                 attempt.timeout_s,
                 deadline=attempt.deadline,
-                heed=self._faults.heed_connecting,
+                observe=self._faults.observe_connecting,
                 epoch=self._faults.epoch,
             )
         except (Alarm, CommunicationError) as error:

@@ -141,7 +141,7 @@ class Faults:
         """Set the cause, unless there is one already, and tell the others."""
         if self._cause is None:
             self._cause = _ERRORS[kind](message)
-            self._tell({"type": "abort", "kind": kind, "message": message, "by": self.rank})
+            self._notify({"type": "abort", "kind": kind, "message": message, "by": self.rank})
         return self._cause
 
     def again(self) -> CommunicationError:
@@ -170,7 +170,7 @@ class Faults:
             CommunicationError: the group has failed; the cause is the same on every surviving rank.
             LinksFailed: see there.
         """
-        if status == e.CONTROL and self._heed():
+        if status == e.CONTROL and self._observe():
             self._conclude(attempt, job.waiting_for())
         elif status == e.CLOSED:
             self._on_closed(job, attempt)
@@ -193,14 +193,14 @@ class Faults:
 
     # -- while channels are being opened ----------------------------------------------------------------------
 
-    def heed_connecting(self) -> None:
+    def observe_connecting(self) -> None:
         """To be called now and then by whoever waits for a connection.
 
         Raises:
             CommunicationError: the group has failed.
             Alarm: a rank asks where everybody stands; answer with ``not_connected``.
         """
-        alarm = self._heed()
+        alarm = self._observe()
         if self._cause is not None:
             raise self._cause
         if alarm:
@@ -228,13 +228,13 @@ class Faults:
 
     # -- listening --------------------------------------------------------------------------------------------
 
-    def _tell(self, record: dict[str, Any]) -> None:
+    def _notify(self, record: dict[str, Any]) -> None:
         self.control.tell(range(self.size), record)
 
     def _pass_on(self, record: dict[str, Any], peer: int) -> None:
         self.control.tell([near for near in self._near if near not in (peer, record["by"])], record)
 
-    def _heed(self, patience_s: float = 0.0) -> bool:
+    def _observe(self, patience_s: float = 0.0) -> bool:
         """Read control records: adopt an abort, file what ranks say. Whether anybody asks where this rank stands."""
         for event in self.control.listen(patience_s):
             record = event.record
@@ -277,10 +277,10 @@ class Faults:
         until = time.monotonic() + self.grace_s(attempt.timeout_s)
         alarm = False
         while self._cause is None and not alarm and peer not in self.control.gone and time.monotonic() < until:
-            alarm = self._heed(patience_s=0.05)
+            alarm = self._observe(patience_s=0.05)
         if self._cause is None and not alarm:
             # What the peer said before it went, and what others say of it, is already in the buffers.
-            alarm = self._heed(patience_s=0.05)
+            alarm = self._observe(patience_s=0.05)
         if alarm and self._cause is None and peer not in self.control.gone:
             self._conclude(attempt, waits_for)
         how = "left (it had finished, or destroyed its group)" if peer in self.control.left else "was lost"
@@ -306,7 +306,7 @@ class Faults:
 
     def _on_timeout(self, job: Job, attempt: Attempt) -> None:
         stalled = self.reroutes and has_stalled(self._channels(), self.rank)
-        if stalled or time.monotonic() >= attempt.deadline or self._heed():
+        if stalled or time.monotonic() >= attempt.deadline or self._observe():
             self._conclude(attempt, job.waiting_for())
         else:
             job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
@@ -331,7 +331,7 @@ class Faults:
             recent=tuple(self.recent),
         )
         self._states[self.epoch, self.rank] = own
-        self._tell({"type": "state", "by": self.rank, "epoch": self.epoch, **own.to_record()})
+        self._notify({"type": "state", "by": self.rank, "epoch": self.epoch, **own.to_record()})
         probe(self._channels(), self.rank)
         grace = self.grace_s(attempt.timeout_s)
         settled = began + min(_SETTLING_S, 0.4 * grace)
@@ -339,7 +339,7 @@ class Faults:
         if self.reroutes:
             until = max(until, attempt.deadline)
         while self._cause is None:
-            self._heed(patience_s=0.02)
+            self._observe(patience_s=0.02)
             states, evidence = self._said()
             now = time.monotonic()
             if len(states) == self.size and disagreement(states, self._dtype_names):
@@ -347,7 +347,7 @@ class Faults:
             if now >= settled and self.rank not in evidence:
                 found = collect(self._channels(), self.rank, frozenset(states), now - began, unanswered)
                 self._evidence[self.epoch, self.rank] = found
-                self._tell({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
+                self._notify({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
                 continue
             if now >= settled and (len(evidence) == self.size or mismatch):
                 break
@@ -364,7 +364,7 @@ class Faults:
         others = [one for rank, one in evidence.items() if rank != self.rank]
         deaf = sum(self.rank not in one.heard for one in others)
         while self._cause is None and deaf * 2 > len(others) and time.monotonic() < until:
-            self._heed(patience_s=0.02)
+            self._observe(patience_s=0.02)
 
     def _decide(self) -> None:
         states, evidence = self._said()

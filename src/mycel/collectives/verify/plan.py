@@ -74,30 +74,30 @@ def verify_plan(plan: ForeignPlan) -> None:
 
 @dataclass(slots=True)
 class _Block:
-    """A thread block as it runs: the last meeting of its threads, and what they have done since."""
+    """A thread block as it runs: the last barrier of its threads, and what they have done since."""
 
     rank: int
     number: int
     operations: tuple[Operation, ...]
     at: int = 0
-    meeting: int = -1
-    meetings: int = 0
+    barrier: int = -1
+    barriers: int = 0
     since: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Put:
-    """Something on its way through a port channel: from which block, after how many meetings, by which thread."""
+    """Something on its way through a port channel: from which block, after how many barriers, by which thread."""
 
     event: int
     block: tuple[int, int]
-    meetings: int
+    barriers: int
     thread: int
 
     def precedes(self, block: _Block, thread: int) -> bool:
         """Whether it was handed to the channel before what this thread of the block does now."""
         mine = self.block == (block.rank, block.number)
-        return mine and (self.meetings < block.meetings or self.thread == thread)
+        return mine and (self.barriers < block.barriers or self.thread == thread)
 
 
 class _Counting:
@@ -210,7 +210,7 @@ class _Replay:
             memory.write([Piece(start + at, stop + at, own, base - at)], event)
             memory.turns.clear()
         for block in self.blocks[rank]:
-            block.meeting = event
+            block.barrier = event
         return buffers
 
     def _parts(self, rank: int, buffer: str) -> list[tuple[int, int, int]]:
@@ -251,7 +251,7 @@ class _Replay:
 
     def _end(self, rank: int) -> None:
         """The rank has finished: its memory is the caller's, who may do anything with it."""
-        event = self._event([e for block in self.blocks[rank] for e in (block.meeting, *block.since)], (rank, -2, -2))
+        event = self._event([e for block in self.blocks[rank] for e in (block.barrier, *block.since)], (rank, -2, -2))
         for memory in _memories(self.buffers[rank]):
             memory.write([Piece(0, memory.length, EMPTY, 0)], event)
 
@@ -298,7 +298,7 @@ class _Replay:
         """Carry out an operation if it may be; whether it was."""
         place = (block.rank, block.number, block.at)
         if op.name == "nop":
-            self._meet(block, self._event((block.meeting, *block.since), place))
+            self._join_barrier(block, self._event((block.barrier, *block.since), place))
         elif op.name == "barrier":
             return self._barrier(block, op)
         elif op.name in (*_WAITS, "sem_acquire"):
@@ -312,14 +312,14 @@ class _Replay:
             known = [event for counting in counters for event in counting.lower()]
             # Whoever it was that signalled, and how, its rank has begun; that was the event of the rank's number.
             begun = [self.plan.peers[end].rank for end in op.ends]
-            block.since.append(self._event([block.meeting, *begun, *(known if op.name != "rlxwait" else ())], place))
+            block.since.append(self._event([block.barrier, *begun, *(known if op.name != "rlxwait" else ())], place))
         elif op.name == "sem_release":
-            event = self._event((block.meeting,), place)
+            event = self._event((block.barrier,), place)
             block.since.append(event)
             for number in op.semaphores:
                 self._raise(self.semaphores[block.rank][number], block, event)
         elif op.name in ("signal", "rlxsignal"):
-            event = self._event((block.meeting,), place)
+            event = self._event((block.barrier,), place)
             block.since.append(event)
             for thread, end in enumerate(op.ends):
                 self._signal(block, end, thread, event, relaxed=op.name == "rlxsignal")
@@ -328,15 +328,15 @@ class _Replay:
         elif op.kind == "port":
             self._put(block, op, place)
         else:
-            event = self._event((block.meeting,), place)
+            event = self._event((block.barrier,), place)
             block.since.append(event)
             self._move(op, event)
         block.at += 1
         return True
 
-    def _meet(self, block: _Block, event: int) -> None:
-        block.meeting, block.since = event, []
-        block.meetings += 1
+    def _join_barrier(self, block: _Block, event: int) -> None:
+        block.barrier, block.since = event, []
+        block.barriers += 1
 
     def _barrier(self, block: _Block, op: Operation) -> bool:
         """All blocks pass in the step of the last one to come."""
@@ -345,10 +345,10 @@ class _Replay:
             here.append(block)
         if len(here) < op.num_blocks:
             return False
-        waits = [event for each in here for event in (each.meeting, *each.since)]
+        waits = [event for each in here for event in (each.barrier, *each.since)]
         event = self._event(waits, (block.rank, block.number, block.at))
         for each in here:
-            self._meet(each, event)
+            self._join_barrier(each, event)
             each.at += 1
         here.clear()
         return True
@@ -374,7 +374,7 @@ class _Replay:
         self._raise(counting, block, event)
 
     def _put(self, block: _Block, op: Operation, place: tuple[int, int, int]) -> None:
-        issue = self._event((block.meeting,), place)
+        issue = self._event((block.barrier,), place)
         block.since.append(issue)
         pairs = zip(op.ends, op.sources, op.targets, strict=True)
         for thread, (end, source, target) in enumerate(pairs):
@@ -382,7 +382,7 @@ class _Replay:
             if peer != target.rank:
                 raise self._wrong(block, block.at, f"puts to rank {target.rank} on a channel to rank {peer}")
             event = self._event((issue,), place)
-            put = _Put(event, (block.rank, block.number), block.meetings, thread)
+            put = _Put(event, (block.rank, block.number), block.barriers, thread)
             self.moving.setdefault(end, []).append(put)
             self.unflushed.setdefault(end, []).append(put)
             self.interpreter.write(self._span(target), self.interpreter.read(self._span(source), event), event)
@@ -395,7 +395,7 @@ class _Replay:
         done: list[int] = []
         for thread, end in enumerate(op.ends):
             done += [put.event for put in self.unflushed.get(end, ()) if put.precedes(block, thread)]
-        block.since.append(self._event((block.meeting, *done), place))
+        block.since.append(self._event((block.barrier, *done), place))
 
     # -- data ---------------------------------------------------------------------------------------------
 

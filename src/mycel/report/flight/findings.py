@@ -23,7 +23,7 @@ from mycel.errors import MycelError
 from mycel.report.flight.clocks import Clocks, align
 from mycel.report.flight.records import Call, Dump, Group
 
-__all__ = ["Findings", "Kind", "Meeting", "RankTime", "Side", "Unfinished", "examine"]
+__all__ = ["Findings", "Kind", "MatchedCall", "RankTime", "Side", "Unfinished", "examine"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Side:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
+class MatchedCall:
     """One collective with the sides of all ranks that have it written down.
 
     Attributes:
@@ -64,7 +64,7 @@ class Meeting:
 
     @cached_property
     def last(self) -> int:
-        """The rank that began last; of a whole meeting."""
+        """The rank that began last; where all ranks have told of it."""
         return max(self.sides, key=lambda rank: self.sides[rank].started_s or 0.0)
 
     @cached_property
@@ -73,7 +73,7 @@ class Meeting:
         return self.sides[self.last].started_s or 0.0
 
     def parts_s(self, rank: int) -> tuple[float, float, float]:
-        """Seconds that a rank was queued, waited and moved bytes; of a whole meeting."""
+        """Seconds that a rank was queued, waited and moved bytes; where all ranks have told of it."""
         side = self.sides[rank]
         start, end = cast(float, side.started_s), cast(float, side.ended_s)
         turn = min(max(self.ready_s, start), end)
@@ -169,7 +169,7 @@ class Findings:
 
     dumps: tuple[Dump, ...]
     clocks: Clocks
-    meetings: tuple[Meeting, ...]
+    matched: tuple[MatchedCall, ...]
     kinds: tuple[Kind, ...]
     ranks: tuple[RankTime, ...]
     unfinished: tuple[Unfinished, ...]
@@ -179,9 +179,9 @@ class Findings:
     __repr__ = brief
 
     @cached_property
-    def whole(self) -> tuple[Meeting, ...]:
+    def whole(self) -> tuple[MatchedCall, ...]:
         """Collectives that every rank at hand has written down to their end."""
-        return tuple(meeting for meeting in self.meetings if meeting.is_whole)
+        return tuple(seen for seen in self.matched if seen.is_whole)
 
     @cached_property
     def parts_s(self) -> tuple[float, float, float]:
@@ -202,23 +202,23 @@ class Findings:
 def examine(dumps: Sequence[Dump]) -> Findings:
     """Puts the dumps of a job's ranks together."""
     clocks = align(dumps)
-    meetings = _meetings(dumps, clocks)
-    whole = [meeting for meeting in meetings if meeting.is_whole]
+    matched = _matched_calls(dumps, clocks)
+    whole = [seen for seen in matched if seen.is_whole]
     have = {dump.rank for dump in dumps}
-    unfinished = _unfinished(meetings)
+    unfinished = _unfinished(matched)
     return Findings(
         dumps=tuple(dumps),
         clocks=clocks,
-        meetings=tuple(meetings),
+        matched=tuple(matched),
         kinds=_kinds(whole),
-        ranks=tuple(_rank_time(dump, meetings, clocks) for dump in dumps),
+        ranks=tuple(_rank_time(dump, matched, clocks) for dump in dumps),
         unfinished=unfinished,
         silent=tuple(rank for rank in range(dumps[0].world_size) if rank not in have),
-        skipped=sum(all(s.call.state == "done" for s in m.sides.values()) for m in meetings) - len(whole),
+        skipped=sum(all(s.call.state == "done" for s in m.sides.values()) for m in matched) - len(whole),
     )
 
 
-def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
+def _matched_calls(dumps: Sequence[Dump], clocks: Clocks) -> list[MatchedCall]:
     shifted = {dump.rank: clocks.shift_ns[dump.rank] for dump in dumps}
     base = min((c.called_ns + shifted[d.rank] for d in dumps for c in d.calls), default=0)
 
@@ -241,7 +241,7 @@ def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
             oldest[key] = min(oldest.get(key, call.sequence), call.sequence)
     # A rank's ring is whole from its start where nothing was dropped: then what is not in it was never called.
     complete = {dump.rank for dump in dumps if dump.recorded == len(dump.calls)}
-    meetings = []
+    matched = []
     for (identity, sequence, _), sides in found.items():
         group = groups[identity]
         present = tuple(rank for rank in group.ranks if rank in shifted)
@@ -250,30 +250,30 @@ def _meetings(dumps: Sequence[Dump], clocks: Clocks) -> list[Meeting]:
             for rank in present
             if rank not in sides and (rank in complete or oldest.get((identity, rank), sequence) < sequence)
         )
-        meetings.append(Meeting(group=group, sequence=sequence, sides=sides, present=present, missing=missing))
-    return sorted(meetings, key=lambda meeting: min(side.called_s for side in meeting.sides.values()))
+        matched.append(MatchedCall(group=group, sequence=sequence, sides=sides, present=present, missing=missing))
+    return sorted(matched, key=lambda seen: min(side.called_s for side in seen.sides.values()))
 
 
 # -- where time went ----------------------------------------------------------------------------------------------
 
 
-def _kinds(whole: Sequence[Meeting]) -> tuple[Kind, ...]:
-    alike: defaultdict[tuple[Any, ...], list[Meeting]] = defaultdict(list)
-    for meeting in whole:
-        call = meeting.call
-        size = len(meeting.group.ranks)
-        alike[call.what, size, call.num_bytes, call.dtype, call.method, call.piece_bytes].append(meeting)
+def _kinds(whole: Sequence[MatchedCall]) -> tuple[Kind, ...]:
+    alike: defaultdict[tuple[Any, ...], list[MatchedCall]] = defaultdict(list)
+    for seen in whole:
+        call = seen.call
+        size = len(seen.group.ranks)
+        alike[call.what, size, call.num_bytes, call.dtype, call.method, call.piece_bytes].append(seen)
     limits: dict[tuple[str, str, int | None], float | None] = {}
     kinds = []
-    for key, meetings in alike.items():
-        parts = [[meeting.parts_s(rank) for rank in meeting.sides] for meeting in meetings]
+    for key, matched in alike.items():
+        parts = [[seen.parts_s(rank) for rank in seen.sides] for seen in matched]
         queued, waiting, moving = (
             sum(statistics.fmean(side[index] for side in sides) for sides in parts) for index in range(3)
         )
         reached = [
-            least / meeting.moving_s
-            for meeting in meetings
-            if (least := _least_s(meeting, limits)) is not None and meeting.moving_s > 0
+            least / seen.moving_s
+            for seen in matched
+            if (least := _least_s(seen, limits)) is not None and seen.moving_s > 0
         ]
         what, num_ranks, num_bytes, dtype, method, piece_bytes = key
         kinds.append(
@@ -284,26 +284,26 @@ def _kinds(whole: Sequence[Meeting]) -> tuple[Kind, ...]:
                 dtype=dtype,
                 method=method,
                 piece_bytes=piece_bytes,
-                count=len(meetings),
+                count=len(matched),
                 queued_s=queued,
                 waiting_s=waiting,
                 moving_s=moving,
-                median_moving_s=statistics.median(meeting.moving_s for meeting in meetings),
+                median_moving_s=statistics.median(seen.moving_s for seen in matched),
                 of_bound=statistics.median(reached) if reached else None,
             )
         )
     return tuple(sorted(kinds, key=lambda kind: -kind.total_s))
 
 
-def _least_s(meeting: Meeting, limits: dict[tuple[str, str, int | None], float | None]) -> float | None:
+def _least_s(seen: MatchedCall, limits: dict[tuple[str, str, int | None], float | None]) -> float | None:
     """Least seconds that any schedule takes for it; ``None`` where that is unknown."""
-    call, topology = meeting.call, meeting.group.topology
-    if not (call.even and meeting.group.described) or topology.bytes_per_second_per_unit is None:
+    call, topology = seen.call, seen.group.topology
+    if not (call.even and seen.group.described) or topology.bytes_per_second_per_unit is None:
         return None
     key = (call.group, call.collective, call.root)
     if key not in limits:
         name = cast(CollectiveName, call.collective)
-        collective = Collective(name=name, num_ranks=len(meeting.group.ranks), root=call.root)
+        collective = Collective(name=name, num_ranks=len(seen.group.ranks), root=call.root)
         try:
             best = bound(topology.without_computing(), collective).algbw
         except MycelError:  # too large a fabric for this collective's bound
@@ -315,19 +315,19 @@ def _least_s(meeting: Meeting, limits: dict[tuple[str, str, int | None], float |
     return None if per_byte is None else call.num_bytes * per_byte
 
 
-def _rank_time(dump: Dump, meetings: Sequence[Meeting], clocks: Clocks) -> RankTime:
+def _rank_time(dump: Dump, matched: Sequence[MatchedCall], clocks: Clocks) -> RankTime:
     rank = dump.rank
     spans = sorted(
         (side.called_s, side.ended_s)
-        for meeting in meetings
-        if (side := meeting.sides.get(rank)) is not None and side.ended_s is not None
+        for seen in matched
+        if (side := seen.sides.get(rank)) is not None and side.ended_s is not None
     )
     inside, reached = 0.0, float("-inf")
     for begin, end in spans:
         inside += max(0.0, end - max(begin, reached))
         reached = max(reached, end)
-    mine = [meeting for meeting in meetings if meeting.is_whole and rank in meeting.sides]
-    parts = [meeting.parts_s(rank) for meeting in mine]
+    mine = [seen for seen in matched if seen.is_whole and rank in seen.sides]
+    parts = [seen.parts_s(rank) for seen in mine]
     late = [m.lateness_s for m in mine if m.last == rank and m.lateness_s > clocks.uncertainty_s]
     return RankTime(
         rank=rank,
@@ -345,21 +345,21 @@ def _rank_time(dump: Dump, meetings: Sequence[Meeting], clocks: Clocks) -> RankT
 # -- what did not end ---------------------------------------------------------------------------------------------
 
 
-def _unfinished(meetings: Sequence[Meeting]) -> tuple[Unfinished, ...]:
-    first: dict[str, Meeting] = {}
-    for meeting in meetings:
-        open_here = meeting.missing or any(side.call.state != "done" for side in meeting.sides.values())
-        known = first.get(meeting.group.identity)
-        if open_here and (known is None or meeting.sequence < known.sequence):
-            first[meeting.group.identity] = meeting
-    return tuple(_open(meeting) for meeting in first.values())
+def _unfinished(matched: Sequence[MatchedCall]) -> tuple[Unfinished, ...]:
+    first: dict[str, MatchedCall] = {}
+    for seen in matched:
+        open_here = seen.missing or any(side.call.state != "done" for side in seen.sides.values())
+        known = first.get(seen.group.identity)
+        if open_here and (known is None or seen.sequence < known.sequence):
+            first[seen.group.identity] = seen
+    return tuple(_open(seen) for seen in first.values())
 
 
-def _open(meeting: Meeting) -> Unfinished:
-    states = {rank: side.call.state for rank, side in meeting.sides.items()}
-    states |= dict.fromkeys(meeting.missing, "not called")
+def _open(seen: MatchedCall) -> Unfinished:
+    states = {rank: side.call.state for rank, side in seen.sides.items()}
+    states |= dict.fromkeys(seen.missing, "not called")
     stalled = []
-    for rank, side in sorted(meeting.sides.items()):
+    for rank, side in sorted(seen.sides.items()):
         call = side.call
         if call.messages_done is None:
             continue
@@ -367,8 +367,6 @@ def _open(meeting: Meeting) -> Unfinished:
             call.program.channels, call.messages_done, call.program.num_messages, strict=True
         ):
             if done < every:
-                stalled.append((meeting.group.ranks[src], meeting.group.ranks[dst], done, every, rank))
+                stalled.append((seen.group.ranks[src], seen.group.ranks[dst], done, every, rank))
     stalled.sort(key=lambda channel: channel[2] / channel[3])
-    return Unfinished(
-        group=meeting.group, call=meeting.call, states=dict(sorted(states.items())), stalled=tuple(stalled)
-    )
+    return Unfinished(group=seen.group, call=seen.call, states=dict(sorted(states.items())), stalled=tuple(stalled))

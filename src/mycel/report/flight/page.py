@@ -7,7 +7,7 @@ from html import escape
 from itertools import pairwise
 
 from mycel.report.elements import page, render_cards, table
-from mycel.report.flight.findings import Findings, Meeting
+from mycel.report.flight.findings import Findings, MatchedCall
 from mycel.report.flight.links import Carried, Suspect
 from mycel.report.flight.words import (
     KIND_HEADS,
@@ -24,7 +24,7 @@ from mycel.units import format_seconds, format_size
 __all__ = ["render_page"]
 
 #: Collectives, ranks and connections that are shown; the JSON form has all of them.
-_MOST_MEETINGS, _MOST_RANKS, _MOST_CONNECTIONS, _MOST_KINDS = 40, 32, 24, 40
+_MOST_CALLS, _MOST_RANKS, _MOST_CONNECTIONS, _MOST_KINDS = 40, 32, 24, 40
 #: Fabrics up to this size are drawn.
 _MOST_VERTICES = 64
 #: Geometry of the timeline, in its own units.
@@ -87,7 +87,7 @@ def _cards(findings: Findings) -> str:
 
 
 def _timeline(findings: Findings) -> str:
-    shown = [m for m in findings.meetings if m.is_whole][-_MOST_MEETINGS:]
+    shown = [m for m in findings.matched if m.is_whole][-_MOST_CALLS:]
     if not shown:
         return ""
     begin = min(side.called_s for m in shown for side in m.sides.values())
@@ -104,8 +104,8 @@ def _timeline(findings: Findings) -> str:
         parts.append(f'<path d="M{_LEFT} {line:.1f}H{_WIDTH}" stroke="var(--hairline)" stroke-width="1"/>')
         # What is queued is queued while something else moves: that is drawn over it.
         for names in (("queued",), ("waiting", "moving")):
-            for meeting in shown:
-                parts += _bars(meeting, rank, y, begin, scale, names)
+            for seen in shown:
+                parts += _bars(seen, rank, y, begin, scale, names)
     for tick in range(5):
         x = _LEFT + (_WIDTH - _LEFT) * tick / 4
         anchor = ("start", "middle", "middle", "middle", "end")[tick]
@@ -117,14 +117,14 @@ def _timeline(findings: Findings) -> str:
     return f'<section class="scroll"><h2>Timeline</h2><p class="note">{note}</p>{"".join(parts)}</section>'
 
 
-def _bars(meeting: Meeting, rank: int, y: float, begin: float, scale: float, names: Sequence[str]) -> list[str]:
-    side = meeting.sides.get(rank)
+def _bars(seen: MatchedCall, rank: int, y: float, begin: float, scale: float, names: Sequence[str]) -> list[str]:
+    side = seen.sides.get(rank)
     if side is None:
         return []
     at = side.called_s
     bars = []
     call = side.call
-    for name, seconds in zip(_COLOURS, meeting.parts_s(rank), strict=True):
+    for name, seconds in zip(_COLOURS, seen.parts_s(rank), strict=True):
         width = seconds * scale
         if width >= 0.2 and name in names:
             x = _LEFT + (at - begin) * scale

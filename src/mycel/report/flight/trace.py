@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mycel.report.flight.findings import Findings, Meeting
+from mycel.report.flight.findings import Findings, MatchedCall
 
 __all__ = ["render_trace"]
 
@@ -21,12 +21,12 @@ def render_trace(findings: Findings) -> str:
     for dump in findings.dumps:
         name = f"rank {dump.rank} ({dump.host})"
         events.append({"ph": "M", "name": "process_name", "pid": dump.rank, "tid": 0, "args": {"name": name}})
-    for meeting in findings.meetings:
-        group = meeting.group
+    for seen in findings.matched:
+        group = seen.group
         track = tracks.setdefault(group.identity, len(tracks))
-        for rank in meeting.sides:
-            events += _events(meeting, rank, track)
-    named = {meeting.group.identity: meeting.group for meeting in findings.meetings}
+        for rank in seen.sides:
+            events += _events(seen, rank, track)
+    named = {seen.group.identity: seen.group for seen in findings.matched}
     for identity, track in tracks.items():
         name = f"group {named[identity].name}: {len(named[identity].ranks)} ranks"
         events += [
@@ -37,8 +37,8 @@ def render_trace(findings: Findings) -> str:
     return json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}) + "\n"
 
 
-def _events(meeting: Meeting, rank: int, track: int) -> list[dict[str, Any]]:
-    side = meeting.sides[rank]
+def _events(seen: MatchedCall, rank: int, track: int) -> list[dict[str, Any]]:
+    side = seen.sides[rank]
     call = side.call
     begin = side.called_s if side.started_s is None else side.started_s
     args: dict[str, Any] = {
@@ -54,10 +54,16 @@ def _events(meeting: Meeting, rank: int, track: int) -> list[dict[str, Any]]:
     if side.ended_s is None:
         return [{**whole, "ph": "i", "s": "t", "name": f"{call.what}: {call.state}"}]
     whole["dur"] = round((side.ended_s - begin) * 1e6, 3)
-    if not meeting.is_whole:
+    if not seen.is_whole:
         return [whole]
-    _, waiting, _ = meeting.parts_s(rank)
+    _, waiting, _ = seen.parts_s(rank)
     if waiting == 0:
         return [whole]
-    waited = {"ph": "X", "name": f"waiting for rank {meeting.last}", "pid": rank, "tid": track, "ts": whole["ts"]}
+    waited = {
+        "ph": "X",
+        "name": f"waiting for rank {seen.last}",
+        "pid": rank,
+        "tid": track,
+        "ts": whole["ts"],
+    }
     return [whole, {**waited, "dur": round(waiting * 1e6, 3)}]

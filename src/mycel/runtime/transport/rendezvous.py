@@ -33,7 +33,7 @@ from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_
 __all__ = ["Address", "Rendezvous", "Store"]
 
 _BACKLOG = 1024
-#: How often a wait for a connection is interrupted to heed what other ranks say.
+#: How often a wait for a connection is interrupted to observe what other ranks say.
 _HEED_S = 0.1
 #: A connection is answered sooner than this: by the kernel, whatever the program at the other end does.
 _ANSWER_S = 1.5
@@ -162,7 +162,7 @@ class Rendezvous:
         timeout_s: float,
         *,
         deadline: float | None = None,
-        heed: Callable[[], None] | None = None,
+        observe: Callable[[], None] | None = None,
         epoch: int = 0,
     ) -> list[socket.socket]:
         """Sockets of this rank's channels, in their order: outgoing ones opened, incoming ones awaited.
@@ -173,7 +173,7 @@ class Rendezvous:
             pace_of: bytes a second beyond which an outgoing channel holds back; ``None`` for no limit.
             timeout_s: how long unacknowledged bytes may stay so, and how long to wait for the peers' sides.
             deadline: until when to wait instead (``time.monotonic``).
-            heed: called several times a second while waiting; what it raises ends the wait.
+            observe: called several times a second while waiting; what it raises ends the wait.
             epoch: how often the group has got new channels. Later ones go back the way they came, if there is an
                 address that says so, since ordinary routing may lead over a link that has failed.
 
@@ -194,14 +194,14 @@ class Rendezvous:
                 back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
                 source = address_of(back) if epoch else None
                 self._dialing = (channel, time.monotonic())
-                out[number] = self._open(channel.dst, ip, hello, deadline, heed, source)
+                out[number] = self._open(channel.dst, ip, hello, deadline, observe, source)
                 self._dialing = None
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
         for number, channel in enumerate(channels):
             if channel.dst == self.rank:
                 key = (channel.src, path_digest(channel.path, epoch), False)
-                out[number] = self._await(key, deadline, f"its channel over {channel.path}", heed)
+                out[number] = self._await(key, deadline, f"its channel over {channel.path}", observe)
         for sock in out.values():
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -252,13 +252,13 @@ class Rendezvous:
         ip: str,
         hello: Hello,
         deadline: float,
-        heed: Callable[[], None] | None = None,
+        observe: Callable[[], None] | None = None,
         source: str | None = None,
     ) -> socket.socket:
         port = self.addresses[peer].port
         self.awaited = peer
         try:
-            sock = _dial(ip, port, deadline, heed, source)
+            sock = _dial(ip, port, deadline, observe, source)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.sendall(hello.pack())
         except TimeoutError:
@@ -273,7 +273,7 @@ class Rendezvous:
         return sock
 
     def _await(
-        self, key: tuple[int, bytes, bool], deadline: float, what: str, heed: Callable[[], None] | None = None
+        self, key: tuple[int, bytes, bool], deadline: float, what: str, observe: Callable[[], None] | None = None
     ) -> socket.socket:
         self.awaited = key[0]
         poller = select.poll()
@@ -281,8 +281,8 @@ class Rendezvous:
             poller.register(listener, select.POLLIN)
         while key not in self._filed:
             patience = max(0.01, deadline - time.monotonic())
-            if heed is not None:
-                heed()
+            if observe is not None:
+                observe()
                 patience = min(patience, _HEED_S)
             ready = {descriptor for descriptor, _ in poller.poll(patience * 1000)}
             if not ready and time.monotonic() < deadline:
@@ -328,7 +328,9 @@ class Rendezvous:
         self._filed.clear()
 
 
-def _dial(ip: str, port: int, deadline: float, heed: Callable[[], None] | None, source: str | None) -> socket.socket:
+def _dial(
+    ip: str, port: int, deadline: float, observe: Callable[[], None] | None, source: str | None
+) -> socket.socket:
     """Connect, looking up now and then.
 
     Raises:
@@ -343,8 +345,8 @@ def _dial(ip: str, port: int, deadline: float, heed: Callable[[], None] | None, 
         poller = select.poll()
         poller.register(sock, select.POLLOUT)
         while begun == errno.EINPROGRESS and not poller.poll(_HEED_S * 1000):
-            if heed is not None:
-                heed()
+            if observe is not None:
+                observe()
             if time.monotonic() >= deadline:
                 raise TimeoutError
         refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (begun != errno.EINPROGRESS and begun)
