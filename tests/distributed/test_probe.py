@@ -31,7 +31,7 @@ emulated = [pytest.mark.namespaces, pytest.mark.skipif(bool(_missing()), reason=
 
 #: Slow enough for a busy machine to fill: what is tested is the way from sockets to the file.
 CLUSTER = """
-nodes:
+boxes:
   - name: left
     ranks: 2
     inside: {bandwidth: 100 Mbit/s}

@@ -132,15 +132,16 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
     "docs/concepts/compression_fsdp.md": [("policy = LGreCo(", NET)],
     "docs/concepts/flex.md": [
         ("y = layer(x, r=0)", "import torch\ntorch.manual_seed(0)"),
-        ("adapt=Flex(", WORLD + "batches = [torch.randn(50, 256) for _ in range(3)]"),
+        ("tuner=Tuner(", WORLD + "batches = [torch.randn(50, 256) for _ in range(3)]"),
         ("keep_exchanges", ""),
     ],
-    "docs/concepts/moe_codecs.md": [('codec="int8")\nlayer', WORLD), ("LSHDispatcher(inner", "")],
+    "docs/concepts/moe_codecs.md": [("LSHDispatcher(inner", WORLD + "mesh = init_device_mesh('cpu', (4,))")],
     "docs/concepts/moe_placement.md": [
         (
             "Rebalancer(",
-            WORLD + "from mycel.moe import MoE, nodes_of\n"
-            "from mycel.moe.placement import ExpertPlacement, PlacedDispatcher, Rebalancer\n"
+            WORLD + "from mycel.moe import ExpertParallel, MoE, nodes_of\n"
+            "from mycel.moe.placement import PlacedDispatcher, Rebalancer\n"
+            "from mycel.planning.placement import ExpertPlacement\n"
             "topology = dist.group.WORLD.communicator.topology\n"
             "batches = [torch.randn(16, 512) for _ in range(2)]\n"
             "def train_step(layer, optimizer, x):\n"
@@ -178,7 +179,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         (
             "expert_parameter_names(model)",
             "from torch import nn\n"
-            "experts = MoE(64, 128, 8, 2, mesh=init_device_mesh('cpu', (4,)))\n"
+            "experts = MoE(64, 128, 8, 2, parallel=init_device_mesh('cpu', (4,)))\n"
             "model = nn.Sequential(nn.Linear(64, 64), experts)",
         ),
         (
@@ -196,14 +197,14 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("fully_shard(block.experts", "model = tiny()"),
         (
             "move_experts(block, better",
-            WORLD + "from mycel.moe.placement import ExpertPlacement\n"
+            WORLD + "from mycel.planning.placement import ExpertPlacement\n"
             "model = tiny(num_experts=128)\noptimizer = torch.optim.AdamW(model.parameters())\n"
             "better = ExpertPlacement.contiguous(128, 4, spare=2)",
         ),
         ("register_expert_parallel(", ""),
         (
             "trainer_callback(model)",
-            "model = tiny()\napply(model, mesh=init_device_mesh('cpu', (4,)))\nids = torch.randint(3, 64, (16, 12))\n"
+            "model = tiny()\napply(model, parallel=init_device_mesh('cpu', (4,)))\nids = torch.randint(3, 64, (16, 12))\n"
             "rows = [{'input_ids': row, 'labels': row} for row in ids]",
         ),
         ("ExpertBias(256", DEEPSEEK + "optimizer = torch.optim.AdamW(model.parameters())"),

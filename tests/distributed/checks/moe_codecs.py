@@ -90,8 +90,9 @@ def trained(rank: int, size: int, dispatcher: str, seed: int, saved: list[str] |
         for codec in (make_codec("int4"), make_codec("int8"), *codecs):
             codec.encode(torch.randn(5, 7), gradient=True)
     mesh = mesh_of(size, dispatcher)
-    options: dict[str, Any] = {"mesh": mesh, "dispatcher": dispatcher, "gradients": "sum"}
-    model = nn.ModuleList(moe.make_layer(moe.PLAIN, codec=codec, **options) for codec in codecs)
+    options: dict[str, Any] = {"dispatcher": dispatcher, "gradients": "sum"}
+    divided = [ExpertParallel(mesh, codec=codec, **options) for codec in codecs]
+    model = nn.ModuleList(moe.make_layer(moe.PLAIN, parallel=parallel) for parallel in divided)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     if saved is not None:
         state = torch.load(io.BytesIO(bytes.fromhex(saved[rank])), weights_only=True)
