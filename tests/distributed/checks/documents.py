@@ -135,7 +135,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("tuner=Tuner(", WORLD + "batches = [torch.randn(50, 256) for _ in range(3)]"),
         ("keep_exchanges", ""),
     ],
-    "docs/concepts/moe_codecs.md": [("LSHDispatcher(inner", WORLD + "mesh = init_device_mesh('cpu', (4,))")],
+    "docs/concepts/moe_codecs.md": [('codec = Int8Codec(gradients="exact")', WORLD), ("LSHDispatcher(inner", "")],
     "docs/concepts/moe_placement.md": [
         (
             "Rebalancer(",
