@@ -204,7 +204,8 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("register_expert_parallel(", ""),
         (
             "trainer_callback(model)",
-            "model = tiny()\napply(model, parallel=init_device_mesh('cpu', (4,)))\nids = torch.randint(3, 64, (16, 12))\n"
+            "model = tiny()\napply(model, parallel=init_device_mesh('cpu', (4,)))\n"
+            "ids = torch.randint(3, 64, (16, 12))\n"
             "rows = [{'input_ids': row, 'labels': row} for row in ids]",
         ),
         ("ExpertBias(256", DEEPSEEK + "optimizer = torch.optim.AdamW(model.parameters())"),
