@@ -18,6 +18,13 @@ class ByteMeter:
 
     Attributes:
         sent: bytes by name of the exchange and global rank of the receiver.
+
+    Examples:
+        >>> meter = ByteMeter()
+        >>> meter.sent["all_to_all", 1] += 4096  # as ``add`` does for what goes to rank 1
+        >>> meter.sent["all_gather", 2] += 512
+        >>> meter.total(), meter.total(["all_gather"])
+        (4608, 512)
     """
 
     def __init__(self) -> None:
@@ -41,7 +48,11 @@ class ByteMeter:
         self.add(name, [num_bytes] * dist.get_world_size(group), group)
 
     def total(self, names: Iterable[str] | None = None) -> int:
-        """Bytes sent; only those of the exchanges named, if any are."""
+        """Bytes sent.
+
+        Args:
+            names: of the exchanges that count; ``None``: all.
+        """
         wanted = None if names is None else set(names)
         return sum(n for (name, _), n in self.sent.items() if wanted is None or name in wanted)
 

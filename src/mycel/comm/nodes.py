@@ -18,6 +18,12 @@ Nodes = tuple[tuple[int, ...], ...]
 def nodes_of(topology: Topology) -> Nodes:
     """Ranks of each node, nodes in the order of their first rank; a single node where the topology names none.
 
+    Args:
+        topology: the fabric.
+
+    Returns:
+        For each node its ranks, ascending.
+
     Examples:
         >>> from mycel.topology.builders import two_boxes
         >>> nodes_of(two_boxes(num_ranks=4))
@@ -46,8 +52,22 @@ def equal_nodes(topology: Topology, wanted_by: str) -> Nodes:
 def node_mesh(topology: Topology, *, device_type: str = "cpu") -> DeviceMesh:
     """A mesh of dimensions ``node`` and ``local`` over all ranks, by the topology's nodes. Every rank calls it.
 
+    Args:
+        topology: the fabric, with one rank a process; nodes have equally many.
+        device_type: of the mesh, as ``DeviceMesh`` takes it: ``"cpu"``, ``"cuda"``.
+
+    Returns:
+        Shape ``(nodes, ranks of a node)``; the mesh that hierarchical exchanges take.
+
     Raises:
         UsageError: the topology has not as many ranks as the world, or nodes differ in size.
+
+    Examples:
+        On each of the 8 processes of a group, over two nodes::
+
+            mesh = node_mesh(mycel.load_topology("two_boxes:ranks=8"))
+            mesh.shape  # (2, 4)
+            layer = mycel.moe.MoE(dim=512, hidden=1024, num_experts=16, parallel=mesh)
     """
     if topology.num_ranks != dist.get_world_size():
         raise UsageError(

@@ -92,6 +92,9 @@ def keep_exchanges() -> tuple[AbstractContextManager[None], AbstractContextManag
 
         checkpoint(layer, x, use_reentrant=False, context_fn=keep_exchanges)
 
+    Returns:
+        What surrounds the forward pass, and what surrounds its recomputation, as ``context_fn`` has to give.
+
     References:
         Singh et al., "A Hybrid Tensor-Expert-Data Parallelism Approach to Optimize Mixture-of-Experts Training",
         ICS 2023 (communication-aware activation checkpointing).

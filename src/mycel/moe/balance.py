@@ -32,10 +32,27 @@ __all__ = [
 
 
 class LoadBalancing(nn.Module, ABC):
-    """A policy; what a kind does not need does nothing."""
+    """A policy; what a kind does not need does nothing.
+
+    Attributes:
+        selection_bias: what routers add to scores where they choose, shape ``[E]``; ``None``: nothing.
+
+    Examples:
+        >>> class SmallScores(LoadBalancing):
+        ...     def loss(self, routing):
+        ...         return 0.1 * routing.scores.square().sum()
+        >>> scores = torch.tensor([[1.0, 2.0]])
+        >>> routing = RoutingResult(torch.tensor([[1]]), scores[:, 1:], scores, scores, torch.tensor([0, 1]), True)
+        >>> SmallScores().loss(routing)
+        tensor(0.5000)
+    """
 
     def loss(self, routing: RoutingResult) -> Tensor:
-        """A scalar to add to the training loss; its gradient reaches the router."""
+        """A scalar to add to the training loss; its gradient reaches the router.
+
+        Args:
+            routing: of the tokens of this rank's call.
+        """
         return routing.router_logits.new_zeros(())
 
     def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
@@ -67,6 +84,14 @@ class GShardLoss(LoadBalancing):
 
     References:
         Lepikhin et al., "GShard", ICLR 2021, algorithm 1.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=1)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> even = 9 * torch.eye(4)  # each token prefers another expert, or all the first one
+        >>> [round(GShardLoss(weight=1.0).loss(router(x)).item(), 1) for x in (even, even[[0, 0, 0, 0]])]
+        [1.0, 4.0]
     """
 
     def __init__(self, weight: float = 1e-2) -> None:
@@ -88,6 +113,14 @@ class SwitchLoss(LoadBalancing):
 
     References:
         Fedus et al., "Switch Transformers", JMLR 2022, equations 4 to 6 (for one choice a token).
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=2)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> x = torch.tensor([[9.0, 9.0, 0.0, 0.0]])  # two of four experts are chosen, again and again
+        >>> [round(SwitchLoss(weight=1.0).loss(router(x.repeat(times, 1))).item(), 1) for times in (1, 5)]
+        [2.0, 2.0]
     """
 
     def __init__(self, weight: float = 1e-2) -> None:
@@ -117,6 +150,15 @@ class LoadImportanceLoss(LoadBalancing):
     References:
         Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017, section 4 and appendix A;
         Riquelme et al., "Scaling Vision with Sparse Mixture of Experts", NeurIPS 2021, appendix A.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=1)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> even = 9 * torch.eye(4)  # each token prefers another expert, or all the first one
+        >>> policy = LoadImportanceLoss(weight=1.0, noise=1.0)
+        >>> [round(policy.loss(router(x)).item(), 1) for x in (even, even[[0, 0, 0, 0]])]
+        [0.0, 3.0]
     """
 
     def __init__(self, weight: float = 1e-2, *, noise: float = 1.0) -> None:
@@ -151,6 +193,14 @@ class ZLoss(LoadBalancing):
 
     References:
         Zoph et al., "ST-MoE", 2022, equation 5.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=1)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> x = torch.tensor([[0.0, 0.0, 0.0, 0.0]])  # the log of the sum of 4 ones, squared
+        >>> round(ZLoss(weight=1.0).loss(router(x)).item(), 4), round(math.log(4) ** 2, 4)
+        (1.9218, 1.9218)
     """
 
     def __init__(self, weight: float = 1e-3) -> None:
@@ -173,6 +223,14 @@ class BiLevelLoss(LoadBalancing):
 
     References:
         He et al., "SMILE", 2022, section 3.
+
+    Examples:
+        >>> from mycel.moe import BiLevelRouter, LinearProjection
+        >>> router = BiLevelRouter(LinearProjection(4, 2), LinearProjection(4, 2), top_k=1)
+        >>> _ = nn.init.zeros_(router.node.weight), nn.init.zeros_(router.local.weight)  # all probabilities alike
+        >>> policy = BiLevelLoss(num_nodes=2, node_weight=0.5, local_weight=0.25)
+        >>> round(policy.loss(router(torch.randn(6, 4))).item(), 4)
+        0.75
     """
 
     def __init__(self, num_nodes: int, *, node_weight: float = 5e-3, local_weight: float = 5e-3) -> None:
@@ -202,6 +260,12 @@ class ExpertBias(LoadBalancing):
 
     References:
         Wang et al., "Auxiliary-Loss-Free Load Balancing Strategy for Mixture-of-Experts", 2024, algorithm 1.
+
+    Examples:
+        >>> policy = ExpertBias(num_experts=4, rate=0.5)
+        >>> policy.update(tokens_per_expert=torch.tensor([6, 1, 3, 2]), num_tokens=torch.tensor(12))
+        >>> policy.selection_bias  # the mean is 3
+        tensor([-0.5000,  0.5000,  0.0000,  0.5000])
     """
 
     bias: Tensor
@@ -233,8 +297,17 @@ class AdaptiveL1(LoadBalancing):
         initial: factor at the beginning.
         growth: what it is multiplied with, or divided by.
 
+    Attributes:
+        factor: of the penalty now; a scalar that a checkpoint keeps.
+
     References:
         Wang et al., "ReMoE", ICLR 2025, section 3.3.
+
+    Examples:
+        >>> policy = AdaptiveL1(num_experts=4, top_k=1, initial=1.0, growth=2.0)
+        >>> policy.update(tokens_per_expert=torch.tensor([3, 1, 2, 2]), num_tokens=torch.tensor(4))  # 2 a token
+        >>> policy.factor
+        tensor(2.)
     """
 
     factor: Tensor

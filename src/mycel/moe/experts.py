@@ -56,6 +56,11 @@ class Experts(nn.Module):
 
     Raises:
         UsageError: an unknown activation, sizes below 1, or slices that are not equal.
+
+    Examples:
+        >>> experts = Experts(dim=4, hidden=8, num_experts=6, owned=range(2, 4))  # of a rank that has two of them
+        >>> {name: tuple(parameter.shape) for name, parameter in experts.named_parameters()}
+        {'gate_up_proj': (2, 16, 4), 'down_proj': (2, 4, 8)}
     """
 
     def __init__(
@@ -149,6 +154,15 @@ class SharedExpert(nn.Module):
         activation: a key of ``mycel.moe.activations.ACTIVATIONS``.
         bias: both maps add a vector.
         device, dtype: of the parameters.
+
+    Raises:
+        UsageError: an unknown activation.
+
+    Examples:
+        >>> from mycel.moe import MoE
+        >>> layer = MoE(dim=4, hidden=8, num_experts=2, shared_hidden=16)
+        >>> type(layer.shared).__name__, layer.shared(torch.randn(3, 4)).shape
+        ('SharedExpert', torch.Size([3, 4]))
     """
 
     def __init__(

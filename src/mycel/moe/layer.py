@@ -172,7 +172,21 @@ def _layers(model: nn.Module) -> list[Balanced]:
 
 
 def moe_loss(model: nn.Module) -> Tensor:
-    """Sum over a model's MoE layers of their balancing losses of the last call; 0 without any."""
+    """Sum over a model's MoE layers of their balancing losses of the last call; 0 without any.
+
+    Args:
+        model: with MoE layers; or of Hugging Face, after ``mycel.moe.apply``, whose ``output.loss`` has it already.
+
+    Returns:
+        A scalar, to be added to the training loss; its gradient reaches the routers.
+
+    Examples:
+        >>> from mycel.moe.balance import SwitchLoss, ZLoss
+        >>> model = nn.Sequential(MoE(8, 16, 4, balancing=SwitchLoss()), MoE(8, 16, 4, balancing=ZLoss()))
+        >>> y = model(torch.randn(5, 8))
+        >>> bool(moe_loss(model) == model[0].loss + model[1].loss)
+        True
+    """
     losses = [layer.loss for layer in _layers(model)]
     return torch.stack(losses).sum() if losses else torch.zeros(())
 
@@ -209,5 +223,15 @@ def expert_parameter_names(model: nn.Module) -> Iterable[str]:
     DDP over ranks among which experts are divided must leave them alone::
 
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameter_names(model))
+
+    Args:
+        model: with MoE layers; or of Hugging Face, after ``mycel.moe.apply`` with a mesh.
+
+    Returns:
+        Names as ``model.named_parameters()`` has them.
+
+    Examples:
+        >>> expert_parameter_names(nn.Sequential(nn.Linear(8, 8), MoE(8, 16, num_experts=4)))
+        ['1.experts.gate_up_proj', '1.experts.down_proj']
     """
     return list(parameters_of_experts(model))

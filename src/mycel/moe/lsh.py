@@ -47,6 +47,14 @@ class LSHDispatcher(SteppedDispatcher):
         Nie et al., "LSH-MoE: Communication-efficient MoE Training via Locality-Sensitive Hashing", NeurIPS 2024,
         arXiv 2411.08446, sections 3.2 and 3.3 (no radius there); Andoni et al., "Practical and Optimal LSH for
         Angular Distance", NeurIPS 2015, section 3 (cross-polytopes).
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter, make_dispatcher
+        >>> dispatcher = LSHDispatcher(make_dispatcher(None, num_experts=4, mesh=None))
+        >>> x = torch.randn(1, 8).expand(6, 8)  # one token, six times
+        >>> arrived = dispatcher.dispatch(x, TopKRouter(LinearProjection(8, 4), top_k=2)(x))
+        >>> arrived.rows.shape, dispatcher.sent  # a centroid at each of its two experts, in place of 12 rows
+        (torch.Size([2, 8]), (2, 12))
     """
 
     def __init__(

@@ -27,6 +27,11 @@ class ExpertSchedule:
 
     Raises:
         UsageError: fewer than one chunk, or an unknown partition.
+
+    Examples:
+        >>> from mycel.moe import MoE
+        >>> MoE(dim=4, hidden=8, num_experts=2).routed.default  # of a layer whose experts are all on this rank
+        ExpertSchedule(r=1, degree=1, algorithm='local', partition='tokens')
     """
 
     r: int
@@ -60,6 +65,14 @@ class Tuner:
 
     Raises:
         UsageError: nothing to choose from, or no trial.
+
+    Examples:
+        >>> import torch
+        >>> from mycel.moe import ExpertParallel, MoE
+        >>> layer = MoE(dim=4, hidden=8, num_experts=2, parallel=ExpertParallel(tuner=Tuner(trials=1)))
+        >>> _ = layer(torch.randn(16, 4))  # its first call of this load, which does not count
+        >>> layer.explain().splitlines()[-1]
+        '<= 16 tokens x 2 train   still trying'
     """
 
     ways: tuple[int, ...] | None = None

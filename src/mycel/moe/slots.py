@@ -38,6 +38,13 @@ class RoutingResult(NamedTuple):
         scores: after it, of all experts, shape ``[T, E]``; what losses balance.
         tokens_per_expert: used slots of each expert, ``int64``, shape ``[E]``.
         full: no slot is empty, known without looking: a router with a fixed number of experts and no capacity.
+
+    Examples:
+        >>> index, weights = torch.tensor([[0, 2], [2, 3]]), torch.tensor([[0.6, 0.4], [1.0, 0.0]])
+        >>> even, counts = torch.full((2, 3), 1 / 3), torch.tensor([1, 0, 2])
+        >>> routing = RoutingResult(index, weights, even.log(), even, counts, full=False)
+        >>> routing.num_experts, (routing.top_k_index == routing.num_experts).sum(dim=1)  # empty slots of each token
+        (3, tensor([0, 1]))
     """
 
     top_k_index: Tensor

@@ -59,8 +59,16 @@ def make_dispatcher(
         codec: of rows on the wire.
         meter: counts what is sent; ``None``: one of its own.
 
+    Returns:
+        One for layers of ``num_experts``; its ``experts`` are those of this rank.
+
     Raises:
         UsageError: an unknown name, or a mesh or codec that the dispatcher cannot use.
+
+    Examples:
+        >>> dispatcher = make_dispatcher(None, num_experts=4, mesh=None)
+        >>> type(dispatcher).__name__, list(dispatcher.experts)
+        ('LocalDispatcher', [0, 1, 2, 3])
     """
     dims = 0 if mesh is None else mesh.ndim
     if name is None:

@@ -71,6 +71,14 @@ class TokenDispatcher(ABC):
         meter: counts what is sent.
         same_tokens: all ranks have the same tokens (and one loss); otherwise each has its own.
         takes_codec: rows can be coded on the wire.
+
+    Examples:
+        >>> import torch
+        >>> from mycel.moe import LinearProjection, TopKRouter, make_dispatcher
+        >>> dispatcher, x = make_dispatcher(None, num_experts=4, mesh=None), torch.randn(5, 8)
+        >>> arrived = dispatcher.dispatch(x, TopKRouter(LinearProjection(8, 4), top_k=2, renormalize=True)(x))
+        >>> arrived.rows.shape, torch.allclose(dispatcher.combine(arrived.rows, arrived), x)  # through no experts
+        (torch.Size([10, 8]), True)
     """
 
     same_tokens = False
@@ -82,11 +90,24 @@ class TokenDispatcher(ABC):
 
     @abstractmethod
     def dispatch(self, x_TD: Tensor, routing: RoutingResult) -> Dispatched:
-        """Tokens to their experts."""
+        """Tokens to their experts.
+
+        Args:
+            x_TD: tokens of this rank, shape ``[T, D]``; other ranks may have other numbers of them.
+            routing: of these tokens.
+        """
 
     @abstractmethod
     def combine(self, rows_RD: Tensor, dispatched: Dispatched) -> Tensor:
-        """The experts' results to their tokens: weighted sums, shape ``[T, D]``."""
+        """The experts' results to their tokens.
+
+        Args:
+            rows_RD: for each of ``dispatched.rows`` what its expert made of it, shape ``[R, D]``.
+            dispatched: what ``dispatch`` gave.
+
+        Returns:
+            For each token the sum of its results, by ``top_k_weights``, shape ``[T, D]``.
+        """
 
     def dispatch_steps(self, x_TD: Tensor, routing: RoutingResult) -> Steps[Dispatched]:
         """``dispatch``, step by step."""

@@ -123,6 +123,15 @@ def apply(
     Raises:
         UsageError: the model is not understood (says which module, and what was looked for), settings do not fit
             together, or ranks hold different models. The model is then as it was.
+
+    Examples:
+        A model is given other experts, and computes what it did::
+
+            model = AutoModelForCausalLM.from_pretrained("mistralai/Mixtral-8x7B-v0.1")
+            applied = apply(model, parallel=init_device_mesh("cpu", (dist.get_world_size(),)))
+            logits = model(tokens).logits
+            print(applied.meter.total(), "bytes sent,", len(applied.blocks), "blocks")
+            applied.close()
     """
     parallel = ExpertParallel.of(parallel)
     if any(isinstance(getattr(module, "mycel_applied", None), Applied) for module in model.modules()):
@@ -197,6 +206,14 @@ def restore(model: nn.Module) -> None:
 
     Raises:
         UsageError: it was not, or ``fully_shard`` came afterwards.
+
+    Examples:
+        With all experts here there is nothing to bring together, and the results are the model's own again::
+
+            before = model(tokens).logits
+            apply(model)
+            restore(model)
+            assert torch.equal(model(tokens).logits, before)
     """
     _take_back(*_find_applied(model))
 

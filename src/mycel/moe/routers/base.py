@@ -22,6 +22,17 @@ class Router(nn.Module, ABC):
 
     Raises:
         UsageError: sizes that make no sense.
+
+    Examples:
+        >>> import torch
+        >>> class InTurn(Router):
+        ...     def forward(self, x, *, top_k=None, bias=None):
+        ...         index = torch.arange(len(x)).unsqueeze(1) % self.num_experts
+        ...         even = x.new_full((len(x), self.num_experts), 1 / self.num_experts)
+        ...         counts = torch.bincount(index.flatten(), minlength=self.num_experts)
+        ...         return RoutingResult(index, even[:, :1], even.log(), even, counts, full=True)
+        >>> InTurn(num_experts=2, top_k=1)(torch.randn(5, 8)).tokens_per_expert
+        tensor([3, 2])
     """
 
     takes_bias = False
@@ -52,4 +63,7 @@ class Router(nn.Module, ABC):
             x: shape ``[T, D]``.
             top_k: experts a token in this call; ``None``: as made.
             bias: added to scores where experts are chosen, not where they are weighted; shape ``[E]``.
+
+        Raises:
+            UsageError: there are not so many experts.
         """

@@ -24,8 +24,19 @@ class BiLevelRouter(Router):
         local: projection to one logit an expert of a node.
         top_k: experts a token, all on one node.
 
+    Raises:
+        UsageError: a node has fewer than ``top_k`` experts, or a projection does not say its ``num_experts``.
+
     References:
         He et al., "SMILE: Scaling Mixture-of-Experts with Efficient Bi-level Routing", 2022, section 3.
+
+    Examples:
+        >>> import torch
+        >>> from mycel.moe import LinearProjection
+        >>> router = BiLevelRouter(LinearProjection(8, 2), LinearProjection(8, 4), top_k=3)  # 2 nodes of 4 experts
+        >>> nodes = router(torch.randn(5, 8)).top_k_index // 4
+        >>> bool((nodes == nodes[:, :1]).all())  # the experts of a token share a node
+        True
     """
 
     def __init__(self, node: nn.Module, local: nn.Module, top_k: int) -> None:

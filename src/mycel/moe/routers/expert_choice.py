@@ -24,8 +24,17 @@ class ExpertChoiceRouter(Router):
         top_k: experts a token on average.
         max_experts: slots a token; ``None``: one an expert, so that no choice is lost.
 
+    Raises:
+        UsageError: fewer experts than ``top_k`` or ``max_experts``, or a projection that does not say how many.
+
     References:
         Zhou et al., "Mixture-of-Experts with Expert Choice Routing", NeurIPS 2022.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection
+        >>> router = ExpertChoiceRouter(LinearProjection(8, 4), top_k=2)
+        >>> router(torch.randn(6, 8)).tokens_per_expert  # 6 tokens of 2 experts each, on average
+        tensor([3, 3, 3, 3])
     """
 
     def __init__(self, projection: nn.Module, top_k: int, *, max_experts: int | None = None) -> None:

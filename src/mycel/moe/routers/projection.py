@@ -26,6 +26,11 @@ class LinearProjection(nn.Module):
         dim: width of tokens.
         num_experts: logits a token.
         bias: add a learned vector.
+
+    Examples:
+        >>> logits = LinearProjection(dim=8, num_experts=4)(torch.randn(5, 8, dtype=torch.bfloat16))
+        >>> logits.shape, logits.dtype
+        (torch.Size([5, 4]), torch.float32)
     """
 
     def __init__(self, dim: int, num_experts: int, *, bias: bool = False) -> None:
@@ -55,6 +60,12 @@ class CosineProjection(nn.Module):
     References:
         Chi et al., "On the Representation Collapse of Sparse Mixture of Experts", NeurIPS 2022;
         Hwang et al., "Tutel: Adaptive Mixture-of-Experts at Scale", MLSys 2023 (projection to 256, the clamp).
+
+    Examples:
+        >>> projection = CosineProjection(dim=8, num_experts=4, proj_dim=16)
+        >>> x = torch.randn(5, 8)
+        >>> torch.allclose(projection(x), projection(8 * x))  # how long a token is does not count
+        True
     """
 
     def __init__(self, dim: int, num_experts: int, *, proj_dim: int = 256, temperature: float = 0.5) -> None:

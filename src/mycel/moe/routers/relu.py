@@ -20,8 +20,20 @@ class ReLURouter(Router):
         top_k: experts a token that training aims at; a call's own ``top_k`` changes nothing.
         max_experts: slots a token; ``None``: one an expert, so that nothing is cut off.
 
+    Raises:
+        UsageError: fewer experts than ``top_k`` or ``max_experts``, or a projection that does not say how many.
+
     References:
         Wang et al., "ReMoE: Fully Differentiable Mixture-of-Experts with ReLU Routing", ICLR 2025.
+
+    Examples:
+        >>> import torch
+        >>> from mycel.moe import LinearProjection
+        >>> router = ReLURouter(LinearProjection(4, 4), top_k=2)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> router(torch.tensor([[1.0, -1.0, 3.0, 2.0], [-1.0, -1.0, -1.0, 5.0]])).top_k_index  # 4: an empty slot
+        tensor([[2, 3, 0, 4],
+                [3, 4, 4, 4]])
     """
 
     def __init__(self, projection: nn.Module, top_k: int, *, max_experts: int | None = None) -> None:

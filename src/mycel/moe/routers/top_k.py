@@ -39,6 +39,14 @@ class TopKRouter(Router):
     References:
         Shazeer et al., "Outrageously Large Neural Networks", ICLR 2017 (top-k, noise);
         DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2 (sigmoid scores, groups, bias in the choice).
+
+    Examples:
+        >>> from mycel.moe import LinearProjection
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=2, renormalize=True)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> routing = router(torch.tensor([[0.0, 2.0, 1.0, 2.0]]))
+        >>> routing.top_k_index.sort().values, routing.top_k_weights.detach()
+        (tensor([[1, 3]]), tensor([[0.5000, 0.5000]]))
     """
 
     takes_bias = True
