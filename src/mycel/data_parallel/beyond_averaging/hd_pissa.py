@@ -72,6 +72,18 @@ def hd_pissa(
 
     Raises:
         UsageError: no layer is chosen, one cannot be trained alone, or the model is wrapped.
+
+    Examples:
+        >>> from functools import partial
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Sequential(nn.Linear(8, 4, bias=False))
+        >>> before = model[0].weight.detach().clone()
+        >>> with hd_pissa(model, partial(torch.optim.SGD, lr=0.1), rank=2) as trained:
+        ...     model(torch.eye(8)).square().sum().backward()
+        ...     trained.optimizer.step()
+        >>> int(torch.linalg.matrix_rank(model[0].weight - before, atol=1e-5))  # with two ranks 4
+        2
+        >>> dist.destroy_process_group()
     """
     if rank < 1:
         raise UsageError(f"hd_pissa: {rank} directions a rank; at least one")
@@ -89,6 +101,17 @@ class HDPiSSA(Handle):
     Attributes:
         optimizer: for ``step``, ``zero_grad`` and learning-rate schedulers.
         stats: bytes; those of averaging the weights' own gradients are ``exact_bytes``.
+
+    Examples:
+        >>> from functools import partial
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Sequential(nn.Linear(8, 4, bias=False))
+        >>> with hd_pissa(model, partial(torch.optim.SGD, lr=0.1), rank=2) as trained:
+        ...     [tuple(change.shape) for change in trained.parameters()], model[0].weight.requires_grad
+        ([(2, 12)], False)
+        >>> model[0].weight.requires_grad
+        True
+        >>> dist.destroy_process_group()
     """
 
     def __init__(
