@@ -169,6 +169,7 @@ class Program:
         need_start: row ``i`` needs ``need_index[need_start[i] : need_start[i+1]]``; shape ``[rows + 1]``.
         need_index: instruction indices.
         block_elements: length of each block; ``None`` where they are in proportion to the collective's weights.
+        version: of this form.
 
     Raises:
         ScheduleError: malformed; the message names the instruction.
