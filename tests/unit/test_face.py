@@ -16,7 +16,7 @@ from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Protocol, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 import pytest
@@ -42,6 +42,8 @@ CONSTANTS = {
     "COMPRESSORS": "Compressors by name.",
     "BENCH_COLLECTIVES": "Collectives that can be measured.",
 }
+#: Parameters that users do not give: a thread of a combiner's own, and those of a class without an ``__init__``.
+UNDESCRIBED = {"_thread", "args", "kwargs"}
 
 
 # -- names ------------------------------------------------------------------------------------------------------
@@ -124,6 +126,34 @@ def test_the_version_is_written_once() -> None:
     assert re.search(r'^dynamic = \["version"\]$', project, re.MULTILINE)
     assert not re.search(r"^version =", project, re.MULTILINE)
     assert re.fullmatch(r"\d+\.\d+\.\d+", mycel.__version__)
+
+
+# -- what docstrings say ----------------------------------------------------------------------------------------
+
+
+def explained() -> list[tuple[str, str]]:
+    """Names at the faces that are classes or functions, but for exceptions, which are raised and not called."""
+    found = []
+    for face in FACES:
+        for name in import_module(face).__all__:
+            value = getattr(import_module(face), name)
+            is_error = inspect.isclass(value) and issubclass(value, BaseException)
+            if not is_error and (inspect.isclass(value) or inspect.isroutine(value)):
+                found.append((face, name))
+    return found
+
+
+@pytest.mark.parametrize(("face", "name"), explained())
+def test_docstrings_show_and_describe(face: str, name: str) -> None:
+    value = getattr(import_module(face), name)
+    text = inspect.getdoc(value) or ""
+    assert re.search(r"^ *>>> |::$", text, re.MULTILINE), "no example: neither a session nor a block after '::'"
+    if inspect.isclass(value):
+        is_made = Protocol not in value.__bases__ and bool(inspect.signature(value).parameters.keys() - UNDESCRIBED)
+        assert not is_made or re.search(r"^(Args|Attributes):$", text, re.MULTILINE), "neither Args nor Attributes"
+        return
+    for parameter in inspect.signature(value).parameters:
+        assert re.search(rf"^    (\w+, )*{parameter}(, \w+)*:", text, re.MULTILINE), f"no word about {parameter}"
 
 
 # -- collectives by name ----------------------------------------------------------------------------------------

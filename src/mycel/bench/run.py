@@ -64,6 +64,13 @@ def run_bench(
         UsageError: nothing to measure, or an unknown collective.
         EmulationError: this machine cannot emulate the cluster.
         CommunicationError: a rank failed.
+
+    Examples:
+        On an emulated fabric, beside its bound::
+
+            fabric = mycel.load_topology("star:ranks=4,bandwidth=200 Mbit/s")
+            for m in run_bench(fabric, ["all_reduce"], [1 << 20, 1 << 24]):
+                print(m.backend, m.bytes, m.algbw, m.unit, m.fraction_of_bound)
     """
     cases = make_cases(collectives, sizes, repeats=repeats)
     return bench_cases(topology, cases, backends=backends, timeout_s=timeout_s, progress=progress)
@@ -101,7 +108,28 @@ def bench_cases(
     timeout_s: float = 1800.0,
     progress: Callable[[Measurement], None] | None = None,
 ) -> list[Measurement]:
-    """As ``run_bench``, from explicit cases."""
+    """As ``run_bench``, from explicit cases.
+
+    Args:
+        topology: fabric to emulate, or a number of ranks to run on loopback instead.
+        cases: what to time, in this order.
+        backends: rounds alternate between them; the first is the baseline.
+        timeout_s: for the whole run.
+        progress: receives each measurement as it arrives.
+
+    Returns:
+        Measurements by case and backend, in the order asked for.
+
+    Raises:
+        UsageError: nothing to measure, or a backend named twice.
+        EmulationError: this machine cannot emulate the cluster.
+        CommunicationError: a rank failed.
+
+    Examples:
+        The latency of many calls in a row, over loopback::
+
+            bench_cases(2, [Case(collective="all_reduce", num_bytes=4, calls=100)])[1].median_s  # of mycel
+    """
     if not cases or not backends:
         raise UsageError("nothing to measure: give at least one collective, one size and one backend")
     if len(set(backends)) != len(backends):

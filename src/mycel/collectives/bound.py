@@ -71,6 +71,14 @@ class Bound:
     than two of those on a fabric: in all of them or in none, and a schedule that mixes may do better). The other
     bounds hold for every schedule in which switches only forward; where every switch has as much capacity in as out,
     they are cuts, and hold with switches that copy and add as well.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> best = bound(load_topology("two_boxes:ranks=4,inside=400 Mbit/s,between=100 Mbit/s"), "all_gather")
+        >>> best.algbw, best.cut  # in Mbit/s, and the links into the node that cannot be filled faster
+        (Fraction(400, 1), ((6, 0), (6, 1)))
+        >>> print(best.explain().split(", because")[0])
+        all_gather over 4 ranks of two_boxes: at most 400 Mbit/s
     """
 
     collective: Collective
@@ -180,6 +188,9 @@ def bound(topology: Topology, collective: Collective | CollectiveName) -> Bound:
         topology: the fabric.
         collective: what to move, over all of the fabric's ranks; a name is enough where the root is rank 0 and all
             blocks are equal.
+
+    Returns:
+        The bound: its rate exactly, and the links that bind.
 
     Raises:
         UsageError: an unknown name, or a collective over another number of ranks.

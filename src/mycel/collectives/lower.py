@@ -437,8 +437,20 @@ def lower(
         piece_elements: longest message, in elements.
         block_elements: length of each block, if they are not in proportion to the collective's weights.
 
+    Returns:
+        One program for each rank, in order, and then one for each such switch.
+
     Raises:
         ScheduleError: see ``RankTemplate`` and ``RankTemplate.expand``.
+
+    Examples:
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> hop = synthesize(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather", "ring")
+        >>> [len(program.columns) for program in lower(hop, 64, piece_elements=16)]  # 3 sends, 3 receives, a copy
+        [7, 7, 7, 7]
+        >>> len(lower(hop, 64, piece_elements=8)[0].columns)  # twice as many messages
+        13
     """
     vertices = range(schedule.num_compute_vertices)
     return tuple(

@@ -160,6 +160,8 @@ class Program:
     """One rank's instructions, kept as read-only columns: a 64 MB all_reduce has thousands of them.
 
     Attributes:
+        collective: that all ranks' programs carry out together.
+        rank: whose program; from the number of ranks on, a switch in which transfers end.
         num_elements: length of the collective's whole array.
         scratch_elements: length of SCRATCH.
         channels: this rank's, outgoing (``src == rank``) and incoming.
@@ -167,9 +169,22 @@ class Program:
         need_start: row ``i`` needs ``need_index[need_start[i] : need_start[i+1]]``; shape ``[rows + 1]``.
         need_index: instruction indices.
         block_elements: length of each block; ``None`` where they are in proportion to the collective's weights.
+        version: of this form.
 
     Raises:
         ScheduleError: malformed; the message names the instruction.
+
+    Examples:
+        >>> from mycel.collectives.lower import lower
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> hop = synthesize(load_topology("ring:ranks=3,bandwidth=1 GB/s"), "all_gather", "ring")
+        >>> program = lower(hop, 12, piece_elements=4)[0]
+        >>> [instruction.op.name for instruction in program.instructions]
+        ['SEND', 'RECV', 'SEND', 'RECV', 'COPY']
+        >>> third = program.instructions[2]  # sends on the block that the second has received
+        >>> third.buffer.name, third.offset, third.count, third.needs
+        ('OUTPUT', 8, 4, (1,))
     """
 
     collective: Collective

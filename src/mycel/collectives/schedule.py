@@ -57,8 +57,26 @@ class Schedule:
     Construction checks the form (indices, ranges, paths that exist); whether the result is *right* is for
     ``mycel.collectives.verify`` to say.
 
+    Attributes:
+        collective: what is moved.
+        topology: along which links, over as many ranks as the collective has.
+        method: name of the algorithm that made it.
+        num_units: equal units that the collective's array is divided into; a multiple of its blocks' total weight.
+        chunks: ranges of units, each inside one block; together all of the array.
+        transfers: one chunk each from one rank (or switch that computes) to another along a path, after earlier ones.
+        version: of this form.
+
     Raises:
         ScheduleError: malformed; the message names the chunk or transfer.
+
+    Examples:
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> schedule = synthesize(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather")
+        >>> schedule.method, schedule.algbw, schedule.depth  # GB/s, and transfers that wait for each other
+        ('forest', Fraction(8, 3), 2)
+        >>> Schedule.from_text(schedule.to_text()) == Schedule.from_json(schedule.to_json()) == schedule
+        True
     """
 
     collective: Collective

@@ -56,6 +56,13 @@ class Prediction:
         communicate_s: collectives, before anything overlaps.
         sent_bytes: by a rank in a step.
         error: what this method loses of this rank's gradient, relative to its norm, in one step without feedback.
+
+    Examples:
+        >>> int8 = Prediction(
+        ...     method="int8", step_s=0.25, compress_s=0.05, communicate_s=0.1, sent_bytes=2e6, error=0.01
+        ... )
+        >>> int8.sent_bytes / int8.communicate_s  # bytes a second
+        20000000.0
     """
 
     method: str
@@ -76,6 +83,16 @@ class Advice:
         compute_s: a forward and backward pass without communication, slowest rank.
         overlap: share of the shorter of computing and communicating that the other hides in plain DDP.
         predictions: plain DDP, then every method in the order of asking.
+
+    Examples:
+        >>> plain = Prediction(
+        ...     method="uncompressed", step_s=0.5, compress_s=0.0, communicate_s=0.4, sent_bytes=8e6, error=0.0
+        ... )
+        >>> int8 = Prediction(
+        ...     method="int8", step_s=0.25, compress_s=0.05, communicate_s=0.1, sent_bytes=2e6, error=0.01
+        ... )
+        >>> print(Advice(compute_s=0.1, overlap=0.0, predictions=(plain, int8)).explain())
+        int8: 250 ms a step, 2.0 times faster than uncompressed (500 ms), with 4.0 times fewer bytes
     """
 
     compute_s: float
@@ -119,8 +136,19 @@ def advise(
         group: the ranks that would train; by default all.
         steps: timed passes of each kind.
 
+    Returns:
+        Predictions for plain DDP and every method; ``best`` and ``explain()`` choose among them.
+
     Raises:
         UsageError: fewer than two ranks, no steps, an unknown method, or a model without gradients.
+
+    Examples:
+        On two ranks or more, as ``torchrun`` starts them::
+
+            dist.init_process_group("mycel")
+            advice = advise(model, lambda module: loss(module(inputs), targets), methods=["bf16", "int8"])
+            if dist.get_rank() == 0:
+                print(advice.explain())
     """
     group = group or dist.group.WORLD
     if group is None or group.size() < 2 or steps < 1:

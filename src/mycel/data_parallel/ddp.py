@@ -48,6 +48,16 @@ class DDPCompression(Handle):
         feedback: this rank's residuals.
         stats: bytes and seconds since the last ``stats.reset()``.
         step: synchronised steps so far.
+
+    Examples:
+        >>> from mycel.data_parallel.compress import TopK
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = DistributedDataParallel(torch.nn.Linear(32, 16, bias=False))
+        >>> with attach_ddp(model, TopK(0.1)) as compression:
+        ...     model(torch.ones(1, 32)).sum().backward()
+        >>> compression.step, list(compression.feedback.residuals)  # what was not sent is kept
+        (1, ['weight'])
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

@@ -28,6 +28,18 @@ def compress(model: nn.Module, method: Any, **options: Any) -> Any:
 
     Raises:
         UsageError: the model is not wrapped, or the method does not fit.
+
+    Examples:
+        >>> import torch
+        >>> import torch.distributed as dist
+        >>> from mycel.data_parallel import TopK
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = DistributedDataParallel(nn.Linear(32, 16, bias=False))
+        >>> with compress(model, TopK(0.1)):
+        ...     model(torch.ones(1, 32)).sum().backward()
+        >>> int(model.module.weight.grad.count_nonzero())  # of 512
+        52
+        >>> dist.destroy_process_group()
     """
     if isinstance(model, DistributedDataParallel):
         return attach_ddp(model, method, **options)

@@ -33,6 +33,12 @@ class ErrorFeedback:
 
     Attributes:
         residuals: by parameter name, in the shape in which this rank sends the parameter's gradient.
+
+    Examples:
+        >>> feedback, gradient = ErrorFeedback(), torch.tensor([1.0, 0.25])
+        >>> feedback.remember("w", gradient - torch.tensor([1.0, 0.0]))  # the second number was not sent
+        >>> feedback.compensate("w", gradient).tolist()  # and weighs twice in the next step
+        [1.0, 0.5]
     """
 
     def __init__(self, *, decay: float = 1.0) -> None:

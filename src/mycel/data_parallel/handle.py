@@ -10,7 +10,21 @@ __all__ = ["Handle"]
 
 
 class Handle(ABC):
-    """Something at work on a model or an optimizer, until ``close()``; also the end of a ``with`` block."""
+    """Something at work on a model or an optimizer, until ``close()``; also the end of a ``with`` block.
+
+    Examples:
+        >>> class Watched(Handle):
+        ...     def __init__(self, module):
+        ...         self.hook = module.register_forward_hook(lambda *_: print("a forward pass"))
+        ...     def close(self):
+        ...         self.hook.remove()
+        >>> from torch.nn import Identity
+        >>> with Watched(layer := Identity()):
+        ...     _ = layer(1)
+        a forward pass
+        >>> layer(2)  # as it was
+        2
+    """
 
     @abstractmethod
     def close(self) -> None:

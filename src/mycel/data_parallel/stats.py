@@ -19,6 +19,12 @@ class CommStats:
         collectives: started.
         compute_s: seconds of compressing and decompressing.
         wait_s: seconds of waiting for collectives.
+
+    Examples:
+        >>> stats = CommStats(exact_bytes=4000.0)
+        >>> stats.sent(500)
+        >>> stats.collectives, stats.ratio
+        (1, 8.0)
     """
 
     steps: int = 0

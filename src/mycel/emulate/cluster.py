@@ -47,6 +47,15 @@ class LinkCounters:
 
     The kernel hands on large packets uncut, with one header for many segments, and counts them so; the shaping
     counts the headers of all segments.
+
+    Attributes:
+        num_bytes: with headers, as the kernel counts them.
+        num_packets: uncut ones count once.
+
+    Examples:
+        >>> before, after = (LinkCounters(num_bytes=n, num_packets=n // 1500) for n in (3000, 9000))
+        >>> after.num_bytes - before.num_bytes  # carried meanwhile
+        6000
     """
 
     num_bytes: int
@@ -69,6 +78,13 @@ class EmulatedCluster:
     Raises:
         EmulationError: this machine cannot emulate a cluster; the message says what is missing.
         UsageError: capacities are only relative (unit ``link``).
+
+    Examples:
+        Two programs, one after the other, on the same links::
+
+            with EmulatedCluster(mycel.load_topology("star:ranks=4,bandwidth=200 Mbit/s")) as cluster:
+                launch(cluster, ["python", "train.py"])
+                launch(cluster, ["python", "evaluate.py"])
     """
 
     def __init__(self, topology: Topology, *, max_paths: int = MAX_PATHS) -> None:

@@ -34,7 +34,20 @@ _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Run:
-    """One program running on every rank; a context manager that leaves nothing behind. Made by ``start``."""
+    """One program running on every rank; a context manager that leaves nothing behind. Made by ``start``.
+
+    Args:
+        cluster: what the ranks run on; ``None``: 127.0.0.1.
+        processes: the ranks.
+        stack: what is taken down at the end.
+
+    Examples:
+        >>> with start(2, ["sleep", "60"]) as run:
+        ...     len(run.pids), run.exit_codes
+        (2, (None, None))
+        >>> run.exit_codes  # nothing is left behind
+        (137, 137)
+    """
 
     def __init__(self, cluster: EmulatedCluster | None, processes: RankProcesses, stack: ExitStack) -> None:
         self._cluster = cluster
@@ -127,9 +140,18 @@ def start(
         prefix: begin the lines with ``[rank0]:``; an ``output`` never sees a prefix.
         warm: called once before the ranks start, to do what they would otherwise all do at once.
 
+    Returns:
+        The run: signals, exit codes, counters of links; it ends with its ``with`` block.
+
     Raises:
         EmulationError: this machine cannot emulate a cluster.
         UsageError: no command, an unknown program, or a topology without a unit.
+
+    Examples:
+        >>> with start(2, ["sleep", "60"], grace_s=0) as run:
+        ...     run.kill(1)  # as a rank that crashes
+        ...     run.wait()
+        137
     """
     _check_command(command, env)
     with ExitStack() as stack:
@@ -170,12 +192,29 @@ def launch(
     In the main thread, SIGINT, SIGTERM and SIGHUP go on to the ranks, which then have ``grace_s`` to end; a second
     signal kills them.
 
+    Args:
+        cluster: a topology to emulate, a cluster at hand, or a number of ranks on 127.0.0.1.
+        command: program and arguments, the same for every rank.
+        env: added to the environment of the ranks.
+        output: receives ``(rank, line)`` for each line; without it, lines go to our own standard output and error.
+        timeout_s: for the whole run.
+        grace_s: after the first rank has failed, or a signal has come, the others may go on for so long.
+        prefix: begin the lines with ``[rank0]:``; an ``output`` never sees a prefix.
+        warm: called once before the ranks start.
+
     Returns:
         0, or the exit code of the rank that failed first (128 + number for a signal), or 124 when the time is over.
 
     Raises:
         EmulationError: this machine cannot emulate a cluster.
         UsageError: no command, an unknown program, or a topology without a unit.
+
+    Examples:
+        >>> lines = []
+        >>> launch(2, ["sh", "-c", "echo I am $RANK of $WORLD_SIZE"], output=lambda rank, line: lines.append(line))
+        0
+        >>> sorted(lines)
+        ['I am 0 of 2', 'I am 1 of 2']
     """
     received: list[int] = []
     running: list[Run] = []

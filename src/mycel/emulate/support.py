@@ -43,6 +43,15 @@ def check_support() -> None:
 
     Raises:
         EmulationError: something is missing; the message says what, and what can be done instead.
+
+    Examples:
+        Take loopback where links cannot be shaped::
+
+            try:
+                check_support()
+            except EmulationError as missing:
+                print(missing)
+                launch(4, command)  # four ranks on 127.0.0.1
     """
     if sys.platform != "linux":
         raise EmulationError(f"emulation needs Linux network namespaces and this is {sys.platform}; {_INSTEAD}")
@@ -77,6 +86,13 @@ def acquire_privileges() -> None:
 
     Raises:
         EmulationError: as for ``check_support``.
+
+    Examples:
+        At the top of a program, before it has done anything::
+
+            acquire_privileges()  # the program begins again, with what emulation needs, or goes on
+            with EmulatedCluster(fabric) as cluster:
+                ...
     """
     if sys.platform == "linux" and not _has_privileges() and can_make_user_namespace():
         sys.stdout.flush()

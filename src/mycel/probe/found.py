@@ -49,6 +49,11 @@ class LinkNote:
             back; 0: ``measured`` is only the most that was seen.
         spread: (largest - smallest) / measured of the evidence.
         series: how many links are in series with it, so that only the least of them is known.
+
+    Examples:
+        >>> seen = LinkNote(src=0, dst=2, measured=1.25e7, num_evidence=0, spread=0.0, series=0)
+        >>> seen.text()
+        'at least: no traffic was found that this link alone holds back'
     """
 
     src: int
@@ -91,6 +96,14 @@ class Found:
         seconds: that the probe took, from the first answer of all ranks.
         num_bytes: that it sent.
         num_patterns: of traffic that it measured.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> pair = load_topology("star:ranks=2,bandwidth=100 Mbit/s")
+        >>> note = LinkNote(src=0, dst=2, measured=1.25e7, num_evidence=2, spread=0.01, series=0)
+        >>> found = Found(topology=pair, links=(note,), reason="one switch", explained=1.0, foretold=(19, 20))
+        >>> found.confidence
+        'high'
     """
 
     topology: Topology
@@ -380,7 +393,22 @@ def _span(ranks: Sequence[int]) -> str:
 
 
 def summary_lines(found: Found) -> list[str]:
-    """What was found and how sure it is, for people and for the head of the file."""
+    """What was found and how sure it is, for people and for the head of the file.
+
+    Args:
+        found: what a probe found.
+
+    Returns:
+        Sentences, a line each.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> pair = load_topology("star:ranks=2,bandwidth=100 Mbit/s")
+        >>> note = LinkNote(src=0, dst=2, measured=1.25e7, num_evidence=2, spread=0.01, series=0)
+        >>> found = Found(topology=pair, links=(note,), reason="one switch", explained=1.0, foretold=(19, 20))
+        >>> summary_lines(found)[0]
+        'structure: one switch'
+    """
     flows, of = found.foretold
     lines = [*found.findings, f"structure: {found.reason}"]
     lines.append(
@@ -401,7 +429,22 @@ def summary_lines(found: Found) -> list[str]:
 
 
 def found_yaml(found: Found) -> str:
-    """The topology file: the YAML that mycel reads, with how each value was found as comments."""
+    """The topology file: the YAML that mycel reads, with how each value was found as comments.
+
+    Args:
+        found: what a probe found; its topology's unit is a rate.
+
+    Returns:
+        Text of the file; ``load_topology`` reads it back.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> pair = load_topology("star:ranks=2,bandwidth=100 Mbit/s")
+        >>> note = LinkNote(src=0, dst=2, measured=1.25e7, num_evidence=2, spread=0.01, series=0)
+        >>> found = Found(topology=pair, links=(note,), reason="one switch", explained=1.0, foretold=(19, 20))
+        >>> print(found_yaml(found).splitlines()[5])
+        #   0 -> switch: 100, measured 2 times, 1.0 % apart
+    """
     topology = found.topology
     scale = float(RATE_UNITS[topology.unit])
     head = [f"# {line}" for line in ("Found by mycel probe.", *summary_lines(found))]

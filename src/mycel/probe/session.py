@@ -42,11 +42,21 @@ def probe(
         name: of the topology.
         progress: told what is being done, on rank 0.
 
+    Returns:
+        What was found, on rank 0; ``None`` on the others.
+
     Raises:
         CollectiveTimeoutError: a rank did not come or did not answer in time; the message names it.
         PeerLostError: a rank has gone in the middle.
         CommunicationError: something failed on a rank; all ranks raise it.
         UsageError: fewer than two ranks.
+
+    Examples:
+        On every rank, as ``torchrun`` or ``mpirun`` starts them::
+
+            found = probe(read_launched(), read_settings(), Limits(seconds=30))  # both of mycel.settings
+            if found is not None:
+                Path("found.yaml").write_text(found_yaml(found))
     """
     if launched.world_size < 2:
         raise UsageError("probe: needs at least 2 ranks; start it with torchrun, mpirun or mycel emulate")

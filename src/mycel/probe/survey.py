@@ -50,6 +50,14 @@ class Limits:
         warm_s: of each pattern that do not count: first bytes may pass a shaper's bucket, windows open.
         window_s: of each pattern that count.
         hops: ask routers by packets of small time to live.
+
+    Raises:
+        UsageError: no time, or no bytes.
+
+    Examples:
+        >>> small = Limits(seconds=10, max_bytes=100_000_000)
+        >>> small.window_s + small.warm_s < small.seconds / 30  # time for some thirty patterns
+        True
     """
 
     seconds: float = 60.0

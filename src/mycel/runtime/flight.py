@@ -299,6 +299,12 @@ def dump_flight_records(folder: str | os.PathLike[str] | None = None) -> Path | 
 
     Raises:
         OSError: the file cannot be written.
+
+    Examples:
+        In a training loop, on every rank::
+
+            if step_s > 60:
+                mycel.runtime.dump_flight_records("flight")  # flight/rank0.jsonl on rank 0, and so on
     """
     if _recorder is None:
         return None

@@ -98,6 +98,11 @@ def monitored_barrier(
 
     Raises:
         RuntimeError: ranks did not come in time; on rank 0 the message names them.
+
+    Examples:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        >>> monitored_barrier(timeout=timedelta(seconds=5))  # returns, as everybody has come
+        >>> dist.destroy_process_group()
     """
     if dist.get_rank(group) < 0:
         return

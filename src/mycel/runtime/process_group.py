@@ -4,8 +4,7 @@ What mycel does not schedule (other collectives, reductions or element types) go
 group holds inside, or to an NCCL one for tensors on GPUs, so that every program that runs on these runs here. It goes
 there directly and never through ``super()``: torch's C++ side calls the base class of a Python process group with the
 interpreter lock held (torch 2.13, ``WORK_OVERRIDE`` in ``PyProcessGroup.hpp``). Gloo's ``enqueue`` then waits for a
-mutex whose owner, the thread that drops a finished operation with its tensors, waits for the interpreter lock: a
-deadlock, now and then.
+mutex whose owner, a thread that drops a finished operation, waits for the interpreter lock: a deadlock, now and then.
 """
 
 from __future__ import annotations
@@ -82,8 +81,12 @@ class MycelProcessGroup(ProcessGroup):
         rank, size: in the group.
         timeout: default time-out of a collective.
         global_ranks: of the group's members, in group order.
-        world_size: ranks of the whole job.
-        name: of the group, for logs.
+        world_size, name: ranks of the whole job, and what logs call the group.
+
+    Examples:
+        >>> dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1)
+        >>> type(dist.group.WORLD).__name__, dist.destroy_process_group()
+        ('MycelProcessGroup', None)
     """
 
     def __init__(

@@ -14,7 +14,14 @@ __all__ = ["warm"]
 
 
 def warm() -> None:
-    """Compile what ranks need, or load it from numba's cache; some seconds the first time on a machine."""
+    """Compile what ranks need, or load it from numba's cache; some seconds the first time on a machine.
+
+    Examples:
+        Once on each node, before all of its ranks start::
+
+            python -c "import mycel.runtime; mycel.runtime.warm()"
+            torchrun --nproc-per-node 8 train.py
+    """
     fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
     spare = np.zeros(64, dtype=np.int64)
     for address in (

@@ -102,6 +102,9 @@ def load_topology(file: str | Path) -> Topology:
             after it, four such machines on one network switch, through the network interfaces that the file names;
             with ``*4@25 GB/s``, through interfaces of that bandwidth.
 
+    Returns:
+        The fabric, checked: every ``Topology`` can carry a collective.
+
     Raises:
         TopologyError: no such file, or its contents are malformed or describe a fabric that cannot work. The
             message begins with the file's name and, where there is one, the line.

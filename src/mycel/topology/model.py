@@ -29,6 +29,12 @@ class Vertex:
         node: the machine it belongs to, where that is known (used for drawing and placement).
         computes: the switch can copy what it receives to several ports, and add what it receives at several
             (NVLink SHARP, InfiniBand SHARP); other switches only forward. False for ranks, which always can.
+
+    Examples:
+        >>> Vertex(kind="rank", label="gpu0", node="left").computes
+        False
+        >>> Vertex(kind="switch", label="nvswitch", computes=True)
+        Vertex(kind='switch', label='nvswitch', node=None, computes=True)
     """
 
     kind: VertexKind
@@ -48,6 +54,11 @@ class Link:
         dst: vertex index the bytes reach.
         capacity: positive integer, in the topology's unit.
         latency_s: seconds from the first byte sent to the first byte received.
+
+    Examples:
+        >>> there = Link(src=0, dst=1, capacity=2, latency_s=1e-6)
+        >>> replace(there, src=there.dst, dst=there.src)  # a cable is two links
+        Link(src=1, dst=0, capacity=2, latency_s=1e-06)
     """
 
     src: int
@@ -71,6 +82,13 @@ class Topology:
     Raises:
         TopologyError: fewer than two ranks, an unknown vertex, a self-loop, a duplicate link, a capacity that
             is not a positive integer, a negative latency, or ranks that cannot all reach each other.
+
+    Examples:
+        >>> ends = (Vertex(kind="rank", label="a"), Vertex(kind="rank", label="b"), Vertex(kind="switch", label="s"))
+        >>> cables = tuple(Link(src=i, dst=j, capacity=10) for i, j in [(0, 2), (2, 0), (1, 2), (2, 1)])
+        >>> fabric = Topology(name="pair", unit="Gbit/s", vertices=ends, links=cables)
+        >>> fabric.num_ranks, fabric.switches, fabric.capacity[0, 2]
+        (2, (2,), 10)
     """
 
     name: str

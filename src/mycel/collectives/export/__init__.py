@@ -69,9 +69,21 @@ def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> Export
         form: a key of ``FORMATS``.
         num_bytes: size of the whole array, for formats that need one.
 
+    Returns:
+        Text, or for ``chakra`` the bytes of each rank's file.
+
     Raises:
         UsageError: unknown format.
         ScheduleError: the format cannot express the schedule.
+
+    Examples:
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> hop = synthesize(load_topology("ring:ranks=4"), "all_gather", "ring")
+        >>> print(export(hop, "dot").splitlines()[0])
+        digraph "all_gather on ring_4 by ring" {
+        >>> len(export(hop, "chakra"))  # a file a rank
+        4
     """
     if form not in FORMATS:
         raise UsageError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")

@@ -74,10 +74,23 @@ def synthesize(
             of ours that does.
         options: passed on to the method, such as ``k`` for ``forest``.
 
+    Returns:
+        A well-formed schedule; ``verify_schedule`` says whether it is right.
+
     Raises:
         UsageError: unknown collective or method, one for other collectives or for equal blocks only, an option the
             method does not have, or a collective over another number of ranks than the fabric has.
         SynthesisError: no such schedule exists for this fabric, or a classic does not serve the collective.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> fabric = load_topology("ring:ranks=4,bandwidth=1 GB/s")
+        >>> for method in ("forest", "ring"):  # both ways round, and one
+        ...     print(synthesize(fabric, "all_gather", method).algbw)  # GB/s
+        8/3
+        4/3
+        >>> synthesize(fabric, "all_to_all").method
+        'flow'
     """
     collective = as_collective(collective, topology.num_ranks)
     serving = methods_for(collective.name)

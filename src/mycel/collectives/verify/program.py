@@ -47,6 +47,16 @@ def verify_programs(programs: Sequence[Program], *, every_size: bool = False) ->
 
     Raises:
         VerificationError: the message names rank, instruction, channel and elements.
+
+    Examples:
+        >>> from mycel.collectives.lower import lower
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> programs = lower(synthesize(load_topology("star:ranks=3"), "all_reduce"), 12, piece_elements=2)
+        >>> verify_programs(programs)
+        >>> verify_programs([programs[0], programs[0], programs[2]])
+        Traceback (most recent call last):
+        mycel.errors.VerificationError: all_reduce over 3 ranks: expected one program of each of ranks 0..2, got ...
     """
     if not programs:
         raise VerificationError("no programs to verify")

@@ -72,6 +72,18 @@ def hd_pissa(
 
     Raises:
         UsageError: no layer is chosen, one cannot be trained alone, or the model is wrapped.
+
+    Examples:
+        >>> from functools import partial
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Sequential(nn.Linear(4, 4, bias=False))
+        >>> _ = model[0].weight.data.copy_(torch.tensor([4.0, 3.0, 2.0, 1.0]).diag())
+        >>> with hd_pissa(model, partial(torch.optim.SGD, lr=0.01), rank=2) as trained:
+        ...     model(torch.eye(4)).square().sum().backward()
+        ...     trained.optimizer.step()
+        >>> [round(number, 2) for number in model[0].weight.diagonal().tolist()]  # the two strongest have moved
+        [3.39, 2.65, 2.0, 1.0]
+        >>> dist.destroy_process_group()
     """
     if rank < 1:
         raise UsageError(f"hd_pissa: {rank} directions a rank; at least one")
@@ -89,6 +101,17 @@ class HDPiSSA(Handle):
     Attributes:
         optimizer: for ``step``, ``zero_grad`` and learning-rate schedulers.
         stats: bytes; those of averaging the weights' own gradients are ``exact_bytes``.
+
+    Examples:
+        >>> from functools import partial
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Sequential(nn.Linear(8, 4, bias=False))
+        >>> with hd_pissa(model, partial(torch.optim.SGD, lr=0.1), rank=2) as trained:
+        ...     [tuple(change.shape) for change in trained.parameters()], model[0].weight.requires_grad
+        ([(2, 12)], False)
+        >>> model[0].weight.requires_grad
+        True
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

@@ -73,6 +73,18 @@ class MASHA(torch.optim.Optimizer):
         steps: so far.
         probability: see above.
         stats: bytes and seconds; what exact exchanges of the same operators would send is ``exact_bytes``.
+
+    Examples:
+        >>> from mycel.data_parallel.compress import Quantised
+        >>> x, y = (torch.nn.Parameter(torch.ones(1)) for _ in range(2))
+        >>> players = [{"params": [("x", x)]}, {"params": [("y", y)], "maximize": True}]
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> game = MASHA(players, Quantised(8), lr=0.5)
+        >>> for _ in range(40):
+        ...     game.step(lambda: (x * y).sum().backward())
+        >>> bool(x.abs() < 0.1 and y.abs() < 0.1)  # descent would circle away from the solution
+        True
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

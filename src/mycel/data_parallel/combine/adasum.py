@@ -42,6 +42,14 @@ class Adasum:
 
     Bytes a rank: as an all-reduce by halving and doubling, ``2 (P-1)/P`` times the bundle for ``P = 2^k`` ranks, and
     ``24 k (k+1)/2`` bytes a layer; where the world size is no power of two, one bundle more each way for some ranks.
+
+    Examples:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> own = torch.tensor([1.0, 2.0])
+        >>> Adasum().start(Bundle.over(own, [own]), dist.group.WORLD).wait()
+        >>> own.tolist()  # as two ranks with the same; [1.0, 0.0] and [0.0, 2.0] would come to this, too
+        [1.0, 2.0]
+        >>> dist.destroy_process_group()
     """
 
     _thread: InBackground = field(default_factory=InBackground, repr=False, compare=False)

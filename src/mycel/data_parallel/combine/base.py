@@ -17,6 +17,19 @@ class Combiner(Protocol):
 
     All ranks of the group must start the same bundles in the same order, and leave a bundle alone until it is
     finished. Afterwards it holds the same bits on every rank.
+
+    Examples:
+        >>> import torch
+        >>> class Largest:
+        ...     def start(self, bundle, group):
+        ...         work = dist.all_reduce(bundle.flat, dist.ReduceOp.MAX, group=group, async_op=True)
+        ...         return Pending(work.wait)
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> own = torch.tensor([1.0, 2.0])
+        >>> pending = Largest().start(Bundle.over(own, [own]), dist.group.WORLD)
+        >>> pending.wait(), own.tolist()
+        (True, [1.0, 2.0])
+        >>> dist.destroy_process_group()
     """
 
     def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:

@@ -37,6 +37,16 @@ def combine_gradients(
 
     Raises:
         UsageError: the model is not wrapped by DDP, or its gradients are compressed or combined already.
+
+    Examples:
+        >>> from mycel.data_parallel.combine.adasum import Adasum
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
+        >>> with combine_gradients(model, Adasum()):
+        ...     model(torch.tensor([[1.0, 2.0, 3.0]])).sum().backward()
+        >>> model.module.weight.grad.tolist()
+        [[1.0, 2.0, 3.0]]
+        >>> dist.destroy_process_group()
     """
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
@@ -48,7 +58,22 @@ def combine_gradients(
 
 
 class CombinedGradients(Handle):
-    """A combiner at work on a DDP-wrapped model; made by ``combine_gradients``."""
+    """A combiner at work on a DDP-wrapped model; made by ``combine_gradients``.
+
+    Args:
+        model: the wrapped model.
+        combiner: makes one gradient of all ranks'.
+        group: the model's ranks, for nothing else.
+
+    Examples:
+        >>> from mycel.data_parallel.combine.adasum import Adasum
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = DistributedDataParallel(torch.nn.Linear(3, 1, bias=False))
+        >>> combined = combine_gradients(model, Adasum())
+        >>> combined.close()  # DDP averages again, and another may be made
+        >>> combine_gradients(model, Adasum()).close()
+        >>> dist.destroy_process_group()
+    """
 
     def __init__(self, model: DistributedDataParallel, combiner: Combiner, group: dist.ProcessGroup) -> None:
         self._combiner, self._group = combiner, group

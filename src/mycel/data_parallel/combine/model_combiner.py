@@ -53,6 +53,14 @@ class ModelCombiner:
 
     Every rank folds a share of the rows: it gets all ranks' versions of them, and everybody gets its result. Bytes a
     rank: ``(W-1)/W`` times the bundle to send shares away, and as many again for the results if shares are equal.
+
+    Examples:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> own = torch.tensor([1.0, 2.0])
+        >>> ModelCombiner().start(Bundle.over(own, [own]), dist.group.WORLD).wait()
+        >>> own.tolist()  # as two ranks with the same; [1.0, 0.0] and [0.0, 2.0] would come to this, too
+        [1.0, 2.0]
+        >>> dist.destroy_process_group()
     """
 
     _thread: InBackground = field(default_factory=InBackground, repr=False, compare=False)

@@ -51,6 +51,14 @@ def combine_rows(
 
     Raises:
         UsageError: an unknown combiner, or shapes that do not belong together.
+
+    Examples:
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> changes = torch.tensor([[1.0, 1.0], [3.0, 0.0]])
+        >>> rows, combined = combine_rows(torch.tensor([7, 2]), changes, dist.group.WORLD)
+        >>> rows.tolist(), combined.tolist()
+        ([2, 7], [[3.0, 0.0], [1.0, 1.0]])
+        >>> dist.destroy_process_group()
     """
     if combiner not in ROW_COMBINERS:
         raise UsageError(f"no combiner of rows is called {combiner!r}; known: {', '.join(ROW_COMBINERS)}")

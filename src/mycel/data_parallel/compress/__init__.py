@@ -75,6 +75,9 @@ def make_compressor(name: str, **options: object) -> Compressor:
         name: one of ``COMPRESSORS``.
         options: of its class.
 
+    Returns:
+        A new one, which keeps state of its own where its kind has any.
+
     Raises:
         UsageError: no compressor has that name, or it has no such option.
 

@@ -146,6 +146,9 @@ def heavy_layers(model: nn.Module, share: float = 0.8) -> list[str]:
         model: any module.
         share: of all elements of its matrices.
 
+    Returns:
+        Names of parameters, sorted; they serve as patterns in the rules of a ``CompressionPolicy``.
+
     Examples:
         >>> block = nn.ModuleDict({"up": nn.Linear(8, 32), "query": nn.Linear(8, 8), "down": nn.Linear(32, 8)})
         >>> heavy_layers(block, 0.8)

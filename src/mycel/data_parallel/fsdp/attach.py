@@ -33,6 +33,16 @@ class FSDPCompression(Handle):
         feedback: this rank's residuals; ``None`` keeps none.
         stats: bytes that have left this rank, as the collectives' direct form sends them, without headers: of
             gathers and reductions, or of means over replicas.
+
+    Examples:
+        >>> from torch.distributed.fsdp import fully_shard
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = fully_shard(nn.Linear(64, 64), mesh=dist.init_device_mesh("cpu", (1,)))
+        >>> with attach(model, QSDP(weight_bits=8, gradient_bits=4)) as compression:
+        ...     model(torch.ones(1, 64)).sum().backward()
+        >>> len(compression.units), compression.bytes_per_step()  # one rank has nobody to send to
+        (1, 0)
+        >>> dist.destroy_process_group()
     """
 
     def __init__(self, units: list[Unit], route: Route, feedback: ErrorFeedback | None) -> None:

@@ -16,7 +16,21 @@ __all__ = ["QSR", "Delayed", "EveryStep", "Periodic", "PostLocal", "Synchronizer
 
 
 class Synchronizer(Protocol):
-    """Decides how long a round is."""
+    """Decides how long a round is.
+
+    Examples:
+        >>> class Doubling:
+        ...     delayed = False
+        ...     def period(self, step, learning_rate):
+        ...         return max(1, step)
+        >>> rule, step = Doubling(), 0
+        >>> for _ in range(3):
+        ...     step += rule.period(step, learning_rate=0.1)
+        ...     print(step)
+        1
+        2
+        4
+    """
 
     @property
     def delayed(self) -> bool:
@@ -30,7 +44,12 @@ class Synchronizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EveryStep:
-    """After every step."""
+    """After every step.
+
+    Examples:
+        >>> [EveryStep().period(step, learning_rate=0.1) for step in (0, 100)]
+        [1, 1]
+    """
 
     delayed = False
 
@@ -43,8 +62,18 @@ class EveryStep:
 class Periodic:
     """Local SGD: every ``steps`` steps.
 
+    Attributes:
+        steps: of a round, at least 1.
+
+    Raises:
+        UsageError: rounds of no steps.
+
     References:
         S. U. Stich, "Local SGD Converges Fast and Communicates Little", ICLR 2019, arXiv 1805.09767.
+
+    Examples:
+        >>> [Periodic(8).period(step, learning_rate=0.1) for step in (0, 8)]
+        [8, 8]
     """
 
     steps: int
@@ -62,8 +91,20 @@ class Periodic:
 class PostLocal:
     """Post-local SGD: every step for the first ``begin`` steps, every ``steps`` afterwards.
 
+    Attributes:
+        begin: steps before rounds get longer.
+        steps: of a round afterwards, at least 1.
+
+    Raises:
+        UsageError: rounds of no steps.
+
     References:
         T. Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020, arXiv 1808.07217.
+
+    Examples:
+        >>> rule = PostLocal(begin=50, steps=8)
+        >>> [rule.period(step, learning_rate=0.1) for step in (0, 49, 50)]
+        [1, 1, 8]
     """
 
     begin: int
@@ -132,9 +173,17 @@ class QSR:
 class Delayed:
     """Rounds of another synchronizer, with results one round late: their exchange runs during the next round.
 
+    Attributes:
+        rounds: says how long each round is.
+
     References:
         W. Sun et al., "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", ICLR 2024,
         arXiv 2401.16265, section 3.1.
+
+    Examples:
+        >>> late = Delayed(Periodic(8))
+        >>> late.period(0, learning_rate=0.1), late.delayed, Periodic(8).delayed
+        (8, True, False)
     """
 
     rounds: Synchronizer

@@ -67,6 +67,19 @@ def local_updates(
 
     Raises:
         UsageError: a combination that cannot work; the message says which.
+
+    Examples:
+        >>> from mycel.data_parallel import QSR, diloco
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> updates = local_updates(optimizer, QSR(alpha=0.2), model=model, outer=diloco())
+        >>> model(torch.ones(1, 2)).sum().backward()
+        >>> optimizer.step()
+        >>> updates.step, updates.rounds  # rounds have (0.2 / 0.1)^2 = 4 steps
+        (1, 0)
+        >>> updates.close()
+        >>> dist.destroy_process_group()
     """
     return LocalUpdates(
         optimizer,
@@ -88,6 +101,19 @@ class LocalUpdates(Handle):
         step: optimizer steps so far.
         rounds: synchronisations so far.
         num_bytes: handed to combiners so far; what travels depends on the combiner.
+
+    Examples:
+        >>> from mycel.data_parallel.local.synchronizer import Periodic
+        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> with local_updates(optimizer, Periodic(2), model=model) as updates:
+        ...     for _ in range(3):
+        ...         model(torch.ones(1, 2)).sum().backward()
+        ...         optimizer.step()
+        ...     updates.step, updates.rounds, updates.in_step
+        (3, 1, False)
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

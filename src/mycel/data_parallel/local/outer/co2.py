@@ -32,10 +32,22 @@ class CO2(torch.optim.Optimizer):
         penalty: divide by the gap.
         clip: limit of each number of the momentum, ``None`` for none.
 
+    Raises:
+        UsageError: a learning rate or clip that is not positive, or momentum not in [0, 1).
+
     References:
         W. Sun et al., "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", ICLR 2024,
         arXiv 2401.16265, sections 3.2 and 3.3; S. Barkai, I. Hakimi, A. Schuster, "Gap Aware Mitigation of Gradient
         Staleness", ICLR 2020, arXiv 1909.10802, section 4.
+
+    Examples:
+        >>> shared = torch.zeros(2)
+        >>> outer = CO2([shared], momentum=0.5)
+        >>> for _ in range(3):
+        ...     shared.grad = torch.tensor([3.0, -4.0])
+        ...     outer.step()
+        >>> shared.tolist()  # just one steady change a round
+        [-9.0, 12.0]
     """
 
     def __init__(

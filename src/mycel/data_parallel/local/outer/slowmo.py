@@ -24,9 +24,21 @@ class SlowMo(torch.optim.Optimizer):
         lr: outer learning rate, ``alpha`` of the paper.
         momentum: ``beta``.
 
+    Raises:
+        UsageError: a learning rate that is not positive, or momentum not in [0, 1).
+
     References:
         J. Wang et al., "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", ICLR 2020,
         arXiv 1910.00643, algorithm 1.
+
+    Examples:
+        >>> shared = torch.zeros(2)
+        >>> outer = SlowMo([shared], momentum=0.5)
+        >>> for _ in range(2):
+        ...     shared.grad = torch.tensor([1.0, -1.0])
+        ...     outer.step()
+        >>> shared.tolist()  # one change, and then one and a half
+        [-2.5, 2.5]
     """
 
     def __init__(self, params: Iterable[Tensor], *, lr: float = 1.0, momentum: float = 0.5) -> None:
