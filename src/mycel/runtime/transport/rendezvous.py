@@ -181,6 +181,7 @@ class Rendezvous:
             PeerLostError: a peer, ``awaited``, refuses the connection.
             CollectiveTimeoutError: a peer, ``awaited``, has not opened its side in time.
         """
+        self._dialing = None
         deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
         for number, channel in enumerate(channels):
@@ -216,7 +217,7 @@ class Rendezvous:
     @property
     def unanswered(self) -> Channel | None:
         """The channel whose opening has found no answer for so long that none is to be expected."""
-        dialing, self._dialing = self._dialing, None
+        dialing = self._dialing
         return dialing[0] if dialing is not None and time.monotonic() - dialing[1] > _ANSWER_S else None
 
     def _is_local(self, peer: int, ip: str, pace: int | None) -> bool:
