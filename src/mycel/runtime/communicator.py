@@ -38,10 +38,12 @@ from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
 from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
-from mycel.runtime.reroute import Rerouter, without_links
+from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand, Turns
+from mycel.runtime.verdict import without_links
+from mycel.runtime.watch import Watched, watch
 from mycel.topology.model import Topology
 
 __all__ = ["PACE", "Call", "Communicator", "Ticket"]
@@ -70,6 +72,7 @@ class Communicator:
         methods: to choose schedules from, where any of them serves a collective; ``None``: the usual ones.
         flight: keeps the last calls; ``None``: nobody does.
         reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
+        members: global ranks, in group order; all of the job if not given.
 
     Attributes:
         planner: this group's schedules and choices.
@@ -91,6 +94,7 @@ class Communicator:
         methods: Sequence[str] | None = None,
         flight: FlightLog | None = None,
         reroutes: bool = False,
+        members: Sequence[int] | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.topology = topology
@@ -108,7 +112,9 @@ class Communicator:
         self._direct = Choice(
             method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
         )
-        self._control = Control(rendezvous.connect_control(timeout_s))
+        self._control = Control(
+            rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
+        )
         self._sockets: dict[Channel, int] = {}
         self._faults = Faults(
             rank=rank,
@@ -119,6 +125,13 @@ class Communicator:
             channels=lambda: dict(self._sockets),
             reroutes=reroutes,
         )
+        self._watched = Watched(
+            self._faults,
+            members or range(size),
+            [address.host for address in rendezvous.addresses],
+            [(address.ip, address.port) for address in rendezvous.addresses],
+        )
+        watch(self._watched)
         self.proofs = Proofs(rank, self._faults.poison)
         self.planner: Planner[Prepared] = Planner(
             rank,
@@ -232,7 +245,7 @@ class Communicator:
                 self._pace,
                 attempt.timeout_s,
                 deadline=attempt.deadline,
-                observe=self._faults.observe_connecting,
+                observe=lambda: self._faults.observe_connecting(attempt, rendezvous),
                 epoch=self._faults.epoch,
             )
         except (Alarm, CommunicationError) as error:
@@ -527,6 +540,7 @@ class Communicator:
             self._rerouter.close()
         if self._flight is not None:
             self._flight.close()
+        self._watched.close()
         self._control.close()
         for sock in self._open:
             sock.close()

@@ -15,31 +15,18 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
 from mycel.errors import CommunicationError, MycelError
 from mycel.runtime.calls import Call, Ticket
-from mycel.runtime.evidence import Hop
 from mycel.runtime.faults import LinksFailed
 from mycel.runtime.headers import COMMIT
 from mycel.runtime.reduce_kernels import DType
-from mycel.topology.model import Topology
 
-__all__ = ["Rerouter", "keep_input", "without_links"]
+__all__ = ["Rerouter", "keep_input"]
 
 _log = logging.getLogger(__name__)
-
-
-def without_links(topology: Topology, links: frozenset[Hop]) -> Topology:
-    """The fabric without these links, and without those of the other direction: TCP needs both.
-
-    Raises:
-        TopologyError: the ranks that are left cannot all reach each other.
-    """
-    gone = links | {(dst, src) for src, dst in links}
-    return replace(topology, links=tuple(link for link in topology.links if (link.src, link.dst) not in gone))
 
 
 def keep_input(call: Call, rank: int) -> Callable[[], None]:
