@@ -13,11 +13,11 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup, ProcessGroupGloo
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
@@ -37,6 +37,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from mycel.runtime.communicator import Call, Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
+from mycel.runtime.forks import keep_in_children
 from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.membership import communicate, flight_log
 from mycel.runtime.plain import on_plain_tensors
@@ -45,23 +46,25 @@ from mycel.runtime.tensors import (
     BITWISE,
     COMPLEX,
     DTYPES,
-    MOVED,
     OPS,
+    aliases,
     apart_from,
     back_into,
     check_list,
-    copy_back,
+    element_code,
     flattened,
     gather_call,
     moving_call,
+    put_later,
     put_results,
     scatter_call,
     split_elements,
     summing_call,
     uneven_lengths,
 )
+from mycel.runtime.timeouts import bounded, bounded_s, given_s
 from mycel.runtime.transport.rendezvous import Rendezvous
-from mycel.runtime.work import MycelWork
+from mycel.runtime.work import MycelWork, await_futures, span_of
 from mycel.settings import read_settings
 from mycel.untraced import untraced
 
@@ -100,7 +103,7 @@ class MycelProcessGroup(ProcessGroup):
         name: str = "",
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
-        self._timeout = timeout
+        self._timeout = timeout = bounded(timeout)
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
         settings = read_settings()
@@ -113,9 +116,10 @@ class MycelProcessGroup(ProcessGroup):
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
         # A backend has a process group's methods, but torch's type information knows them for the latter only.
         self._gloo: ProcessGroup = gloo
+        keep_in_children(gloo)
         self._communicator: Communicator | None = None
         if fabric is not None:
-            timeout_s = settings.timeout_s or timeout.total_seconds()
+            timeout_s = bounded_s(settings.timeout_s or timeout)
             rendezvous = Rendezvous(
                 rank=rank,
                 size=size,
@@ -154,18 +158,24 @@ class MycelProcessGroup(ProcessGroup):
         """The group's communicator; ``None`` in a group of one rank."""
         return self._communicator
 
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives have been called so far; 0 in a group of one rank."""
+        return 0 if self._communicator is None else self._communicator.number
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default time-out of later collectives."""
-        self._timeout = timeout
+        self._timeout = timeout = bounded(timeout)
         if self._communicator is not None:
-            self._communicator.timeout_s = timeout.total_seconds()
+            self._communicator.timeout_s = bounded_s(timeout)
         if self._devices is not None:
             self._devices.backend.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Finish what is under way, tell the others goodbye and close all connections."""
+        """Finish what is under way, tell the others goodbye and close all connections; nothing in a forked child."""
         if self._communicator is not None:
             self._communicator.close()
+            if self._communicator.is_inherited:
+                return
         if self._devices is not None:
             self._devices.backend.shutdown()
             self._devices.close()
@@ -221,7 +231,7 @@ class MycelProcessGroup(ProcessGroup):
             num_elements=flat.numel(),
             item_bytes=flat.element_size(),
             output_address=flat.data_ptr(),
-            dtype=DTYPES.get(flat.dtype, MOVED),
+            element=element_code(flat.dtype),
             keep=(flat,),
         )
         return self._issue(call, opts, tensors, settle)
@@ -273,7 +283,7 @@ class MycelProcessGroup(ProcessGroup):
         target = source.new_empty(sum(t.numel() for t in outputs))
         call = gather_call(target, source, uneven_lengths(outputs))
         # The future's value has the nesting that torch's own backends give it.
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     @on_plain_tensors
     def all_gather_single_coalesced(
@@ -287,10 +297,8 @@ class MycelProcessGroup(ProcessGroup):
             return _one_by_one(self._backend_of(inputs)._allgather_base, outputs, inputs, opts)
         source = flattened(inputs)
         target = source.new_empty(source.numel() * self.size())
-
-        def settle() -> None:
-            put_results(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
-
+        parts = torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1)
+        settle = partial(put_results, parts, aliases(outputs))
         return self._issue(gather_call(target, source), opts, outputs, settle)
 
     @on_plain_tensors
@@ -343,7 +351,7 @@ class MycelProcessGroup(ProcessGroup):
         source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
         target = source.new_empty(source.numel() // self.size())
         call = scatter_call(target, source, *known)
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     def barrier(  # type: ignore[override]
         self, opts: BarrierOptions | None = None
@@ -448,7 +456,7 @@ class MycelProcessGroup(ProcessGroup):
         if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
             settle, source = None, apart_from(target, source)
         else:
-            settle = lambda: copy_back(target, outputs)  # noqa: E731
+            settle = put_later(target, outputs)
         call = Call(
             name="all_to_all",
             title=ALL_TO_ALL_V,
@@ -456,7 +464,7 @@ class MycelProcessGroup(ProcessGroup):
             item_bytes=target.element_size(),
             input_address=source.data_ptr(),
             output_address=target.data_ptr(),
-            dtype=DTYPES.get(target.dtype, MOVED),
+            element=element_code(target.dtype),
             block_elements=tuple(blocks.view(-1).tolist()),
             knows_all=not communicator.exchanges_directly,
             keep=(target, source),
@@ -477,7 +485,7 @@ class MycelProcessGroup(ProcessGroup):
         source = flattened(inputs)
         target = source.new_empty(source.numel() * len(outputs))
         call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     @on_plain_tensors
     def scatter(  # type: ignore[override]
@@ -501,7 +509,7 @@ class MycelProcessGroup(ProcessGroup):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
         gloo: Any = self._gloo
-        gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+        gloo.monitored_barrier(self._timeout if timeout is None else bounded(timeout), wait_all_ranks)
 
     @on_plain_tensors
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
@@ -564,33 +572,24 @@ class MycelProcessGroup(ProcessGroup):
             raise RuntimeError("a group of one rank has no communicator")
         buffer = call.keep[0]
         if self._devices is not None and isinstance(buffer, Tensor) and not self._on_host([buffer]):
-            with _span(call) or nullcontext():
+            with span_of(call.title or call.name, call.num_elements * call.item_bytes) or nullcontext():
                 return self._devices.start(call, buffer.device, result, settle)
-        timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
-        span = _span(call)
+        timeout_s, span = given_s(opts.timeout), span_of(call.title or call.name, call.num_elements * call.item_bytes)
         if span is not None:
             span.__enter__()  # type: ignore[no-untyped-call]
         if getattr(opts, "asyncOp", True):
-            ticket = communicator.start(call, timeout_s=timeout)
-            work = MycelWork(communicator, ticket, result, settle)
+            work = MycelWork(communicator, communicator.start(call, timeout_s=timeout_s, settle=settle), result)
             if span is not None:  # it ends when the collective does, wherever that is seen
                 span._call_end_callbacks_on_future(work.get_future())
             return work
         try:
-            communicator.run(call, timeout_s=timeout)
+            communicator.run(call, timeout_s=timeout_s, settle=settle)
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
-        if settle is not None:
-            settle()
+            if communicator.telling:
+                await_futures(communicator)
         return MycelWork(None, None, result)
-
-
-def _span(call: Call) -> record_function | None:
-    """The range that profiles show for a call; ``None`` where nobody profiles."""
-    if not torch._C._autograd._profiler_enabled():
-        return None
-    return record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")
 
 
 def _one_by_one(
