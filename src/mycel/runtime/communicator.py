@@ -40,7 +40,7 @@ from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
-from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand, Turns
 from mycel.runtime.verdict import without_links
 from mycel.runtime.watch import Watched, watch
@@ -251,6 +251,8 @@ class Communicator:
         except (Alarm, CommunicationError) as error:
             if self._faults.cause is not None:
                 raise self._faults.cause from None
+            if isinstance(error, LocalFailure):
+                raise self._faults.poison("failed", f"rank {self.rank}: {error}") from None
             _log.debug("rank %d: %s: %s", self.rank, attempt.what, error)
             lost = isinstance(error, PeerLostError)
             raise self._faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
@@ -559,7 +561,7 @@ class Communicator:
 
 
 def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
-    """A number for the machine of each rank; its network namespaces share its processors.
+    """A number for the machine of each rank (``Address.host``); its network namespaces share its processors.
 
     Examples:
         >>> _machines(["a/net:[1]", "b", "a/net:[2]"])

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, ProcessGroupGloo
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     AllgatherOptions,
     AllreduceCoalescedOptions,
@@ -36,10 +36,11 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 
 from mycel.runtime.communicator import Call, Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
-from mycel.runtime.fabric import Fabric, own_address
+from mycel.runtime.fabric import Fabric
 from mycel.runtime.forks import keep_in_children
+from mycel.runtime.gloo import make_gloo
 from mycel.runtime.headers import ALL_TO_ALL_V
-from mycel.runtime.membership import communicate, flight_log
+from mycel.runtime.membership import communicate, flight_log, meet
 from mycel.runtime.plain import on_plain_tensors
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import (
@@ -63,7 +64,6 @@ from mycel.runtime.tensors import (
     uneven_lengths,
 )
 from mycel.runtime.timeouts import bounded, bounded_s, given_s
-from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.work import MycelWork, await_futures, span_of
 from mycel.settings import read_settings
 from mycel.untraced import untraced
@@ -85,6 +85,7 @@ class MycelProcessGroup(ProcessGroup):
         timeout: default time-out of a collective.
         global_ranks: of the group's members, in group order.
         world_size, name: ranks of the whole job, and what logs call the group.
+        held: of the default group, the store that torch lets go of when the group is destroyed.
 
     Examples:
         >>> dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1)
@@ -101,6 +102,7 @@ class MycelProcessGroup(ProcessGroup):
         global_ranks: Sequence[int],
         world_size: int,
         name: str = "",
+        held: Store | None = None,
     ) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]  # the three-argument form throws
         self._timeout = timeout = bounded(timeout)
@@ -110,29 +112,23 @@ class MycelProcessGroup(ProcessGroup):
         if settings.restarts:  # torchrun's store may hold what the ranks before them have said
             store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
-        own, bind = own_address(settings, global_ranks[rank])
-        gloo: Any = ProcessGroupGloo(PrefixStore("gloo/", store), rank, size, timeout=timeout)
+        self._communicator: Communicator | None = None
+        ip = "127.0.0.1"
+        if fabric is not None:
+            timeout_s = bounded_s(settings.timeout_s or timeout)
+            rendezvous = meet(store, rank, size, timeout_s, settings, fabric, global_ranks, held=held)
+            ip = rendezvous.addresses[rank].ip
+            members = tuple(global_ranks)
+            with rendezvous.failing_together():
+                topology = fabric.topology(rendezvous.addresses)
+                flight = flight_log(rendezvous, members, world_size, name, topology, settings)
+                self._communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
+        gloo = make_gloo(PrefixStore("gloo/", store), rank, size, timeout, ip)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
         # A backend has a process group's methods, but torch's type information knows them for the latter only.
         self._gloo: ProcessGroup = gloo
         keep_in_children(gloo)
-        self._communicator: Communicator | None = None
-        if fabric is not None:
-            timeout_s = bounded_s(settings.timeout_s or timeout)
-            rendezvous = Rendezvous(
-                rank=rank,
-                size=size,
-                store=store,
-                own=own,
-                bind=bind,
-                timeout_s=timeout_s,
-                unix=settings.local != "tcp",
-            )
-            members = tuple(global_ranks)
-            topology = fabric.topology(rendezvous.addresses)
-            flight = flight_log(rendezvous, members, world_size, name, topology, settings)
-            self._communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
         self._devices: DeviceGroup | None = None
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
@@ -614,6 +610,7 @@ def create_process_group(options: Any, backend_options: Any = None) -> MycelProc
     size = options.group_size
     members = list(options.global_ranks_in_group) or list(range(size))
     world_size = dist.get_world_size() if options.global_ranks_in_group else size
+    held = None if options.global_ranks_in_group else options.store
     return MycelProcessGroup(
-        options.store, options.group_rank, size, options.timeout, members, world_size, str(options.group_id)
+        options.store, options.group_rank, size, options.timeout, members, world_size, str(options.group_id), held
     )
