@@ -143,6 +143,8 @@ class Board:
 
     def look(self) -> None:
         """Raise what another rank, which will not come, has said of the reason."""
+        if self._observe is not None:
+            self._observe()
         store = self._store
         if store is None:
             return
@@ -210,10 +212,10 @@ class Board:
         return 0
 
     def _heed(self) -> None:
-        if self._observe is not None:
-            self._observe()
         if self.token:
             self.look()
+        elif self._observe is not None:
+            self._observe()
 
     def _pause(self, owner: int, deadline: float) -> None:
         if time.monotonic() >= deadline:
