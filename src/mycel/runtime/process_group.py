@@ -110,17 +110,17 @@ class MycelProcessGroup(ProcessGroup):
             store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
         self._communicator: Communicator | None = None
-        ip = "127.0.0.1"
+        ip, life = "127.0.0.1", "alone"
         if fabric is not None:
             timeout_s = settings.timeout_s or timeout.total_seconds()
             rendezvous = meet(store, rank, size, timeout_s, settings, fabric, global_ranks, held=held)
-            ip = rendezvous.addresses[rank].ip
+            ip, life = rendezvous.addresses[rank].ip, rendezvous.life
             members = tuple(global_ranks)
             with rendezvous.failing_together():
                 topology = fabric.topology(rendezvous.addresses)
                 flight = flight_log(rendezvous, members, world_size, name, topology, settings)
                 self._communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
-        gloo = make_gloo(PrefixStore("gloo/", store), rank, size, timeout, ip)
+        gloo = make_gloo(PrefixStore(f"gloo/{life}/", store), rank, size, timeout, ip)
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, gloo)
         # A backend has a process group's methods, but torch's type information knows them for the latter only.
