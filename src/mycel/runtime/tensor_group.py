@@ -94,11 +94,11 @@ class TensorGroup(Reductions, Movements, Exchanges):
             store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
         communicator: Communicator | None = None
-        timeout, ip = bounded(timeout), "127.0.0.1"
+        timeout, ip, life = bounded(timeout), "127.0.0.1", "alone"
         if fabric is not None:
             timeout_s = bounded_s(settings.timeout_s or timeout)
             rendezvous = meet(store, rank, size, timeout_s, settings, fabric, global_ranks, held=held)
-            ip = rendezvous.addresses[rank].ip
+            ip, life = rendezvous.addresses[rank].ip, rendezvous.life
             members = tuple(global_ranks)
             with rendezvous.failing_together():
                 topology = fabric.topology(rendezvous.addresses)
@@ -114,7 +114,14 @@ class TensorGroup(Reductions, Movements, Exchanges):
                 least_bytes=settings.nccl_below,
                 piece_bytes=settings.piece_bytes,
             )
-        super().__init__(rank, size, timeout, communicator, Fallback(store, rank, size, timeout, ip), devices)
+        super().__init__(
+            rank,
+            size,
+            timeout,
+            communicator,
+            Fallback(PrefixStore(f"gloo/{life}/", store), rank, size, timeout, ip),
+            devices,
+        )
 
     @property
     def communicator(self) -> Communicator | None:
