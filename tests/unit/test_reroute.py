@@ -20,7 +20,9 @@ class Script:
     def __init__(self, *failures: tuple[int, bool, int]) -> None:
         self.failures = list(failures)  # (sequence, in the commit, where to resume)
         self.runs: list[tuple[int, bool]] = []
-        self.queue = JobQueue(lambda status, ticket: None, lambda error, where: CommunicationError(f"{where}: {error}"))
+        self.queue = JobQueue(
+            lambda status, ticket: None, lambda error, where: CommunicationError(f"{where}: {error}")
+        )
         self.rerouter = Rerouter(0, self.run_once, lambda failed: None, self.queue.take, self.queue._internal)
 
     def run_once(self, call: Call, ticket: Ticket, sequence: int, is_committing: bool) -> None:
