@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: What a connection that is given up by the kernel fails with where the way is broken, not the peer.
 NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
-#: The kernels ask after so many seconds without a word, then every second.
-_IDLE_S, _INTERVAL_S = 2, 1
+#: The kernels ask after so many seconds without a word, and so often until there is an answer.
+_IDLE_S, _INTERVAL_S = 1, 1
 #: Milliseconds after which a kernel gives a silent connection up: a day. What silence means is decided elsewhere, and
 #: a connection that is there yet when a cable is plugged in again need not be made anew.
 _GIVE_UP_MS = 24 * 60 * 60 * 1000

@@ -192,9 +192,9 @@ class Faults:
 
     @property
     def lost(self) -> set[int]:
-        """Ranks that are known to be lost, whether or not anybody has missed them yet."""
+        """Ranks that the cause names as lost; those that nobody has missed yet are ``control.dead``."""
         with self._lock:
-            return self._named_lost | self.control.dead
+            return set(self._named_lost)
 
     @property
     def identities(self) -> dict[int, Identity]:

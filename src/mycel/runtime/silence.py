@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 __all__ = ["ASK_S", "DOUBT_S", "LOST_S", "Decision", "Silences"]
 
 #: Seconds of silence after which a new connection is tried, others are asked, and a machine is given up.
-DOUBT_S, ASK_S, LOST_S = 5.0, 8.0, 9.0
+DOUBT_S, ASK_S, LOST_S = 4.0, 7.5, 8.5
 #: Seconds of looking that a decision takes at least, and within which others answer.
 _LOOKING_S, _ANSWER_S = 1.5, 0.9
 #: For so long counts what somebody else has heard; meanwhile they are asked again.
@@ -60,8 +60,8 @@ class Silences:
 
     Examples:
         >>> silences = Silences()
-        >>> for now in range(100, 109):  # nothing has come from b for longer and longer
-        ...     decision = silences.judge(now, {"a": 0.4, "b": now - 100 + 4.0})
+        >>> for now in range(100, 110):  # nothing has come from b for longer and longer
+        ...     decision = silences.judge(now, {"a": 0.4, "b": now - 100 + 1.0})
         >>> decision.lost, decision.is_cut_off
         (('b',), False)
     """

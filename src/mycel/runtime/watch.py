@@ -53,10 +53,13 @@ class Watched:
         """This process's."""
         return self.machines[self.faults.rank]
 
-    @property
-    def lost(self) -> set[int]:
-        """Global ranks of members that are known to be lost."""
-        return {self.members[rank] for rank in self.faults.lost}
+    def lost_of(self, wanted: Collection[int]) -> str:
+        """Why ranks among these, by their global numbers, are lost; empty where none is known to be."""
+        named = {self.members[rank] for rank in self.faults.lost}
+        if named & set(wanted) and self.faults.cause is not None:
+            return str(self.faults.cause)
+        dead = sorted({self.members[rank] for rank in self.faults.control.dead} & set(wanted))
+        return f"{_named(dead)} was lost: its connections closed (process died or was killed?)" if dead else ""
 
     def on(self, machines: Collection[str]) -> tuple[int, ...]:
         """Ranks on these machines that have not left."""
@@ -296,11 +299,9 @@ def check_members(members: Sequence[int]) -> None:
         PeerLostError: a group of this process knows that one of them is lost.
     """
     for group in _watch.groups:
-        lost = sorted(group.lost & set(members))
-        if lost:
-            cause = group.faults.cause
-            why = f": {cause}" if cause is not None else " (its process died or was killed?)"
-            raise PeerLostError(f"a new group of {_named(members)} cannot be made: {_named(lost)} is lost{why}")
+        why = group.lost_of(members)
+        if why:
+            raise PeerLostError(f"a new group of {_named(members)} cannot be made: {why}")
 
 
 def _named(ranks: Sequence[int]) -> str:

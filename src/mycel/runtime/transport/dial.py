@@ -9,8 +9,8 @@ import time
 
 __all__ = ["Dial"]
 
-#: Seconds for an answer before the next attempt. The kernel alone would try again after 1, 3, 7 seconds.
-_ATTEMPT_S = 1.0
+#: Seconds for an answer before the next attempt; the kernel alone would try again after 1, 3, 7 seconds.
+_ATTEMPT_S = 0.5
 #: Ways of a machine that is there to say no.
 _ANSWERS = (0, errno.ECONNREFUSED, errno.ECONNRESET)
 
