@@ -178,7 +178,7 @@ def sharded(rank: int, size: int) -> dict[str, Any]:
     torch.manual_seed(0)
     counts = {}
     models: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-        "fsdp2": lambda module: fully_shard(module, mesh=mesh),  # type: ignore[dict-item]
+        "fsdp2": lambda module: fully_shard(module, mesh=mesh),  # type: ignore[dict-item,return-value]
         "ddp": DistributedDataParallel,
     }
     for name, attach in models.items():
