@@ -138,6 +138,11 @@ class Communicator:
         self._wake_fd = self._done_fd = -1
         self._closed = False
 
+    @property
+    def num_calls(self) -> int:
+        """Collectives that were called here, the one under way included."""
+        return self._sequence
+
     # -- schedules ----------------------------------------------------------------------------------------
 
     def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:

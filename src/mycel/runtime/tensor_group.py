@@ -131,6 +131,11 @@ class TensorGroup(Reductions, Movements, Exchanges):
         return self._devices
 
     @property
+    def num_calls(self) -> int:
+        """Collectives that were called here and run over schedules."""
+        return 0 if self._communicator is None else self._communicator.num_calls
+
+    @property
     def timeout(self) -> timedelta:
         """Default time-out of a collective."""
         return self._timeout
