@@ -35,8 +35,9 @@ from mycel.runtime.control import Control
 from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.headers import pack_kind
+from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
-from mycel.runtime.planner import Planner, sends_directly, verified_schedules
+from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
 from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter, without_links
@@ -151,6 +152,10 @@ class Communicator:
         if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
             return False
         return sends_directly(self.planner.schedules("all_to_all"))
+
+    def sends_parts_directly(self, name: CollectiveName, root: int) -> bool:
+        """Whether a gather or scatter of parts goes straight from rank to rank; see there. Not where links may fail."""
+        return self._rerouter is None and sends_parts_directly(self.planner.schedules(name, root))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
         """Open the channels that a collective's schedules use. Every rank must come here to get on.
@@ -464,6 +469,42 @@ class Communicator:
             if self._closed and not self._queued:
                 return
 
+    # -- messages between two ranks -----------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        """What messages between two ranks need of the group."""
+        return Lines(
+            rank=self.rank,
+            size=self.size,
+            topology=self.topology,
+            rendezvous=self._rendezvous,
+            address_of=self._address_of,
+            pace_of=self._pace,
+            look=self._look,
+            failure=lambda: self._faults.cause,
+            give_up=self.give_up,
+            gone=self._control.gone,
+            left=self._control.left,
+        )
+
+    def _look(self) -> CommunicationError | None:
+        """Why the group has failed; reads what the others have said, unless a call is under way, which does so."""
+        if self._faults.cause is None and self._rerouter is None and self._order.acquire(blocking=False):
+            try:
+                if not self._queued:
+                    with contextlib.suppress(CommunicationError, Alarm):
+                        self._faults.observe_connecting()
+            finally:
+                self._order.release()
+        return self._faults.cause
+
+    def give_up(self, kind: str, message: str) -> CommunicationError:
+        """Fail the group on all ranks, for a reason of a kind (``Faults.poison``); the cause, to be raised."""
+        cause = self._faults.poison(kind, message)
+        self._hang_up()
+        self._write_down(cause)
+        return cause
+
     # -- the end ------------------------------------------------------------------------------------------
 
     def abort(self, why: str = "aborted by the user") -> None:
@@ -473,10 +514,7 @@ class Communicator:
 
     def disagree(self, message: str) -> CommunicationError:
         """Fail the group, for ranks have called different things; the cause, to be raised."""
-        cause = self._faults.poison("mismatch", message)
-        self._hang_up()
-        self._write_down(cause)
-        return cause
+        return self.give_up("mismatch", message)
 
     def close(self) -> None:
         """Leave: finish what is queued, say goodbye, close everything. Idempotent."""

@@ -23,7 +23,7 @@ from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
 from mycel.topology.model import Topology
 
-__all__ = ["Planner", "sends_directly", "verified_schedules"]
+__all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedules"]
 
 P = TypeVar("P", bound=Held)
 
@@ -150,6 +150,21 @@ def sends_directly(made: Mapping[str, Schedule]) -> bool:
     ends = [divmod(direct.block_of(t.chunk), direct.collective.num_ranks) for t in direct.transfers]
     alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
     return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
+
+
+def sends_parts_directly(made: Mapping[str, Schedule]) -> bool:
+    """Whether a gather or scatter goes straight between the root and each rank, and nothing else would be faster.
+
+    If so only the root needs to know how long all parts are.
+
+    Args:
+        made: schedules of the collective for one root, by method.
+    """
+    direct, flow = made.get("direct"), made.get("flow")
+    if direct is None or (flow is not None and direct.algbw < flow.algbw):
+        return False
+    root = direct.collective.root
+    return all({t.src, t.dst} == {direct.block_of(t.chunk), root} for t in direct.transfers)
 
 
 def _rounded_up(num_bytes: int) -> int:

@@ -39,7 +39,9 @@ from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.fabric import Fabric, own_address
 from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.membership import communicate, flight_log
+from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.plain import on_plain_tensors
+from mycel.runtime.pointed import parts_call
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import (
     BITWISE,
@@ -49,7 +51,6 @@ from mycel.runtime.tensors import (
     OPS,
     apart_from,
     back_into,
-    check_list,
     copy_back,
     flattened,
     gather_call,
@@ -129,6 +130,7 @@ class MycelProcessGroup(ProcessGroup):
             topology = fabric.topology(rendezvous.addresses)
             flight = flight_log(rendezvous, members, world_size, name, topology, settings)
             self._communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
+        self._messages = PointToPoint(self._communicator)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
         self._devices: DeviceGroup | None = None
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
@@ -164,6 +166,7 @@ class MycelProcessGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what is under way, tell the others goodbye and close all connections."""
+        self._messages.close()
         if self._communicator is not None:
             self._communicator.close()
         if self._devices is not None:
@@ -174,6 +177,7 @@ class MycelProcessGroup(ProcessGroup):
         """Fail what is under way on every rank."""
         if self._communicator is not None:
             self._communicator.abort()
+        self._messages.abort()
         if self._devices is not None:
             self._devices.backend.abort()
 
@@ -467,56 +471,51 @@ class MycelProcessGroup(ProcessGroup):
     def gather(  # type: ignore[override]
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
     ) -> dist.Work:
-        """Gather equal tensors at the root; see ``torch.distributed.gather``."""
+        """Gather tensors, whose lengths may differ, at the root; see ``torch.distributed.gather``."""
         opts = opts or GatherOptions()
         outputs = output_lists[0] if output_lists else []
         if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(inputs).gather(output_lists, inputs, opts)
-        if self.rank() == opts.rootRank:
-            check_list("gather", outputs, inputs[0], self.size())
         source = flattened(inputs)
-        target = source.new_empty(source.numel() * len(outputs))
-        call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
+        target = source.new_empty(sum(t.numel() for t in outputs))
+        call = parts_call(self._communicator, "gather", opts.rootRank, target, source, outputs)
         return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
 
     @on_plain_tensors
     def scatter(  # type: ignore[override]
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
     ) -> dist.Work:
-        """Give each rank a tensor of the root's; see ``torch.distributed.scatter``."""
+        """Give each rank a tensor of the root's, of any length; see ``torch.distributed.scatter``."""
         opts = opts or ScatterOptions()
         inputs = input_lists[0] if input_lists else []
         if len(outputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(outputs).scatter(outputs, input_lists, opts)
-        if self.rank() == opts.rootRank:
-            check_list("scatter", inputs, outputs[0], self.size())
         target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
         settle = back_into(target, outputs)
-        call = moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
+        call = parts_call(self._communicator, "scatter", opts.rootRank, target, source, inputs)
         return self._issue(call, opts, outputs, settle)
 
-    # -- what Gloo and NCCL do ------------------------------------------------------------------------------
+    # -- messages between two ranks -------------------------------------------------------------------------
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
-        gloo: Any = self._gloo
-        gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+        self._messages.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
 
     @on_plain_tensors
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         """Receive from whoever sends first; see ``torch.distributed.recv``."""
-        return self._backend_of(tensors).recv_anysource(tensors, tag)
+        return self._messenger(tensors).recv_anysource(tensors, tag)
 
     @on_plain_tensors
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
-        return self._backend_of(tensors).send(tensors, dst, tag)
+        return self._messenger(tensors).send(tensors, dst, tag)
 
     @on_plain_tensors
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Receive from one rank; see ``torch.distributed.recv``."""
-        return self._backend_of(tensors).recv(tensors, src, tag)
+        return self._messenger(tensors).recv(tensors, src, tag)
 
     # Names that older torch versions, or its C++ side, use for the same operations.
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -537,6 +536,10 @@ class MycelProcessGroup(ProcessGroup):
 
     def _on_host(self, tensors: Sequence[Tensor]) -> bool:
         return not tensors or tensors[0].is_cpu
+
+    def _messenger(self, tensors: Sequence[Tensor]) -> Any:
+        """Who sends or receives tensors like these."""
+        return self._messages if self._messages.takes(tensors) else self._backend_of(tensors)
 
     def _backend_of(self, tensors: Sequence[Tensor]) -> ProcessGroup:
         """Torch's own backend for tensors like these."""

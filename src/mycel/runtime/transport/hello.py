@@ -8,17 +8,24 @@ from dataclasses import dataclass
 
 from mycel.errors import CommunicationError
 
-__all__ = ["HELLO_BYTES", "TOKEN_BYTES", "Hello", "path_digest"]
+__all__ = ["HELLO_BYTES", "MOST_LINES", "TOKEN_BYTES", "Hello", "message_digest", "path_digest"]
 
 TOKEN_BYTES = 16
 _FORMAT = struct.Struct("<8s16sII16s16x")
 _MAGIC = b"mycel\x00\x00\x01"
 HELLO_BYTES = _FORMAT.size
+#: Connections for messages from one rank to another, at most.
+MOST_LINES = 8
 
 
 def path_digest(path: tuple[int, ...], epoch: int = 0) -> bytes:
     """Sixteen bytes that stand for a physical path, and for how often its group has got new channels."""
     return hashlib.sha256(f"{epoch}:{','.join(map(str, path))}".encode()).digest()[:16]
+
+
+def message_digest(number: int) -> bytes:
+    """Sixteen bytes, in a path's place, that stand for a connection for messages between two ranks."""
+    return hashlib.sha256(f"messages {number}".encode()).digest()[:16]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +36,7 @@ class Hello:
         token: the group's secret, from the store; keeps strangers and other groups out.
         src: rank that connects.
         control: whether this is the pair's control connection rather than a data channel.
-        path: digest of the physical path of a data channel; zeros for control.
+        path: digest of the physical path of a data channel, or of the connection for messages; zeros for control.
     """
 
     token: bytes

@@ -28,7 +28,14 @@ from typing import Protocol
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
 from mycel.runtime.pacing import SO_MAX_PACING_RATE
-from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_digest
+from mycel.runtime.transport.hello import (
+    HELLO_BYTES,
+    MOST_LINES,
+    TOKEN_BYTES,
+    Hello,
+    message_digest,
+    path_digest,
+)
 
 __all__ = ["Address", "Rendezvous", "Store"]
 
@@ -39,6 +46,10 @@ _HEED_S = 0.1
 _ANSWER_S = 1.5
 #: Bytes a unix socket may hold on their way. The kernel's default, 208 KB, makes large messages wait for the reader.
 _UNIX_BUFFER = 1 << 20
+#: Of connections for messages, by what their hello says in a path's place.
+_LINES = {message_digest(number): number for number in range(MOST_LINES)}
+#: Longest wait for the hello of a connection that has been accepted while messages are under way.
+_HELLO_S = 1.0
 
 
 class Store(Protocol):
@@ -207,6 +218,49 @@ class Rendezvous:
             if sock.family != socket.AF_UNIX:
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1000, int(timeout_s * 1000)))
         return [out[number] for number in range(len(channels))]
+
+    # -- connections for messages between two ranks -------------------------------------------------------
+
+    @property
+    def listening(self) -> tuple[int, ...]:
+        """Descriptors that become readable when a rank calls."""
+        return tuple(listener.fileno() for listener in self._listeners)
+
+    def call(self, peer: int, number: int, ip: str, pace: int | None, deadline: float) -> socket.socket:
+        """A connection for messages to a rank.
+
+        Args:
+            peer: which.
+            number: of the connection, among those to this rank.
+            ip: address at which the rank is reached over the path of the connection.
+            pace: bytes a second beyond which it holds back; ``None`` for no limit.
+            deadline: until when to try (``time.monotonic``).
+
+        Raises:
+            CommunicationError: the rank cannot be reached.
+        """
+        hello = Hello(token=self._token, src=self.rank, control=False, path=message_digest(number))
+        if self._is_local(peer, ip, pace):
+            sock = self._open_locally(peer, hello, deadline)
+        else:
+            sock = self._open(peer, ip, hello, deadline)
+            if pace is not None:
+                sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+        sock.setblocking(False)
+        return sock
+
+    def calls(self) -> list[tuple[int, int, socket.socket]]:
+        """Connections for messages that ranks have opened since: rank, number, socket. Waits for nobody to call."""
+        for listener in self._listeners:
+            with contextlib.suppress(OSError):  # nobody, or all are gone again
+                while True:
+                    sock, _ = listener.accept()
+                    self._file(sock, time.monotonic() + _HELLO_S)
+        found = [key for key in tuple(self._filed) if key[1] in _LINES and not key[2]]
+        came = [(key[0], _LINES[key[1]], self._filed.pop(key)) for key in found]
+        for _, _, sock in came:
+            sock.setblocking(False)
+        return came
 
     @property
     def is_one_host(self) -> bool:
