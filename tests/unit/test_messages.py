@@ -215,6 +215,8 @@ class World:
     def close(self) -> None:
         for end in self.ends:
             end.close()
+        for _, _, sock in (call for queue in self.calls for call in queue):
+            sock.close()
         for bell in self.bells:
             os.close(bell)
 
@@ -385,7 +387,9 @@ def test_several_threads_wait(make_world: MakeWorld) -> None:
             if bytes(receiving.view) != bytes([number]) * 100:
                 wrong.append(number)
 
-    threads = [threading.Thread(target=exchange, args=(end, peer, tag)) for end, peer in ((a, 1), (b, 0)) for tag in (1, 2)]
+    threads = [
+        threading.Thread(target=exchange, args=(end, peer, tag)) for end, peer in ((a, 1), (b, 0)) for tag in (1, 2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -413,7 +417,10 @@ def test_a_disagreement_is_an_error_on_both_sides(make_world: MakeWorld, size: i
     ("begin", "says"),
     [
         (lambda end: begin_receive(end, 1, 8, tag=3, timeout_s=0.2), "nothing with this tag has come from rank 1"),
-        (lambda end: begin_receive(end, None, 8, timeout_s=0.2), "recv from any rank .* come from any other rank"),
+        (
+            lambda end: begin_receive(end, None, 8, timeout_s=0.2),
+            "nothing with this tag has come from any other rank",
+        ),
         (lambda end: begin_send(end, 1, bytes(1 << 20), timeout_s=0.2), "rank 1 has not received it"),
     ],
 )

@@ -154,7 +154,7 @@ class Communicator:
         return sends_directly(self.planner.schedules("all_to_all"))
 
     def sends_parts_directly(self, name: CollectiveName, root: int) -> bool:
-        """Whether a gather or scatter of parts goes straight from rank to rank; see there. Not where links may fail."""
+        """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
         return self._rerouter is None and sends_parts_directly(self.planner.schedules(name, root))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:

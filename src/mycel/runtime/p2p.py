@@ -107,7 +107,7 @@ class PointToPoint:
             verb=verb,
             peer=peer,
             tag=tag,
-            view=memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b""),
+            view=flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(bytearray()),
             dtype=_dtype_name(flat.dtype),
             timeout_s=self._group.timeout_s,
             keep=flat,
@@ -117,7 +117,7 @@ class PointToPoint:
     def _check(self, verb: str, peer: int) -> None:
         rank, size = self._group.rank, self._group.size
         if peer == rank:
-            raise UsageError(f"{verb}: rank {rank} is this process; a tensor is sent to, or received from, another rank")
+            raise UsageError(f"{verb}: rank {rank} is this process; tensors go to, and come from, another rank")
         if not 0 <= peer < size:
             raise UsageError(f"{verb}: no rank {peer} in a group of {size}")
 

@@ -108,15 +108,19 @@ class Matching:
         """The message that a new receive gets; ``None``: it waits for one."""
         transfer.number = next(self._count)
         if transfer.peer is not None:
-            return self._take((transfer.peer, transfer.tag)) or self._wait(transfer)
-        waiting = [queue[0] for (_, tag), queue in self._arrivals.items() if tag == transfer.tag]
-        if not waiting:
-            return self._wait(transfer)
-        first = min(waiting, key=lambda arrival: arrival.order)
-        return self._take((first.src, first.tag))
+            first: Arrival | None = self._take((transfer.peer, transfer.tag))
+        else:
+            first = self._take_any(transfer.tag)
+        if first is None:
+            self._receives.setdefault((transfer.peer, transfer.tag), deque()).append(transfer)
+        return first
 
-    def _wait(self, transfer: Transfer) -> None:
-        self._receives.setdefault((transfer.peer, transfer.tag), deque()).append(transfer)
+    def _take_any(self, tag: int) -> Arrival | None:
+        waiting = [queue[0] for (_, other), queue in self._arrivals.items() if other == tag]
+        if not waiting:
+            return None
+        first = min(waiting, key=lambda arrival: arrival.order)
+        return self._take((first.src, tag))
 
     def _take(self, key: tuple[int, int]) -> Arrival | None:
         queue = self._arrivals.get(key)

@@ -1,8 +1,8 @@
 """The ``torch.distributed`` backend ``mycel``: a process group whose collectives run over verified schedules.
 
-What mycel does not schedule (other collectives, reductions or element types) goes to a Gloo group that the process
-group holds inside, or to an NCCL one for tensors on GPUs, so that every program that runs on these runs here. It goes
-there directly and never through ``super()``: torch's C++ side calls the base class of a Python process group with the
+What mycel does not carry (sparse tensors, other reductions) goes to a Gloo group that the process group holds
+inside, or to an NCCL one for tensors on GPUs, so that every program that runs on these runs here. It goes there
+directly and never through ``super()``: torch's C++ side calls the base class of a Python process group with the
 interpreter lock held (torch 2.13, ``WORK_OVERRIDE`` in ``PyProcessGroup.hpp``). Gloo's ``enqueue`` then waits for a
 mutex whose owner, a thread that drops a finished operation, waits for the interpreter lock: a deadlock, now and then.
 """
@@ -492,9 +492,8 @@ class MycelProcessGroup(ProcessGroup):
             return self._backend_of(outputs).scatter(outputs, input_lists, opts)
         target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
-        settle = back_into(target, outputs)
         call = parts_call(self._communicator, "scatter", opts.rootRank, target, source, inputs)
-        return self._issue(call, opts, outputs, settle)
+        return self._issue(call, opts, outputs, back_into(target, outputs))
 
     # -- messages between two ranks -------------------------------------------------------------------------
 
@@ -537,7 +536,7 @@ class MycelProcessGroup(ProcessGroup):
     def _on_host(self, tensors: Sequence[Tensor]) -> bool:
         return not tensors or tensors[0].is_cpu
 
-    def _messenger(self, tensors: Sequence[Tensor]) -> Any:
+    def _messenger(self, tensors: Sequence[Tensor]) -> ProcessGroup | PointToPoint:
         """Who sends or receives tensors like these."""
         return self._messages if self._messages.takes(tensors) else self._backend_of(tensors)
 
