@@ -259,8 +259,7 @@ class MycelProcessGroup(ProcessGroup):
                 f"expected {input.numel() * self.size()} of {input.dtype}"
             )
         target, source = flattened([output]), flattened([input])
-        settle = back_into(target, [output])
-        return self._issue(gather_call(target, source), opts, [output], settle)
+        return self._issue(gather_call(target, source), opts, [output], back_into(target, [output]))
 
     @on_plain_tensors
     def allgather(  # type: ignore[override]
@@ -403,9 +402,8 @@ class MycelProcessGroup(ProcessGroup):
                 f"divide by {n}"
             )
         target, source = flattened([output]), apart_from(output, input)
-        settle = back_into(target, [output])
         call = moving_call("all_to_all", source.numel() * n, target, source)
-        return self._issue(call, opts, [output], settle)
+        return self._issue(call, opts, [output], back_into(target, [output]))
 
     @on_plain_tensors
     def alltoall(  # type: ignore[override]
