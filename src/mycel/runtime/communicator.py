@@ -34,8 +34,9 @@ from mycel.runtime.flight import FlightLog
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
+from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
-from mycel.runtime.planner import Planner, sends_directly, verified_schedules
+from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
 from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
@@ -193,6 +194,10 @@ class Communicator:
         if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
             return False
         return sends_directly(self.planner.schedules("all_to_all"))
+
+    def sends_parts_directly(self, name: CollectiveName, root: int) -> bool:
+        """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
+        return self._rerouter is None and sends_parts_directly(self.planner.schedules(name, root))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
         """Open the channels that a collective's schedules use. Every rank must come here to get on.
@@ -511,6 +516,29 @@ class Communicator:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
+    # -- messages between two ranks -----------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        """What messages between two ranks need of the group."""
+        return Lines(
+            rank=self.rank,
+            size=self.size,
+            topology=self.topology,
+            rendezvous=self._rendezvous,
+            address_of=self._address_of,
+            pace_of=self._pace,
+            failure=lambda: self._faults.cause,
+            give_up=self.give_up,
+            control=self._control,
+        )
+
+    def give_up(self, kind: str, message: str) -> CommunicationError:
+        """Fail the group on all ranks, for a reason of a kind (``Faults.poison``); the cause, to be raised."""
+        cause = self._faults.poison(kind, message)
+        self._hang_up()
+        self._write_down(cause)
+        return cause
+
     # -- the end ------------------------------------------------------------------------------------------
 
     def abort(self, why: str = "aborted by the user") -> None:
@@ -522,10 +550,7 @@ class Communicator:
 
     def disagree(self, message: str) -> CommunicationError:
         """Fail the group, for ranks have called different things; the cause, to be raised."""
-        cause = self._faults.poison("mismatch", message)
-        self._hang_up()
-        self._write_down(cause)
-        return cause
+        return self.give_up("mismatch", message)
 
     def close(self) -> None:
         """Leave: finish what is queued, say goodbye, close everything. Idempotent; nothing in a forked child."""
