@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -51,10 +50,8 @@ class Dictionary:
         with self._changed:
             return self.values.pop(key, None) is not None
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        with self._changed:
-            if not self._changed.wait_for(lambda: all(k in self.values for k in keys), timeout.total_seconds()):
-                raise RuntimeError(f"no {keys}")
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.values for key in keys)
 
 
 def in_threads(*functions: Callable[[], Any]) -> list[Any]:

@@ -15,7 +15,6 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError, UsageError
@@ -26,12 +25,14 @@ __all__ = ["Board", "Store"]
 
 _log = logging.getLogger(__name__)
 
+#: How often whoever waits asks: from the first to the second, a little later each time. With many ranks
+#: the store must not drown in questions.
+_SOON_S, _LATER_S = 2e-4, 0.05
+_MANY_RANKS = 64
 #: How often a wait is interrupted to see whether another rank has failed, and how often what cannot be trusted is
 #: read again.
 _LOOK_S = 1.0
 _AGAIN_S = 0.2
-#: A store that answers nothing but errors is asked so often.
-_MOST_ERRORS = 3
 #: Errors that say themselves which rank is to blame.
 _KINDS: dict[str, type[CommunicationError]] = {
     "CollectiveTimeoutError": CollectiveTimeoutError,
@@ -48,8 +49,8 @@ class Store(Protocol):
     def get(self, key: str) -> bytes:
         """Read a key that exists."""
 
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait until keys exist; raise ``RuntimeError`` where they do not in time."""
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these keys exist."""
 
 
 class Board:
@@ -149,7 +150,8 @@ class Board:
         if store is None:
             return
         try:
-            store.wait([self._place("failed")], timedelta(milliseconds=1))
+            if not store.check([self._place("failed")]):
+                return
             sealed = store.get(self._place("failed"))
         except RuntimeError:
             return
@@ -181,35 +183,38 @@ class Board:
         return self._store.get(self._place(key))
 
     def _await(self, keys: Sequence[str], owner: int | None, deadline: float) -> None:
-        """Wait until texts are there; ``owner`` writes them, or, where it is ``None``, each rank one."""
-        errors = 0
+        """Wait until texts are there; ``owner`` writes them, or, where it is ``None``, each rank one.
+
+        By asking, not with the store's own waiting: torch's would write a warning each time that it is interrupted.
+        """
         places = [self._place(key) for key in keys]
-        while self._store is not None:
-            began = time.monotonic()
-            left = max(0.001, min(_LOOK_S, deadline - began))
-            try:
-                self._store.wait(places, timedelta(seconds=left))
-            except RuntimeError as error:
-                now = time.monotonic()
-                errors = errors + 1 if now - began < left / 2 else 0
-                if now < deadline and errors < _MOST_ERRORS:
-                    self._heed()
-                    continue
+        pause, look = _SOON_S, time.monotonic() + _LOOK_S
+        while not self._has(places):
+            now = time.monotonic()
+            if now >= deadline:
                 missing = owner if owner is not None else self._first_missing(places)
                 raise CollectiveTimeoutError(
                     f"rank {missing} has not joined the group of {self._size} ranks (rank {self._rank} waited for "
-                    f"its address in the store: {str(error).splitlines()[0]})"
-                ) from None
-            return
+                    "what it writes into the store)"
+                )
+            if now >= look:
+                self._heed()
+                look = now + _LOOK_S
+            time.sleep(min(pause, max(0.0, deadline - now)))
+            pause = min(1.5 * pause, _LATER_S * max(1.0, self._size / _MANY_RANKS))
+
+    def _has(self, places: list[str]) -> bool:
+        if self._store is None:
+            raise CommunicationError("the process group has been destroyed")
+        try:
+            return self._store.check(places)
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"rank {self._rank} cannot use the group's store: {str(error).splitlines()[0]}"
+            ) from None
 
     def _first_missing(self, places: Sequence[str]) -> int:
-        for owner, place in enumerate(places):
-            try:
-                if self._store is not None:
-                    self._store.wait([place], timedelta(milliseconds=1))
-            except RuntimeError:
-                return owner
-        return 0
+        return next((owner for owner, place in enumerate(places) if not self._has([place])), 0)
 
     def _heed(self) -> None:
         if self.token:

@@ -268,6 +268,11 @@ class Rendezvous:
         return [out[number] for number in range(len(channels))]
 
     @property
+    def life(self) -> str:
+        """What tells this life of the group from others over the same store; for keys of one's own there."""
+        return self._board.token
+
+    @property
     def listening(self) -> tuple[int, ...]:
         """Descriptors that become readable when another rank may have called."""
         return (self._reception.descriptor,)
