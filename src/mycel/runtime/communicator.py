@@ -489,9 +489,9 @@ class Communicator:
 
     def _look(self) -> CommunicationError | None:
         """Why the group has failed; reads what the others have said, unless a call is under way, which does so."""
-        if self._faults.cause is None and self._rerouter is None and self._order.acquire(blocking=False):
+        if self._faults.cause is None and self._order.acquire(blocking=False):
             try:
-                if not self._queued:
+                if not self._queued and (self._rerouter is None or self._rerouter.is_idle):
                     with contextlib.suppress(CommunicationError, Alarm):
                         self._faults.observe_connecting()
             finally:

@@ -78,6 +78,7 @@ class Rerouter:
         self._run_once, self._go_on = run_once, go_on
         self._calls: queue.SimpleQueue[tuple[Call, Ticket, int] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
+        self._num_open = 0
         self._thread: threading.Thread | None = None
         token = np.zeros(1, dtype=np.int32)
         self._commit = Call(
@@ -95,7 +96,14 @@ class Rerouter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="mycel-reroute", daemon=True)
             self._thread.start()
+        with self._lock:
+            self._num_open += 1
         self._calls.put((call, ticket, sequence))
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call is under way; one that is looks after the control connections."""
+        return self._num_open == 0
 
     def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> bool:
         """Have ``callback`` called when the call is over; ``False`` where it is."""
@@ -122,6 +130,7 @@ class Rerouter:
                 _log.exception("%s failed", ticket.what)
                 ticket.error = error
             with self._lock:
+                self._num_open -= 1
                 ticket.finished.set()
             for callback in ticket.callbacks:
                 try:
