@@ -36,6 +36,8 @@ _TICK_S, _LONG_TICK_S = 0.001, 0.005
 _IDLE_TICKS = 50
 #: For what the other side has accepted to get through when the group is left.
 _LINGER_S = 5.0
+#: For a rank to be reached, whatever the time-out: it has been reached before, when the group was made.
+_LONGEST_DIAL_S = 300.0
 
 
 class Endpoint:
@@ -278,7 +280,7 @@ class Endpoint:
 
     def _dial(self, peer: int, number: int, deadline: float) -> Connection:
         try:
-            sock = self._lines.dial(peer, number, deadline)
+            sock = self._lines.dial(peer, number, min(deadline, time.monotonic() + _LONGEST_DIAL_S))
         except CommunicationError:
             cause = self._lines.lost(peer, f"the first message to rank {peer}")
             if self._lines.failure is not None:
@@ -365,9 +367,10 @@ class Endpoint:
 
     def _call_thread(self) -> None:
         self._wanted.set()
-        if self._thread is None and not self._is_closed:
-            self._thread = threading.Thread(target=self._attend, name="mycel-messages", daemon=True)
-            self._thread.start()
+        with _Inside(self):
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._attend, name="mycel-messages", daemon=True)
+                self._thread.start()
 
     def _attend(self) -> None:
         """Body of the thread: takes care of what nobody waits for."""

@@ -194,7 +194,7 @@ def futures(rank: int, size: int) -> None:
     came.data = torch.zeros(1)
     sent = torch.full((1 << 18,), float(rank))
     sending = dist.isend(sent, after)
-    sent.set_(torch.zeros(1))
+    sent.set_(torch.zeros(1).untyped_storage())
     receiving.wait()
     sending.wait()
     for future in (early, receiving.get_future(), sending.get_future()):
