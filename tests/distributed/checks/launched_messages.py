@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import mycel.runtime  # noqa: F401 (registers the backend)
+from mycel.runtime import tensor_group
 from mycel.runtime.p2p_routes import parts_of
 from mycel.runtime.transport.tcp_info import tcp_info
 
@@ -27,7 +27,7 @@ def main() -> None:
         assert torch.equal(came, message)
     if rank == 0:
         dist.send(message, 1)
-        group: Any = dist.group.WORLD
+        group: Any = tensor_group()
         outlet = group._messages._endpoint._exchange.outlets[1]
         dist.barrier()  # it has been received, so it has been acknowledged
         carried = []

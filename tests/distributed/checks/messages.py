@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchError, PeerLostError
-from mycel.runtime import monitored_barrier
+from mycel.runtime import monitored_barrier, tensor_group
 
 TYPES = (
     torch.float32,
@@ -363,13 +363,11 @@ def parts_that_differ(rank: int, size: int) -> None:
 
 @contextmanager
 def without_gloo() -> Iterator[None]:
-    """The group behind has no Gloo to fall back to."""
-    group: Any = dist.group.WORLD
-    gloo, group._gloo = group._gloo, None
-    try:
-        yield
-    finally:
-        group._gloo = gloo
+    """Nothing inside makes the group behind fall back to Gloo."""
+    fallback = tensor_group()._fallback
+    assert fallback._gloo is None
+    yield
+    assert fallback._gloo is None
 
 
 def nothing_over_gloo(rank: int, size: int) -> None:
