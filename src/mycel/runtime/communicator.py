@@ -157,6 +157,7 @@ class Communicator:
             Rerouter(rank, self._run_once, self._go_on, self._queue.take, self._internal) if reroutes else None
         )
         self._opening: Errand | None = None
+        self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
         self._closed = self._forked = False
@@ -301,7 +302,8 @@ class Communicator:
             ticket = self._turns.run(call, timeout_s, settle)
         else:
             ticket = self._reroute(self._rerouter, call, timeout_s, settle)
-        self.wait(ticket)
+        if not ticket.is_finished:
+            self.wait(ticket)
 
     def start(
         self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None
@@ -332,7 +334,7 @@ class Communicator:
         Raises:
             CommunicationError: it failed.
         """
-        if not ticket.finished.is_open and not self._queue.wait(ticket, timeout_s):
+        if not ticket.is_finished and not self._queue.wait(ticket, timeout_s):
             return False
         if ticket.error is not None:
             raise ticket.error
@@ -340,9 +342,9 @@ class Communicator:
 
     def is_finished(self, ticket: Ticket) -> bool:
         """Whether a collective is over, right or wrong, and its results where they belong."""
-        if not ticket.finished.is_open:
+        if not ticket.is_finished:
             self._queue.take()
-        return ticket.finished.is_open
+        return ticket.is_finished
 
     def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback``, which returns at once, when the collective is finished; at once where it is."""
@@ -377,7 +379,7 @@ class Communicator:
         Its number is the engine's to give: a signal handler that interrupts this may call something before it.
         """
         self._check()
-        likely = self._queue.number + 1
+        likely = self._last + 1
         attempt = self._attempt(f"{call.title or call.name} #{likely}", self._limit_s(timeout_s), (likely, 0, 0))
         ticket = self._prepare(call, attempt, 0)
         ticket.settle = settle
@@ -424,22 +426,23 @@ class Communicator:
     def _count(self, ticket: Ticket) -> None:
         """Write down the header of a call that has its number."""
         if ticket.job is not None:
-            self._rename(ticket)
+            self._last = self._rename(ticket.attempt, ticket.job)
             self._faults.recent.append(ticket.attempt.header)
 
-    def _rename(self, ticket: Ticket) -> None:
-        """Give an attempt the number that its job has got, if it is not the likely one."""
-        attempt, job = ticket.attempt, ticket.job
-        if job is not None and (number := int(job.fields[e.J_HEADER + 1])) != attempt.header[0]:
+    def _rename(self, attempt: Attempt, job: Job) -> int:
+        """The number that a job has got; its attempt gets it too, if it is not the likely one."""
+        number = int(job.fields[e.J_HEADER + 1])
+        if number != attempt.header[0]:
             attempt.header = (number, *attempt.header[1:])
             attempt.what = f"{attempt.what.rpartition('#')[0]}#{number}"
+        return number
 
     def _judge(self, status: int, ticket: Ticket) -> None:
         """Decide what a run's status means: return to let it go on, or raise, which is the ticket's error then."""
         job, attempt = ticket.job, ticket.attempt
         if job is None or status == e.INTERRUPTED:
             return
-        self._rename(ticket)
+        self._rename(attempt, job)
         begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
         attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
