@@ -14,6 +14,7 @@ powers of the square root of two: measured again, a machine is the same machine,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -172,6 +173,7 @@ def calibration_file(cache: Path | None) -> Path:
     return folder / f"costs-{digest}.json"
 
 
+@functools.cache  # it reads files
 def _version(package: str) -> str:
     try:
         return version(package)

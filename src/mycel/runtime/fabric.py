@@ -43,6 +43,11 @@ class Fabric:
             self._whole = whole
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks of the group, in group order."""
+        return self._group
+
+    @property
     def described(self) -> bool:
         """Whether the group's topology is part of one that was given, not assumed."""
         return self._whole is not None and list(self._group) == sorted(self._group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ from mycel.runtime.transport.address import own_address
 from mycel.runtime.transport.parting import StoreServer
 from mycel.runtime.transport.rendezvous import Rendezvous, Store
 from mycel.runtime.transport.secret import job_secret
+from mycel.runtime.watch import check_members
 from mycel.settings import Settings
 from mycel.topology.model import Topology
 
@@ -62,6 +64,7 @@ def meet(
         unix=settings.local != "tcp",
         secret=job_secret(settings),
         store_server=StoreServer.of(held) if held is not None and rank == 0 else None,
+        observe=partial(check_members, tuple(global_ranks)),
     )
     if held is not None:
         rendezvous.say_what_is_trusted()
@@ -123,6 +126,7 @@ def communicate(
         methods=settings.methods,
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
+        members=fabric.members,
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
-from typing import Generic, TypeVar
+from functools import lru_cache
+from typing import Generic, NamedTuple, TypeVar
 
 from mycel.collectives.cost import Choice
 from mycel.collectives.lower import RankTemplate
@@ -75,7 +76,7 @@ class Planner(Generic[P]):
         """This rank's part of a schedule, whatever the length."""
         key = (name, root, method)
         if key not in self._plans:
-            self._plans[key] = RankTemplate(self.schedules(name, root)[method], self._rank)
+            self._plans[key] = _template(_Same(self.schedules(name, root)[method]), self._rank)
         return self._plans[key]
 
     def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, Program, int], P]) -> P:
@@ -109,7 +110,7 @@ class Planner(Generic[P]):
 def verified_schedules(
     topology: Topology, name: CollectiveName, root: int | None, methods: Sequence[str] | None = None
 ) -> dict[str, Schedule]:
-    """Schedules of a collective by method, each verified.
+    """Schedules of a collective by method, each verified; made once for all groups over a fabric.
 
     Args:
         topology: the fabric between the group's ranks.
@@ -119,8 +120,16 @@ def verified_schedules(
     Raises:
         SynthesisError: none fits the fabric.
     """
+    return dict(_verified(topology, name, root, tuple(methods or ())))
+
+
+# A mesh has many groups over a few fabrics, and each asks for half a dozen collectives.
+@lru_cache(maxsize=128)
+def _verified(
+    topology: Topology, name: CollectiveName, root: int | None, methods: tuple[str, ...]
+) -> dict[str, Schedule]:
     usual = methods_for(name)
-    candidates = tuple(m for m in methods or () if m in (*usual, *classics_for(name))) or usual
+    candidates = tuple(m for m in methods if m in (*usual, *classics_for(name))) or usual
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     made: dict[str, Schedule] = {}
     for method in candidates:
@@ -150,6 +159,23 @@ def sends_directly(made: Mapping[str, Schedule]) -> bool:
     ends = [divmod(direct.block_of(t.chunk), direct.collective.num_ranks) for t in direct.transfers]
     alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
     return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
+
+
+class _Same(NamedTuple):
+    """A schedule as a key: itself and no other, so that it need not be compared."""
+
+    schedule: Schedule
+
+    def __hash__(self) -> int:
+        return id(self.schedule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.schedule is self.schedule
+
+
+@lru_cache(maxsize=256)
+def _template(of: _Same, rank: int) -> RankTemplate:
+    return RankTemplate(of.schedule, rank)
 
 
 def _rounded_up(num_bytes: int) -> int:

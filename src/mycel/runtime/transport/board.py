@@ -144,6 +144,8 @@ class Board:
 
     def look(self) -> None:
         """Raise what another rank, which will not come, has said of the reason."""
+        if self._observe is not None:
+            self._observe()
         store = self._store
         if store is None:
             return
@@ -215,10 +217,10 @@ class Board:
         return next((owner for owner, place in enumerate(places) if not self._has([place])), 0)
 
     def _heed(self) -> None:
-        if self._observe is not None:
-            self._observe()
         if self.token:
             self.look()
+        elif self._observe is not None:
+            self._observe()
 
     def _pause(self, owner: int, deadline: float) -> None:
         if time.monotonic() >= deadline:

@@ -227,6 +227,7 @@ class Rendezvous:
             CollectiveTimeoutError: a peer, ``awaited``, has not opened its side in time.
             LocalFailure: something is the matter with this rank.
         """
+        self._dialing = None
         deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
         hellos: dict[int, Hello] = {}
@@ -314,7 +315,7 @@ class Rendezvous:
     @property
     def unanswered(self) -> Channel | None:
         """The channel whose opening has found no answer for so long that none is to be expected."""
-        dialing, self._dialing = self._dialing, None
+        dialing = self._dialing
         return dialing[0] if dialing is not None and time.monotonic() - dialing[1] > _ANSWER_S else None
 
     def _hello(self, peer: int, purpose: Purpose, path: bytes = bytes(16)) -> Hello:
