@@ -8,6 +8,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
                           reached; ``mycel emulate`` writes it
 ``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
+``MYCEL_PLACE``           which rank of ``MYCEL_TOPOLOGY`` this process is, where ``RANK`` does not say so
 ``MYCEL_TIMEOUT``         seconds a collective may take, instead of the process group's time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
 ``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
@@ -80,6 +81,7 @@ class Settings:
     cache: Path | None = None
     on_link_failure: str | None = None
     restarts: int = 0
+    place: int | None = None
 
     __repr__ = brief
 
@@ -115,6 +117,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
+        place=_count(env["MYCEL_PLACE"], "MYCEL_PLACE", 0) if env.get("MYCEL_PLACE") else None,
     )
 
 

@@ -138,6 +138,21 @@ class Communicator:
         self._wake_fd = self._done_fd = -1
         self._closed = False
 
+    @property
+    def control(self) -> Control:
+        """The group's control connections."""
+        return self._control
+
+    @property
+    def cause(self) -> CommunicationError | None:
+        """Why the group has failed; ``None`` while it has not."""
+        return self._faults.cause
+
+    @property
+    def identity(self) -> str:
+        """The same for all ranks of this group, and for no other: no other ever had all their ports and processes."""
+        return repr([(a.host, a.ip, a.port, a.pid) for a in self._rendezvous.addresses])
+
     # -- schedules ----------------------------------------------------------------------------------------
 
     def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:
@@ -478,15 +493,20 @@ class Communicator:
         self._write_down(cause)
         return cause
 
+    def finish(self) -> None:
+        """Wait for what is queued to be over, right or wrong."""
+        with self._order:
+            pending = tuple(self._queued)
+        for ticket in pending:
+            ticket.finished.wait(ticket.timeout_s + 5.0)
+
     def close(self) -> None:
         """Leave: finish what is queued, say goodbye, close everything. Idempotent."""
         with self._order:
             if self._closed:
                 return
             self._closed = True
-            pending = tuple(self._queued)
-        for ticket in pending:
-            ticket.finished.wait(ticket.timeout_s + 5.0)
+        self.finish()
         if self._ring is not None:
             self._ring[e.RING_STOP] = 1
             os.eventfd_write(self._wake_fd, 1)

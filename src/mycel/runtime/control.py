@@ -1,7 +1,8 @@
 """Control connections: one between every two ranks of a group, silent until something goes wrong.
 
-They carry four short records: ``abort`` (the group has failed, and why), ``state`` (where I
-stand and for whom I wait), ``evidence`` (on which channels nothing arrives) and ``bye`` (I leave on purpose). They go
+They carry five short records: ``abort`` (the group has failed, and why), ``state`` (where I
+stand and for whom I wait), ``evidence`` (on which channels nothing arrives), ``handle`` (where I can be found by a
+group that is formed of the survivors) and ``bye`` (I leave on purpose). They go
 over the links, not the store: the store dies with rank 0.
 """
 
@@ -55,6 +56,8 @@ class Control:
         self.left: set[int] = set()
         #: Ranks whose connection ended.
         self.gone: set[int] = set()
+        #: What survivors of a failure say of where they listen; see ``mycel.runtime.elastic.control_handles``.
+        self.handles: dict[int, str] = {}
 
     def tell(self, peers: Iterable[int], record: dict[str, Any], *, patience_s: float = 0.5) -> None:
         """Send a record to the peers that are still connected; one that takes nothing is passed over."""
@@ -97,6 +100,9 @@ class Control:
             ended = True
         try:
             while (record := line.take()) is not None:
+                if record["type"] == "handle":
+                    self.handles[peer] = str(record["text"])
+                    continue
                 if record["type"] == "bye":
                     self.left.add(peer)
                 events.append(Event(peer=peer, record=record))
