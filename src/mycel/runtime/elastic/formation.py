@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from mycel.errors import CommunicationError, UsageError
 from mycel.runtime.elastic.handle import Handle, in_rank_order

@@ -324,7 +324,8 @@ def _values(session: _Session, keys: list[str]) -> dict[str, Any] | None:
 
 def _answer(session: _Session, what: str, record: dict[str, Any]) -> dict[str, Any]:
     """Do what does not wait. Values are text in which bytes are written as Latin-1 characters."""
-    values, value = session.values, None
+    values = session.values
+    value: bool | int | str | None = None
     if what == "check":
         value = all(str(key) in values for key in record["keys"])
     elif what == "set":

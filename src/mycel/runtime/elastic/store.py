@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-from torch.distributed import Store
+from torch.distributed.distributed_c10d import Store
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
 from mycel.records import RecordSocket
