@@ -25,6 +25,7 @@ import torch.distributed as dist
 from moe_ranks import forward_backward, is_rank, join, mark, middle, on_cluster, say, step_s, total
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.moe import ExpertParallel, MoE, Tuner, node_mesh, nodes_of
+from mycel.runtime import tensor_group
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
@@ -40,7 +41,7 @@ PHASES = ((16, 2), (512, 8), (128, 2))
 
 def exchanges(steps: int) -> None:
     """Bytes and time of flat and hierarchical exchanges."""
-    topology = dist.group.WORLD.communicator.topology
+    topology = tensor_group().communicator.topology
     nodes, mesh = nodes_of(topology), node_mesh(topology)
     for tokens, top_k in LOADS:
         torch.manual_seed(0)
@@ -66,7 +67,7 @@ def exchanges(steps: int) -> None:
 
 def adaptive(phase_steps: int, every: int) -> None:
     """A layer that chooses walks the trace twice; every few steps all fixed plans take one step each beside it."""
-    topology = dist.group.WORLD.communicator.topology
+    topology = tensor_group().communicator.topology
     mesh = node_mesh(topology)
     size = dist.get_world_size()
     tuner = Tuner(degrees=(1, 2), algorithms=("all_to_all", "hierarchical"), trials=3, same_load=True)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 
-import mycel.runtime  # noqa: F401  (registers the backend)
+import mycel.runtime
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.demo.train import learning_rate
 from mycel.moe import ExpertParallel, MoE, expert_parameter_names, moe_loss, node_mesh, nodes_of
@@ -143,7 +143,7 @@ def say(**record: object) -> None:
 
 def train(options: argparse.Namespace) -> None:
     """All models, step by step in turn."""
-    communicator = dist.group.WORLD.communicator  # type: ignore[union-attr]
+    communicator = mycel.runtime.tensor_group().communicator
     topology = communicator.topology if options.emulated else None
     nodes = BOXES if topology is None else nodes_of(topology)
     mesh = DeviceMesh("cpu", torch.tensor(BOXES)) if topology is None else node_mesh(topology)

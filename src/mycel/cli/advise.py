@@ -47,11 +47,11 @@ def advise(
     needs("mycel advise", "torch")
     import torch.distributed as dist
 
-    import mycel.runtime
     from mycel.data_parallel.advise import METHODS, measure
     from mycel.data_parallel.advise import advise as weigh
+    from mycel.runtime.registration import register
 
-    assert mycel.runtime.MycelProcessGroup is not None  # imported for the backend that it registers
+    register()
     names = METHODS if methods is None else tuple(methods.split(","))
     make = _function(model)
     try:

@@ -4,18 +4,18 @@ import torch.distributed as dist
 import mycel.runtime
 
 dist.init_process_group("mycel")
+
+From torch 2.14 on the name alone does, without the import.
 """
 
 from __future__ import annotations
 
-import torch.distributed as dist
-
 from mycel.runtime.flight import dump_flight_records
 from mycel.runtime.membership import monitored_barrier
-from mycel.runtime.process_group import MycelProcessGroup, create_process_group
+from mycel.runtime.registration import register
+from mycel.runtime.tensor_group import TensorGroup, tensor_group
 from mycel.runtime.warm import warm
 
-__all__ = ["MycelProcessGroup", "dump_flight_records", "monitored_barrier", "warm"]
+__all__ = ["TensorGroup", "dump_flight_records", "monitored_barrier", "tensor_group", "warm"]
 
-if "mycel" not in dist.Backend.backend_list:
-    dist.Backend.register_backend("mycel", create_process_group, extended_api=True, devices=["cpu", "cuda"])
+register()

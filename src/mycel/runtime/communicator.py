@@ -399,7 +399,6 @@ class Communicator:
             sock.close()
         self._open.clear()
         self.planner.forget()
-        self.proofs.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
         if self.rank == 0:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from mycel.collectives.cost import Choice
@@ -109,7 +110,7 @@ class Planner(Generic[P]):
 def verified_schedules(
     topology: Topology, name: CollectiveName, root: int | None, methods: Sequence[str] | None = None
 ) -> dict[str, Schedule]:
-    """Schedules of a collective by method, each verified.
+    """Schedules of a collective by method, each verified; made once for all groups over a fabric.
 
     Args:
         topology: the fabric between the group's ranks.
@@ -119,8 +120,16 @@ def verified_schedules(
     Raises:
         SynthesisError: none fits the fabric.
     """
+    return dict(_verified(topology, name, root, tuple(methods or ())))
+
+
+# A mesh has many groups over a few fabrics, and each asks for half a dozen collectives.
+@lru_cache(maxsize=128)
+def _verified(
+    topology: Topology, name: CollectiveName, root: int | None, methods: tuple[str, ...]
+) -> dict[str, Schedule]:
     usual = methods_for(name)
-    candidates = tuple(m for m in methods or () if m in (*usual, *classics_for(name))) or usual
+    candidates = tuple(m for m in methods if m in (*usual, *classics_for(name))) or usual
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     made: dict[str, Schedule] = {}
     for method in candidates:

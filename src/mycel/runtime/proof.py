@@ -9,6 +9,8 @@ A rank that finds something wrong sends nothing, and its error reaches the other
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
 
 from mycel.collectives.lower import lower
@@ -24,10 +26,16 @@ __all__ = ["Proofs"]
 
 #: Sizes of each schedule that are looked at: 10 ms each, for 8 ranks.
 _SIZES = 32
+#: Schedules whose proofs are remembered; more than the planner keeps.
+_SCHEDULES = 256
+#: Of each schedule, by identity: itself, so that its identity stays its own, and sizes. Groups share schedules, and
+#: so their proofs.
+_proved: OrderedDict[int, tuple[Schedule, set[int]]] = OrderedDict()
+_proving = threading.Lock()
 
 
 class Proofs:
-    """What a group's rank has proved.
+    """Proves, for a group's rank, what has not been proved in this process.
 
     Args:
         rank: in the group.
@@ -37,8 +45,6 @@ class Proofs:
     def __init__(self, rank: int, poison: Callable[[str, str], CommunicationError]) -> None:
         self._rank, self._poison = rank, poison
         self._level = read_settings().verify
-        #: Of each schedule, by identity: itself, so that its identity stays its own, and sizes.
-        self._proved: dict[int, tuple[Schedule, set[int]]] = {}
 
     def require(self, schedule: Schedule, call: Call, pieces: int) -> None:
         """Return if the programs that a call needs are right; the first time, that takes a while.
@@ -55,10 +61,7 @@ class Proofs:
             return
         lengths = block_sizes(schedule.collective, call.num_elements, call.block_elements).tolist()
         try:
-            if id(schedule) not in self._proved:
-                prove_lowering(schedule)
-                self._proved[id(schedule)] = (schedule, set())
-            _, sizes = self._proved[id(schedule)]
+            sizes = _proved_sizes(schedule)
             if call.block_elements is None and call.num_elements not in sizes and len(sizes) < _SIZES:
                 prove_lowering(schedule, lengths, pieces)
                 sizes.add(call.num_elements)
@@ -69,6 +72,21 @@ class Proofs:
                 "failed", f"rank {self._rank} refuses to run {call.title or call.name} ({schedule.method}): {error}"
             ) from error
 
-    def forget(self) -> None:
-        """Start again: the schedules are no longer used."""
-        self._proved.clear()
+
+def _proved_sizes(schedule: Schedule) -> set[int]:
+    """Sizes at which a schedule's programs were looked at, after those of any size have been proved.
+
+    Raises:
+        ScheduleError: they are wrong.
+    """
+    with _proving:
+        known = _proved.get(id(schedule))
+        if known is not None:
+            _proved.move_to_end(id(schedule))
+            return known[1]
+    prove_lowering(schedule)
+    with _proving:
+        _, sizes = _proved.setdefault(id(schedule), (schedule, set()))
+        while len(_proved) > _SCHEDULES:
+            _proved.popitem(last=False)
+    return sizes

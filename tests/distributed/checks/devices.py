@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.runtime.device.group import DeviceGroup
 from mycel.runtime.device.lane import CudaLane
 from mycel.runtime.device.transport import BackendTransport
-from mycel.runtime.process_group import MycelProcessGroup
+from mycel.runtime.tensor_group import TensorGroup, tensor_group
 
 
 def checks_of(name: str) -> ModuleType:
@@ -38,7 +38,7 @@ def collectives() -> ModuleType:
 
 def as_on_devices(group: Any) -> list[str]:
     """From now on every tensor counts as one on a device; the names of the collectives that run there."""
-    assert isinstance(group, MycelProcessGroup)
+    assert isinstance(group, TensorGroup)
     ran: list[str] = []
 
     class Watched(DeviceGroup):
@@ -46,18 +46,18 @@ def as_on_devices(group: Any) -> list[str]:
             ran.append(call.title or call.name)
             return super().start(call, *rest)
 
-    group._devices = Watched(group._gloo, group.communicator, described=True, least_bytes=0)
+    group._devices = Watched(group._fallback.gloo, group.communicator, described=True, least_bytes=0)
     group._on_host = lambda tensors: False  # type: ignore[method-assign]
     return ran
 
 
 def everything(rank: int, size: int) -> dict[str, Any]:
     """All checks of the engine for sockets, in one process group; what each returned, and what ran, by name."""
-    ran = as_on_devices(dist.group.WORLD)
+    ran = as_on_devices(tensor_group())
     checks = collectives()
     # Where ranks send their parts themselves, parts of different lengths are the backend's; Gloo has no such form,
     # and before torch 2.12 no lists at all.
-    direct = dist.group.WORLD.communicator.exchanges_directly  # type: ignore[union-attr,attr-defined]
+    direct = tensor_group().communicator.exchanges_directly  # type: ignore[union-attr]
     missing = [checks.uneven] if torch.__version__ >= (2, 12) else [checks.uneven, checks.all_to_all_of_lists]
     chosen = [check for check in checks.CHECKS if not (direct and check in missing)]
     results = {check.__name__: check(rank, size) for check in chosen}
@@ -82,7 +82,7 @@ def reductions(rank: int, size: int) -> list[str]:
 
 def same_bits(rank: int, size: int) -> list[str]:
     """By the same schedule both engines add in the same order, whatever the pieces; the methods compared."""
-    group: Any = dist.group.WORLD
+    group: Any = tensor_group()
     planner = group.communicator.planner
     every = planner.schedules
     methods = [m for m in every("all_reduce") if m in every("reduce_scatter") and m in every("reduce", size - 1)]
@@ -107,12 +107,12 @@ def of_which_group(rank: int, size: int) -> str:
         assert tensor.tolist() == [size * (size + 1) / 2] * 5
         dist.barrier(group)
     world: Any = dist.group.WORLD
-    return str(world.getBackendName())
+    return str(world._get_backend(torch.device("cpu")).name())
 
 
 def training(rank: int, size: int) -> dict[str, Any]:
     """Losses of DDP in all its forms, and of FSDP2: futures, hooks, coalesced and asynchronous calls."""
-    ran = as_on_devices(dist.group.WORLD)
+    ran = as_on_devices(tensor_group())
     losses = training_over_gloo(rank, size)
     assert {"all_reduce", "broadcast", "all_gather", "reduce_scatter"} <= set(ran)
     return losses
@@ -127,7 +127,7 @@ def training_over_gloo(rank: int, size: int) -> dict[str, Any]:
 def one_on_a_gpu(rank: int, size: int) -> None:
     """A group of one rank: NCCL's own collectives, and an exchange with itself on a lane."""
     device = torch.device("cuda", 0)
-    group: Any = dist.group.WORLD
+    group: Any = tensor_group()
     tensor = torch.arange(5.0, device=device)
     for work in (dist.all_reduce(tensor, async_op=True), dist.broadcast(tensor, 0, async_op=True)):
         work.wait()

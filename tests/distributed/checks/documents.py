@@ -142,7 +142,8 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
             WORLD + "from mycel.moe import ExpertParallel, MoE, nodes_of\n"
             "from mycel.moe.placement import PlacedDispatcher, Rebalancer\n"
             "from mycel.planning.placement import ExpertPlacement\n"
-            "topology = dist.group.WORLD.communicator.topology\n"
+            "from mycel.runtime import tensor_group\n"
+            "topology = tensor_group().communicator.topology\n"
             "batches = [torch.randn(16, 512) for _ in range(2)]\n"
             "def train_step(layer, optimizer, x):\n"
             "    layer(x).square().mean().backward()\n    optimizer.step()\n    optimizer.zero_grad()",

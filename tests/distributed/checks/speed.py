@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from mycel.cost import Costs
+from mycel.runtime import tensor_group
 from mycel.runtime.calibration import calibration_file, costs_to_text
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
@@ -29,7 +30,7 @@ def _choices(group: Any) -> dict[str, tuple[str, int, float]]:
     found = {}
     for name in COLLECTIVES:
         for size in SIZES:
-            choice = group.communicator.planner.choice(name, 0 if name == "broadcast" else None, size)
+            choice = tensor_group(group).communicator.planner.choice(name, 0 if name == "broadcast" else None, size)
             found[f"{name} {size}"] = (choice.method, choice.piece_bytes, choice.seconds)
     return found
 
@@ -51,7 +52,7 @@ def choices(rank: int, world_size: int) -> list[dict[str, tuple[str, int, float]
 def _sockets(group: Any) -> list[str]:
     """Families of the descriptors that carry the group's bytes."""
     families = []
-    for descriptor in group.communicator._sockets.values():
+    for descriptor in tensor_group(group).communicator._sockets.values():
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             families.append(sock.family.name)
     return sorted(set(families))
@@ -85,4 +86,4 @@ def methods(rank: int, world_size: int) -> str:
     taken = torch.empty(world_size)
     dist.all_to_all_single(taken, torch.full((world_size,), float(rank)), group=group)
     assert torch.equal(taken, torch.arange(float(world_size)))
-    return str(group.communicator.planner.choice("all_reduce", None, 20000).method)
+    return str(tensor_group(group).communicator.planner.choice("all_reduce", None, 20000).method)

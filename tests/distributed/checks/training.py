@@ -19,6 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.runtime import tensor_group
+
 STEPS = 4
 WIDTH = 24
 
@@ -218,7 +220,7 @@ def fabric(rank: int, size: int) -> list[str]:
     dist.all_reduce(tensor)
     assert (tensor == size).all()
     group: Any = dist.group.WORLD
-    communicator = group.communicator
+    communicator = tensor_group(group).communicator
     return [communicator.topology.name, communicator.topology.fingerprint] if communicator else ["none"]
 
 

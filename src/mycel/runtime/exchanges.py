@@ -1,0 +1,146 @@
+"""Where every rank has something of its own for every other: all_to_all, send, receive; and the watched barrier."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllToAllOptions
+
+from mycel.runtime.communicator import Call
+from mycel.runtime.group_calls import GroupCalls
+from mycel.runtime.headers import ALL_TO_ALL_V
+from mycel.runtime.tensors import (
+    DTYPES,
+    MOVED,
+    apart_from,
+    back_into,
+    copy_back,
+    flattened,
+    gather_call,
+    moving_call,
+    split_elements,
+)
+
+__all__ = ["Exchanges"]
+
+Tensor = torch.Tensor
+
+
+class Exchanges(GroupCalls):
+    """Exchanges of a group, under torch's names."""
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: AllToAllOptions | None = None,
+    ) -> dist.Work:
+        """Exchange parts with every rank; see ``torch.distributed.all_to_all_single``.
+
+        With split sizes, those of one rank can be equal while those of others are not: either all ranks give sizes
+        or none does.
+        """
+        opts = opts or AllToAllOptions()
+        gives, gets = [], []
+        if output_split_sizes or input_split_sizes:
+            gives = split_elements(input, input_split_sizes, self.size(), "input")
+            gets = split_elements(output, output_split_sizes, self.size(), "output")
+            if output.dtype != input.dtype:
+                raise ValueError(f"all_to_all: output is of {output.dtype}, input of {input.dtype}")
+        if not self._takes([output, input], exchange=bool(gives)):
+            backend = self._backend_of([input])
+            return backend.alltoall_base(output, input, output_split_sizes, input_split_sizes, opts)
+        if gives:
+            return self._exchange(flattened([output]), flattened([input]), gives, gets, [output], opts)
+        n = self.size()
+        if output.numel() != input.numel() or output.dtype != input.dtype or input.shape[:1].numel() % n:
+            raise ValueError(
+                f"all_to_all over {n} ranks: output has {output.numel()} elements of {output.dtype}, input "
+                f"{input.numel()} of {input.dtype} in {input.shape[:1].numel()} rows; expected as many, in rows that "
+                f"divide by {n}"
+            )
+        target, source = flattened([output]), apart_from(output, input)
+        settle = back_into(target, [output])
+        call = moving_call("all_to_all", source.numel() * n, target, source)
+        return self._issue(call, opts, [output], settle)
+
+    def alltoall(self, outputs: list[Tensor], inputs: list[Tensor], opts: AllToAllOptions | None = None) -> dist.Work:
+        """Exchange tensors with every rank; see ``torch.distributed.all_to_all``, which Gloo offers from 2.12 on."""
+        opts = opts or AllToAllOptions()
+        types = {t.dtype for t in (*outputs, *inputs)}
+        if len(outputs) != self.size() or len(inputs) != self.size() or len(types) != 1:
+            raise ValueError(
+                f"all_to_all over {self.size()} ranks: {len(inputs)} inputs and {len(outputs)} outputs of "
+                f"{', '.join(sorted(map(str, types)))}; expected {self.size()} each, all of one type"
+            )
+        if not self._takes([*outputs, *inputs], exchange=True):
+            return self._backend_of(inputs).alltoall(outputs, inputs, opts)
+        # A rank cannot see in its own lengths whether those of others are equal: they always count as uneven.
+        source = torch.cat([t.reshape(-1) for t in inputs])
+        target = source.new_empty(sum(t.numel() for t in outputs))
+        return self._exchange(
+            target, source, [t.numel() for t in inputs], [t.numel() for t in outputs], outputs, opts
+        )
+
+    def _exchange(
+        self, target: Tensor, source: Tensor, gives: list[int], gets: list[int], outputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        """An all_to_all whose parts differ in length."""
+        communicator = self._communicator
+        if communicator is None:
+            raise RuntimeError("a group of one rank has no communicator")
+        n, rank = self.size(), self.rank()
+        blocks = torch.zeros(n, n, dtype=torch.int64)
+        blocks[rank] = torch.tensor(gives, dtype=torch.int64)
+        if communicator.exchanges_directly:
+            blocks[:, rank] = torch.tensor(gets, dtype=torch.int64)
+        else:  # some of what others exchange comes through here
+            stated = torch.empty(n, 2, n, dtype=torch.int64)
+            communicator.run(gather_call(stated.view(-1), torch.tensor([*gives, *gets], dtype=torch.int64)))
+            blocks, expected = stated[:, 0].contiguous(), stated[:, 1].T
+            for src, dst in (blocks != expected).nonzero().tolist()[:1]:  # every rank sees the same first one
+                raise communicator.disagree(
+                    f"ranks do not agree: in all_to_all with split sizes, rank {src} gives {blocks[src, dst]} "
+                    f"elements to rank {dst}, which expects {expected[src, dst]}"
+                )
+        if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
+            settle, source = None, apart_from(target, source)
+        else:
+            settle = lambda: copy_back(target, outputs)  # noqa: E731
+        call = Call(
+            name="all_to_all",
+            title=ALL_TO_ALL_V,
+            num_elements=int(blocks.sum()),
+            item_bytes=target.element_size(),
+            input_address=source.data_ptr(),
+            output_address=target.data_ptr(),
+            dtype=DTYPES.get(target.dtype, MOVED),
+            block_elements=tuple(blocks.view(-1).tolist()),
+            knows_all=not communicator.exchanges_directly,
+            keep=(target, source),
+        )
+        return self._issue(call, opts, outputs, settle)
+
+    # -- what Gloo and NCCL do ------------------------------------------------------------------------------
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
+        gloo: Any = self._fallback.gloo
+        gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
+        """Receive from whoever sends first; see ``torch.distributed.recv``."""
+        return self._backend_of(tensors).recv_anysource(tensors, tag)
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
+        """Send to one rank; see ``torch.distributed.send``."""
+        return self._backend_of(tensors).send(tensors, dst, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
+        """Receive from one rank; see ``torch.distributed.recv``."""
+        return self._backend_of(tensors).recv(tensors, src, tag)

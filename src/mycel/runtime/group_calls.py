@@ -1,0 +1,125 @@
+"""What the calls of a tensor group have in common: who serves them, and how they are started."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd.profiler import record_function
+from torch.distributed import ProcessGroup
+
+from mycel.runtime.communicator import Call, Communicator
+from mycel.runtime.device.group import DeviceGroup
+from mycel.runtime.fallback import Fallback
+from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
+from mycel.runtime.work import MycelWork
+
+__all__ = ["GroupCalls"]
+
+Tensor = torch.Tensor
+
+
+class GroupCalls:
+    """The ground of ``TensorGroup``; its parts by kind add the collectives.
+
+    Args:
+        rank, size: in the group.
+        timeout: default time-out of a collective.
+        communicator: runs schedules; ``None`` in a group of one rank.
+        fallback: torch's own group for what is not scheduled.
+        devices: for tensors on GPUs; ``None`` where there are none.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        communicator: Communicator | None,
+        fallback: Fallback,
+        devices: DeviceGroup | None,
+    ) -> None:
+        self._rank, self._size = rank, size
+        self._timeout = timeout
+        self._communicator = communicator
+        self._fallback = fallback
+        self._devices = devices
+        self._no_tensor = torch.zeros(1, dtype=torch.int32)
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._rank
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._size
+
+    def _takes(self, tensors: Sequence[Tensor], *, exchange: bool = False) -> bool:
+        """Whether a call on these tensors runs over schedules; all ranks must come to the same answer."""
+        if self._communicator is None:
+            return False
+        if self._devices is not None and not self._on_host(tensors):
+            return self._devices.takes(tensors, exchange=exchange)
+        return all(t.is_cpu and t.layout == torch.strided for t in tensors)
+
+    def _on_host(self, tensors: Sequence[Tensor]) -> bool:
+        return not tensors or tensors[0].is_cpu
+
+    def _backend_of(self, tensors: Sequence[Tensor]) -> ProcessGroup:
+        """Torch's own backend for tensors like these; made now, if it is Gloo's first call."""
+        if self._devices is None or self._on_host(tensors):
+            return self._fallback.gloo
+        backend: ProcessGroup = self._devices.backend
+        return backend
+
+    def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> tuple[ReduceOp, bool, DType] | None:
+        """How the tensors are reduced here; ``None``: Gloo's turn."""
+        op = OPS.get(opts.reduceOp.op)
+        alike = bool(tensors) and len({t.dtype for t in tensors}) == 1
+        if op is None or not alike or not self._takes(tensors):
+            return None
+        of = tensors[0].dtype
+        if op[0] in BITWISE and (of.is_floating_point or of.is_complex):
+            raise ValueError(f"{op[0].name} is for integers and bool; these tensors are {of}")
+        dtype = COMPLEX.get(of) if op[0] is ReduceOp.SUM else None
+        dtype = DTYPES.get(of, dtype)
+        return None if dtype is None else (*op, dtype)
+
+    def _issue(self, call: Call, opts: Any, result: list[Tensor], settle: Callable[[], None] | None) -> dist.Work:
+        communicator = self._communicator
+        if communicator is None:
+            raise RuntimeError("a group of one rank has no communicator")
+        buffer = call.keep[0]
+        if self._devices is not None and isinstance(buffer, Tensor) and not self._on_host([buffer]):
+            with _span(call) or nullcontext():
+                return self._devices.start(call, buffer.device, result, settle)
+        timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
+        span = _span(call)
+        if span is not None:
+            span.__enter__()  # type: ignore[no-untyped-call]
+        if getattr(opts, "asyncOp", True):
+            ticket = communicator.start(call, timeout_s=timeout)
+            work = MycelWork(communicator, ticket, result, settle)
+            if span is not None:  # it ends when the collective does, wherever that is seen
+                span._call_end_callbacks_on_future(work.get_future())
+            return work
+        try:
+            communicator.run(call, timeout_s=timeout)
+        finally:
+            if span is not None:
+                span.__exit__(None, None, None)
+        if settle is not None:
+            settle()
+        return MycelWork(None, None, result)
+
+
+def _span(call: Call) -> record_function | None:
+    """The range that profiles show for a call; ``None`` where nobody profiles."""
+    if not torch._C._autograd._profiler_enabled():
+        return None
+    return record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")

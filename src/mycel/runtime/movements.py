@@ -1,0 +1,149 @@
+"""Collectives that move and do not add: broadcast, all_gather, gather, scatter."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
+    AllgatherOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ScatterOptions,
+)
+
+from mycel.runtime.communicator import Call
+from mycel.runtime.fallback import one_by_one
+from mycel.runtime.group_calls import GroupCalls
+from mycel.runtime.tensors import (
+    DTYPES,
+    MOVED,
+    back_into,
+    check_list,
+    copy_back,
+    flattened,
+    gather_call,
+    moving_call,
+    put_results,
+    uneven_lengths,
+)
+
+__all__ = ["Movements"]
+
+Tensor = torch.Tensor
+
+
+class Movements(GroupCalls):
+    """What goes from one rank to all, from all to one and from all to all alike, under torch's names."""
+
+    def broadcast(self, tensors: list[Tensor], opts: BroadcastOptions | None = None) -> dist.Work:
+        """Send the root's tensor to everyone; see ``torch.distributed.broadcast``."""
+        opts = opts or BroadcastOptions()
+        if len(tensors) != 1 or not self._takes(tensors):
+            return self._backend_of(tensors).broadcast(tensors, opts)
+        flat = flattened(tensors)
+        settle = back_into(flat, tensors)
+        call = Call(
+            name="broadcast",
+            root=opts.rootRank,
+            num_elements=flat.numel(),
+            item_bytes=flat.element_size(),
+            output_address=flat.data_ptr(),
+            dtype=DTYPES.get(flat.dtype, MOVED),
+            keep=(flat,),
+        )
+        return self._issue(call, opts, tensors, settle)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None) -> dist.Work:
+        """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
+        opts = opts or AllgatherOptions()
+        if not self._takes([output, input]):
+            return self._backend_of([input])._allgather_base(output, input, opts)
+        if output.numel() != input.numel() * self.size() or output.dtype != input.dtype:
+            raise ValueError(
+                f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
+                f"expected {input.numel() * self.size()} of {input.dtype}"
+            )
+        target, source = flattened([output]), flattened([input])
+        settle = back_into(target, [output])
+        return self._issue(gather_call(target, source), opts, [output], settle)
+
+    def allgather(
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None
+    ) -> dist.Work:
+        """Gather tensors, whose lengths may differ, into a list; see ``torch.distributed.all_gather``."""
+        opts = opts or AllgatherOptions()
+        outputs = output_lists[0] if len(output_lists) == 1 else []
+        fits = len(inputs) == 1 and len(outputs) == self.size() and outputs[self.rank()].numel() == inputs[0].numel()
+        fits = fits and all(t.dtype == inputs[0].dtype for t in outputs)
+        if not fits or not self._takes([*outputs, *inputs]):
+            return self._backend_of(inputs).allgather(output_lists, inputs, opts)
+        source = flattened(inputs)
+        target = source.new_empty(sum(t.numel() for t in outputs))
+        call = gather_call(target, source, uneven_lengths(outputs))
+        # The future's value has the nesting that torch's own backends give it.
+        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+
+    def all_gather_single_coalesced(
+        self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions | None = None
+    ) -> dist.Work:
+        """Gather several shards, as one array."""
+        opts = opts or AllgatherOptions()
+        alike = len({t.dtype for t in (*outputs, *inputs)}) == 1
+        even = all(o.numel() == i.numel() * self.size() for o, i in zip(outputs, inputs, strict=True))
+        if not alike or not even or not self._takes([*outputs, *inputs]):
+            return one_by_one(self._backend_of(inputs)._allgather_base, outputs, inputs, opts)
+        source = flattened(inputs)
+        target = source.new_empty(source.numel() * self.size())
+
+        def settle() -> None:
+            put_results(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
+
+        return self._issue(gather_call(target, source), opts, outputs, settle)
+
+    def allgather_coalesced(
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None
+    ) -> dist.Work:
+        """Gather a list of tensors from every rank, as one array; see ``torch.distributed.all_gather_coalesced``."""
+        opts = opts or AllgatherOptions()
+        outputs = [tensor for of_rank in output_lists for tensor in of_rank]
+        alike = len({t.dtype for t in (*outputs, *inputs)}) == 1
+        lengths = [t.numel() for t in inputs]
+        even = len(output_lists) == self.size() and all([t.numel() for t in o] == lengths for o in output_lists)
+        if not alike or not even or not self._takes([*outputs, *inputs]):
+            lists = [list(of_input) for of_input in zip(*output_lists, strict=True)]
+            gather = self._backend_of(inputs).allgather
+            return one_by_one(lambda o, i, opts: gather([o], [i], opts), lists, inputs, opts)
+        source = flattened(inputs)
+        target = source.new_empty(source.numel() * self.size())
+        return self._issue(gather_call(target, source), opts, outputs, lambda: copy_back(target, outputs))
+
+    def gather(
+        self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
+    ) -> dist.Work:
+        """Gather equal tensors at the root; see ``torch.distributed.gather``."""
+        opts = opts or GatherOptions()
+        outputs = output_lists[0] if output_lists else []
+        if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
+            return self._backend_of(inputs).gather(output_lists, inputs, opts)
+        if self.rank() == opts.rootRank:
+            check_list("gather", outputs, inputs[0], self.size())
+        source = flattened(inputs)
+        target = source.new_empty(source.numel() * len(outputs))
+        call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
+        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+
+    def scatter(
+        self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
+    ) -> dist.Work:
+        """Give each rank a tensor of the root's; see ``torch.distributed.scatter``."""
+        opts = opts or ScatterOptions()
+        inputs = input_lists[0] if input_lists else []
+        if len(outputs) != 1 or not self._takes([*outputs, *inputs]):
+            return self._backend_of(outputs).scatter(outputs, input_lists, opts)
+        if self.rank() == opts.rootRank:
+            check_list("scatter", inputs, outputs[0], self.size())
+        target = flattened(outputs)
+        source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
+        settle = back_into(target, outputs)
+        call = moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
+        return self._issue(call, opts, outputs, settle)

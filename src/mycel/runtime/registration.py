@@ -1,0 +1,48 @@
+"""How torch learns of backend ``mycel``: by importing ``mycel.runtime``, or by name, from torch 2.14 on."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch.distributed as dist
+
+from mycel.runtime.backend import MycelBackend, is_called_by_torch
+from mycel.runtime.process_group import MycelProcessGroup
+from mycel.runtime.tensor_group import TensorGroup
+
+__all__ = ["create", "register"]
+
+#: Backends by the name of their process group. Torch asks once for each kind of device; a backend serves all.
+_made: weakref.WeakValueDictionary[str, MycelBackend] = weakref.WeakValueDictionary()
+
+
+def register(*_: Any) -> None:
+    """Register backend ``mycel`` with torch; does nothing where it is registered.
+
+    Torch from 2.14 on calls this when a backend ``mycel`` is asked for: see the entry point in ``pyproject.toml``.
+    """
+    if "mycel" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("mycel", create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | MycelBackend:
+    """Make a group, as ``torch.distributed.Backend.register_backend`` asks for with its extended interface.
+
+    Args:
+        options: torch's ``_DistributedBackendOptions``: store, rank, size, time-out, members.
+        backend_options: unused.
+    """
+    name = str(options.group_id)
+    known = _made.get(name)
+    if known is not None and not known.is_shut_down:
+        return known
+    size = options.group_size
+    members = list(options.global_ranks_in_group) or list(range(size))
+    world_size = dist.get_world_size() if options.global_ranks_in_group else size
+    group = TensorGroup(options.store, options.group_rank, size, options.timeout, members, world_size, name)
+    if not is_called_by_torch():
+        return MycelProcessGroup(group, name)
+    backend = MycelBackend(group, name)
+    _made[name] = backend
+    return backend
