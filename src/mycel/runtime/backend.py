@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.elastic.reconfigurable import Reconfigurable
 from mycel.runtime.tensor_group import COLLECTIVES, TensorGroup
 from mycel.untraced import untraced
 
@@ -30,7 +31,7 @@ _Options: Any = Backend.Options
 _Base: Any = Backend if is_called_by_torch() else object
 
 
-class MycelBackend(_Base):  # type: ignore[misc]
+class MycelBackend(Reconfigurable, _Base):  # type: ignore[misc]
     """A group of mycel's under torch's ``ProcessGroup``.
 
     Args:
@@ -76,8 +77,9 @@ class MycelBackend(_Base):  # type: ignore[misc]
     supports_splitting = property(lambda self: False)
     supports_coalescing = property(lambda self: False)
     supports_time_estimate = property(lambda self: False)
-    supports_shrinking = property(lambda self: False)
-    supports_reconfigure = property(lambda self: False)
+    supports_shrinking = property(lambda self: is_called_by_torch())
+    supports_reconfigure = property(lambda self: True)
+    supports_abort_hooks = property(lambda self: False)
     supports_window = property(lambda self: False)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -106,6 +108,11 @@ class MycelBackend(_Base):  # type: ignore[misc]
         """Finish what is under way, tell the others goodbye and close all connections."""
         self._is_shut_down = True
         self.tensor_group.shutdown()
+        self._close_formation()
+
+    def _show(self, group: TensorGroup) -> None:
+        super()._show(group)
+        self._is_shut_down = False
 
     def abort(self) -> None:
         """Fail what is under way on every rank."""

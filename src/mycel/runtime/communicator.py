@@ -153,6 +153,16 @@ class Communicator:
         """The same for all ranks of this group, and for no other: no other ever had all their ports and processes."""
         return repr([(a.host, a.ip, a.port, a.pid) for a in self._rendezvous.addresses])
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call of this rank's is under way, in any thread."""
+        if not self._order.acquire(blocking=False):
+            return False
+        try:
+            return all(ticket.finished.is_set() for ticket in self._queued)
+        finally:
+            self._order.release()
+
     # -- schedules ----------------------------------------------------------------------------------------
 
     def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:

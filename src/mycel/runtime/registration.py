@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from mycel.runtime.backend import MycelBackend, is_called_by_torch
 from mycel.runtime.process_group import MycelProcessGroup
 from mycel.runtime.tensor_group import TensorGroup
 
-__all__ = ["create", "register"]
+__all__ = ["create", "over_tensor_group", "register"]
 
 #: Backends by the name of their process group. Torch asks once for each kind of device; a backend serves all.
 _made: weakref.WeakValueDictionary[str, MycelBackend] = weakref.WeakValueDictionary()
@@ -46,3 +47,20 @@ def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | Myc
     backend = MycelBackend(group, name)
     _made[name] = backend
     return backend
+
+
+def over_tensor_group(group: TensorGroup, store: dist.Store, name: str = "") -> dist.ProcessGroup:
+    """A process group that torch's tables do not know, for who keeps groups of their own.
+
+    Args:
+        group: what it shows to torch.
+        store: that its members share.
+        name: for messages.
+    """
+    if not is_called_by_torch():
+        return MycelProcessGroup(group, name)
+    made = dist.ProcessGroup(store, group.rank(), group.size())
+    custom = dist.ProcessGroup.BackendType.CUSTOM
+    made._set_default_backend(custom)
+    made._register_backend(torch.device("cpu"), custom, MycelBackend(group, name))
+    return made
