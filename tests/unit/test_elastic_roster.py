@@ -49,7 +49,7 @@ def test_who_came_back_replaces_who_it_was() -> None:
     store = dist.HashStore()
     with pytest.raises(CollectiveTimeoutError):
         Roster(store, place=1, expected=9, settle_s=9).gather("dead", timeout=timedelta(seconds=0.1))
-    rosters = [Roster(store, place=place, expected=2) for place in range(2)]
+    rosters = [Roster(store, place=place, settle_s=0.3) for place in range(2)]
     assert {tuple(one.handles) for one in gather(rosters, ["a", "alive"])} == {("a", "alive")}
 
 
@@ -71,3 +71,21 @@ def test_the_job_says_who_is_in() -> None:
     assert {tuple(one.handles) for one in gather(rosters, ["a", "b"])} == {("a", "b")}
     with pytest.raises(UsageError, match="settle_s=0 must be positive"):
         Roster(store, place=0, settle_s=0)
+
+
+def test_who_is_not_chosen_waits_until_somebody_else_comes() -> None:
+    def evens(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+        places = {candidate.place for candidate in candidates}
+        return [c for c in everyone(candidates) or () if c.place % 2 == 0 or places >= {1, 3}]
+
+    store = dist.HashStore()
+    first, spare = (Roster(store, place=place, choose=evens, settle_s=0.3) for place in (0, 1))
+    with ThreadPoolExecutor(3) as pool:
+        waiting = pool.submit(spare.gather, "b", timeout=LIMIT)
+        assert first.gather("a", timeout=LIMIT).handles == ["a"]
+        assert not waiting.done() and not first.is_wanted, "it does not disturb those who are in"
+        partner = pool.submit(Roster(store, place=3, choose=evens, expected=3).gather, "d", timeout=LIMIT)
+        while not first.is_wanted:
+            pass
+        assert first.gather("a", timeout=LIMIT).handles == ["a", "b", "d"]
+        assert waiting.result(20).number == partner.result(20).number

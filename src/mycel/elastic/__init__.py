@@ -8,7 +8,7 @@ docs/guides/elastic.md.
 
 from __future__ import annotations
 
-from mycel.elastic.groups import failure, get_handle, reconfigure, shrink_group, start_alone
+from mycel.elastic.groups import failure, get_handle, leave, reconfigure, shrink_group, start_alone
 from mycel.elastic.roster import Candidate, Roster, Round, everyone
 from mycel.elastic.torchft import torchft_process_group
 
@@ -19,6 +19,7 @@ __all__ = [
     "everyone",
     "failure",
     "get_handle",
+    "leave",
     "reconfigure",
     "shrink_group",
     "start_alone",

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
+from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.errors import UsageError
 from mycel.runtime.elastic.reconfigurable import Reconfigurable
 
-__all__ = ["failure", "get_handle", "reconfigure", "shrink_group", "start_alone"]
+__all__ = ["failure", "get_handle", "leave", "reconfigure", "shrink_group", "start_alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +50,7 @@ def start_alone(timeout: timedelta | None = None) -> None:
         ('mycel', 1)
         >>> dist.destroy_process_group()
     """
-    more = {} if timeout is None else {"timeout": timeout}
-    dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1, **more)  # type: ignore[arg-type]
+    dist.init_process_group("mycel", store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
 def get_handle(group: ProcessGroup | None = None) -> str:
@@ -105,6 +105,29 @@ def reconfigure(
     options = _Options(uuid=uuid, handles=handles, timeout=timeout)
     adapter.reconfigure(options, functools.partial(_take_down_others, chosen))
     _settle(chosen, adapter)
+
+
+def leave(group: ProcessGroup | None = None) -> None:
+    """Give up a group at once, so that nobody waits for this process: the first thing to do when collectives fail.
+
+    Of the default group, groups of its ranks are left, too. They may be whole while another has failed, and others
+    then wait there for this process, which has given up the step; they are told that it has left. The group has no
+    members until it is formed anew, and ``get_handle`` stays what it was.
+
+    Args:
+        group: the group; the default one if not given.
+
+    Raises:
+        TypeError: the group is not of backend ``mycel``.
+
+    Examples:
+        >>> start_alone()
+        >>> leave()
+        >>> reconfigure(1, [get_handle()])
+        >>> dist.destroy_process_group()
+    """
+    chosen = _chosen(group)
+    _adapter(chosen).leave(functools.partial(_take_down_others, chosen))
 
 
 def shrink_group(

@@ -62,6 +62,23 @@ class Round:
         return [member.handle for member in self.members]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result:
+    """What whoever closes a round writes down: who is in, and among whom that was decided."""
+
+    members: tuple[Candidate, ...]
+    seen: tuple[Candidate, ...]
+
+    def to_text(self) -> str:
+        return json.dumps([[[c.handle, c.place, c.note] for c in part] for part in (self.members, self.seen)])
+
+    @classmethod
+    def from_text(cls, text: bytes) -> _Result:
+        parts: list[list[Any]] = json.loads(text)
+        members, seen = (tuple(Candidate(handle=h, place=p, note=n) for h, p, n in part) for part in parts)
+        return cls(members=members, seen=seen)
+
+
 def everyone(candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
     """All who have come, in the order of their places."""
     return sorted(candidates, key=lambda candidate: candidate.place)
@@ -124,10 +141,14 @@ class Roster:
         own = Candidate(handle=handle, place=self._place, note=note)
         while True:
             number = self._enter(own)
-            members = self._result(number, deadline)
-            if members is not None and own in members:
-                _log.info("place %d: round %d: %d members", self._place, number, len(members))
-                return Round(number=number, members=members)
+            closed = self._result(number, deadline)
+            if closed is not None and own in closed.members:
+                _log.info("place %d: round %d: %d members", self._place, number, len(closed.members))
+                return Round(number=number, members=closed.members)
+            if (
+                closed is not None and own in closed.seen
+            ):  # not wanted as things stand: who changes them opens a round
+                self._wait_for_next(number, deadline)
             if time.monotonic() >= deadline:
                 raise CollectiveTimeoutError(
                     f"place {self._place}: no round of members with this process in it was closed within "
@@ -148,6 +169,10 @@ class Roster:
         self._store.set(f"{number}/candidate/{position}", json.dumps([own.handle, own.place, own.note]))
         return number
 
+    def _wait_for_next(self, number: int, deadline: float) -> None:
+        while self._open() <= number and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+
     def _is_closed(self, number: int) -> bool:
         return bool(self._store.check([f"{number}/result"]))
 
@@ -164,7 +189,7 @@ class Roster:
         newest = {candidate.place: candidate for candidate in found}  # who came back has a new handle
         return list(newest.values())
 
-    def _result(self, number: int, deadline: float) -> tuple[Candidate, ...] | None:
+    def _result(self, number: int, deadline: float) -> _Result | None:
         """Wait until the round is closed; ``None`` where a newer one is open or the time is over.
 
         Candidates close a round in turns: the first to enter, then, if it has vanished, the next one.
@@ -172,7 +197,7 @@ class Roster:
         seen, since = 0, time.monotonic()
         while time.monotonic() < deadline:
             if self._is_closed(number):
-                return _read(self._store.get(f"{number}/result"))
+                return _Result.from_text(self._store.get(f"{number}/result"))
             if self._open() > number:
                 return None
             candidates = self._candidates(number)
@@ -184,13 +209,8 @@ class Roster:
             if full or now - since >= self._settle_s * (1 + _TURN * mine):
                 chosen = self._choose(candidates)
                 if chosen:
-                    written = json.dumps([[c.handle, c.place, c.note] for c in chosen])
-                    self._store.compare_set(f"{number}/result", "", written)
+                    result = _Result(members=tuple(chosen), seen=tuple(candidates))
+                    self._store.compare_set(f"{number}/result", "", result.to_text())
                     continue
             time.sleep(_LOOK_S)
         return None
-
-
-def _read(text: bytes) -> tuple[Candidate, ...]:
-    rows: list[Any] = json.loads(text)
-    return tuple(Candidate(handle=handle, place=place, note=note) for handle, place, note in rows)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from mycel.runtime.backend import MycelBackend, is_called_by_torch
 from mycel.runtime.process_group import MycelProcessGroup
@@ -49,7 +50,7 @@ def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | Myc
     return backend
 
 
-def over_tensor_group(group: TensorGroup, store: dist.Store, name: str = "") -> dist.ProcessGroup:
+def over_tensor_group(group: TensorGroup, store: Store, name: str = "") -> dist.ProcessGroup:
     """A process group that torch's tables do not know, for who keeps groups of their own.
 
     Args:

@@ -105,9 +105,22 @@ class Reconfigurable:
         timeout = getattr(opts, "timeout", None) or default
         plan = self._forming.plan(opts.uuid, opts.handles)
         leave_others()
-        self._retire(f"the group is formed anew, as {plan.uuid}, of {len(plan.members)} members")
+        self._retire(
+            f"the group is formed anew, as {plan.uuid}, of {len(plan.members)} members",
+            then=f"forming it as {plan.uuid} failed",
+        )
         self._show(self._forming.form(plan, timeout, TensorGroup, default))
         return MycelWork(None, None, [])
+
+    def leave(self, leave_others: Callable[[], None] = _nothing) -> None:
+        """Give up the present group: it has no members until it is formed anew, and nobody waits for this rank.
+
+        Args:
+            leave_others: as for ``reconfigure``.
+        """
+        leave_others()
+        self._retire("the group was left", then="it was left")
+        self._forming.leave()
 
     def shrink_in_place(
         self,
@@ -148,7 +161,7 @@ class Reconfigurable:
         plan = self._forming.plan(f"shrink-{hashlib.sha256(text.encode()).hexdigest()[:16]}", handles)
         if not abort:
             communicator.finish()
-        self._retire(f"the group shrinks to ranks {survivors}")
+        self._retire(f"the group shrinks to ranks {survivors}", then="shrinking it failed")
         self._show(self._forming.form(plan, limit, TensorGroup, group.timeout))
 
     def _survivors_handles(
@@ -159,15 +172,15 @@ class Reconfigurable:
         found = exchange_handles(communicator.control, own, others, timeout.total_seconds())
         return [found.get(peer, own) for peer in survivors]
 
-    def _retire(self, why: str) -> None:
+    def _retire(self, why: str, *, then: str) -> None:
         """Give up the present group; what is under way fails, here and at its other members.
 
         Who has nothing under way says goodbye: others may still be reading what this rank has sent them last.
         """
         group = self.tensor_group
-        self._show(
-            Unformed(group.rank(), group.size(), group.timeout, f"the group has no members: {why}, which failed")
-        )
+        if isinstance(group, Unformed):
+            return
+        self._show(Unformed(group.rank(), group.size(), group.timeout, f"the group has no members: {then}"))
         if group.communicator is not None and not group.communicator.is_idle:
             group.communicator.abort(why)
         group.shutdown()
