@@ -11,7 +11,7 @@ PROCESSES ?= $(shell nproc)
 # Several processes, one thread each: libraries that take all processors only get into each other's way.
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test pytest test-long test-oldest lint docs bench clean setup
+.PHONY: demo test pytest pytest-run test-long test-oldest test-newest lint docs bench clean setup
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -26,6 +26,17 @@ pytest: $(READY)
 test-long: $(READY) # what make test leaves out: the same at full size
 	MYCEL_TESTS=long $(PYTEST) -n $(PROCESSES) -m 'long or not long' tests/property
 	MYCEL_TESTS=long $(PYTEST) -m long tests/unit tests/distributed
+
+# What torch sees of the backend; not what only starts programs that the other tests start as well.
+RUN_SIDE = test_collectives test_combine test_completeness test_compression test_devices test_door test_fault_matrix \
+  test_faults test_flight test_fsdp_compression test_local test_moe test_moe_codecs test_proof test_restarts \
+  test_torch_suite test_training
+
+pytest-run: $(READY)
+	$(PYTEST) $(RUN_SIDE:%=tests/distributed/%.py) src/mycel/runtime
+
+test-newest: # the run side's tests with the newest torch; installs several GB, for the same reason as test-oldest
+	$(MAKE) pytest-run VENV=.venv-newest PINS=constraints-newest.txt
 
 test-oldest: # with the oldest torch that is supported; installs several GB, since its only build is the one for CUDA
 	$(MAKE) pytest VENV=.venv-oldest PINS=constraints-oldest.txt
@@ -59,5 +70,5 @@ $(VENV)/.docs: $(READY)
 	touch $@
 
 clean:
-	rm -rf $(VENV) .venv-oldest build dist mycel-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .venv-oldest .venv-newest build dist mycel-report .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -86,7 +86,7 @@ def run_engine(loop: str, prepared: Prepared, array: torch.Tensor, number: int, 
         reduce_op=int(ReduceOp.SUM),
         divisor=0,
         header=(number, 0),
-        deadline_ns=time.monotonic_ns() + LONG_NS,
+        limit_ns=LONG_NS,
         keep=(array,),
     )
     execute = (lambda: e.execute(job.address)) if loop == "compiled" else (lambda: execute_in_python(job))

@@ -155,7 +155,7 @@ def execute_in_python(job: Job) -> int:
     """Run a fresh job to its end; what ``mycel.runtime.engine.execute`` does, without control connections.
 
     Args:
-        job: of floats (not bfloat16) or integers; its deadline holds.
+        job: of floats (not bfloat16) or integers; its time-out holds.
 
     Returns:
         ``DONE``, ``CLOSED``, ``MISMATCHED`` or ``TIMED_OUT``.
@@ -169,7 +169,7 @@ def execute_in_python(job: Job) -> int:
 
 
 def _drive(run: _Run) -> int:
-    deadline = int(run.job.fields[e.J_DEADLINE_NS])
+    deadline = time.monotonic_ns() + int(run.job.fields[e.J_LIMIT_NS])
     staging: dict[int, bytearray] = {}
     run.copy_local()
     by_descriptor = {channel.sock.fileno(): channel for channel in run.channels}

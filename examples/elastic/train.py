@@ -104,7 +104,7 @@ def train(options: argparse.Namespace, store: dist.Store, place: int, world_size
     while not stop:
         try:
             if not in_group:
-                join(training, roster, timedelta(seconds=4 * options.patience))
+                join(training, roster, store, timedelta(seconds=4 * options.patience))
                 began = float(store.compare_set("began", "", str(time.time())))
                 in_group = True
             over = time.time() - began > options.seconds
@@ -120,12 +120,12 @@ def train(options: argparse.Namespace, store: dist.Store, place: int, world_size
     dist.destroy_process_group()
 
 
-def join(training: Training, roster: elastic.Roster, timeout: timedelta) -> None:
+def join(training: Training, roster: elastic.Roster, store: dist.Store, timeout: timedelta) -> None:
     """Form the group anew with whoever is there, and come to the same step."""
     elastic.leave()  # whoever still waits for this rank, in whatever group, need not
     began = time.monotonic()
     note = training.step if training.has_state else -1
-    entered = roster.gather(elastic.get_handle(), note=note, timeout=timeout)
+    entered = roster.gather(elastic.get_handle(towards=store), note=note, timeout=timeout)
     agreed = time.monotonic()
     elastic.reconfigure(entered.number, entered.handles)
     formed = time.monotonic()

@@ -10,13 +10,18 @@ How it goes:
 3. Where the disk has none, compiling takes seconds, once for a machine. What is compiled is then said to the logger
    ``mycel.compiled``: as a warning where somebody looks at a terminal, and as information elsewhere, so that ranks of
    a job do not fill a log. The command line prints it either way.
+4. Where neither the module's folder nor the user's can be written (a read-only image, a user without a home),
+   a folder of the user's own among the temporary files is taken; where there is none, nothing is kept, which is said.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import os
+import stat
 import sys
+import tempfile
 from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
@@ -84,7 +89,7 @@ class _Compiled:
         import numba
 
         _say_what_is_compiled()
-        dispatcher = numba.njit(cache=True, **self._options)(self._function)
+        dispatcher = _cached_on_disk(numba, self._function, self._options)
         others = sorted(self._files(set()) - {self._function.__code__.co_filename})
         digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in others)).hexdigest()
         cache_file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
@@ -111,6 +116,49 @@ class _Compiled:
             if isinstance(value, _Compiled) and value not in seen:
                 files |= value._files(seen)
         return files
+
+
+def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """numba's function, whose machine code is kept where that can be written, or else nowhere."""
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError as error:
+        if "no locator available" not in str(error):
+            raise
+    # Neither beside the module nor in the user's folder, nor where NUMBA_CACHE_DIR says.
+    folder = _private_folder()
+    if folder is None:
+        return numba.njit(**options)(function)
+    before, numba.config.CACHE_DIR = numba.config.CACHE_DIR, str(folder)
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:
+        return numba.njit(**options)(function)
+    finally:
+        numba.config.CACHE_DIR = before
+
+
+@cache
+def _private_folder() -> Path | None:
+    """A folder among the temporary files that nobody else can write to: what is in it will be run."""
+    name = f"mycel-compiled-{os.geteuid()}"
+    try:
+        folder = Path(tempfile.gettempdir()) / name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+        if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+        reason = "it belongs to somebody else, or others may write to it"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    _log.warning(
+        "compiled code cannot be kept among the temporary files, as %s: %s; every process compiles for some seconds, "
+        "unless NUMBA_CACHE_DIR names a folder",
+        name,
+        reason,
+    )
+    return None
 
 
 @cache

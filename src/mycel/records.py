@@ -9,16 +9,23 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["RecordSocket"]
+__all__ = ["MalformedRecord", "RecordSocket"]
 
 _LENGTH = struct.Struct("<I")
+#: What is kept for a reader that takes nothing; what would come on top is not sent.
+_MOST_UNSENT = 1 << 20
+
+
+class MalformedRecord(ValueError):  # noqa: N818 (what came, not what failed)
+    """Something came whole, behind its length, and is no JSON object. What follows it can be read."""
 
 
 class RecordSocket:
     """A socket that carries records.
 
     Args:
-        sock: connected; this object sets its time-outs.
+        sock: connected. ``send`` and ``receive`` set its time-outs; ``post``, ``flush``, ``read`` and ``take`` leave
+            them alone, for sockets that never block.
         longest: bytes of the longest record; who announces a longer one is not one of ours.
     """
 
@@ -26,18 +33,52 @@ class RecordSocket:
         self.sock = sock
         self._longest = longest
         self._buffer = bytearray()
+        self._unsent = bytearray()
 
     def send(self, record: Mapping[str, Any], timeout_s: float) -> None:
         """Raises ``OSError`` if the other end is gone or takes nothing in time."""
-        payload = json.dumps(record).encode()
         self.sock.settimeout(timeout_s)
-        self.sock.sendall(_LENGTH.pack(len(payload)) + payload)
+        self.sock.sendall(self._packed(record))
+
+    def post(self, record: Mapping[str, Any]) -> None:
+        """Send what the socket takes at once, keep the rest for ``flush``; never waits.
+
+        Records go whole or not at all: where much waits already, a further one is dropped. Raises ``OSError`` if
+        the other end is gone.
+        """
+        if len(self._unsent) < _MOST_UNSENT:
+            self._unsent += self._packed(record)
+        self.flush()
+
+    def flush(self) -> bool:
+        """Send on what is left of earlier records; whether all has gone. Raises ``OSError`` as ``post`` does."""
+        while self._unsent:
+            try:
+                sent = self.sock.send(self._unsent, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except (BlockingIOError, InterruptedError):
+                return False
+            del self._unsent[:sent]
+        return True
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something is left for ``flush``."""
+        return bool(self._unsent)
+
+    def _packed(self, record: Mapping[str, Any]) -> bytes:
+        payload = json.dumps(record, separators=(",", ":")).encode()
+        if len(payload) > self._longest:
+            raise ValueError(f"a record of {len(payload)} bytes is longer than the {self._longest} that readers take")
+        return _LENGTH.pack(len(payload)) + payload
 
     def receive(self, deadline: float) -> dict[str, Any]:
-        """The next record; raises ``TimeoutError``, or what ``read`` and ``take`` raise."""
-        while (record := self.take()) is None:
-            self.sock.settimeout(max(0.01, deadline - time.monotonic()))
-            self.read()
+        """The next record; raises ``TimeoutError``, or ``EOFError`` if the other end closes or sends other things."""
+        try:
+            while (record := self.take()) is None:
+                self.sock.settimeout(max(0.01, deadline - time.monotonic()))
+                self.read()
+        except MalformedRecord as error:
+            raise EOFError(str(error)) from None
         return record
 
     def read(self) -> None:
@@ -47,24 +88,30 @@ class RecordSocket:
         except ConnectionError:
             data = b""
         if not data:
-            raise EOFError
+            raise EOFError("the connection has ended")
         self._buffer += data
 
     def take(self) -> dict[str, Any] | None:
-        """The next record if it is complete; raises ``EOFError`` if what has come is none."""
+        """The next record if it is complete.
+
+        Raises:
+            MalformedRecord: it is none; it has been passed over.
+            EOFError: a longer one is announced than any of ours; nothing that comes after can be read.
+        """
         if len(self._buffer) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._buffer)
         if length > self._longest:
-            raise EOFError
+            raise EOFError(f"a record of {length} bytes is announced; the longest of ours has {self._longest}")
         end = _LENGTH.size + length
         if len(self._buffer) < end:
             return None
-        try:
-            record = json.loads(self._buffer[_LENGTH.size : end])
-        except ValueError:
-            raise EOFError from None
+        payload = bytes(self._buffer[_LENGTH.size : end])
         del self._buffer[:end]
+        try:
+            record = json.loads(payload)
+        except (ValueError, RecursionError):
+            raise MalformedRecord(f"{len(payload)} bytes that are no JSON") from None
         if not isinstance(record, dict):
-            raise EOFError
+            raise MalformedRecord(f"a {type(record).__name__} instead of an object")
         return record

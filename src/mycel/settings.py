@@ -9,6 +9,9 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           reached; ``mycel emulate`` writes it
 ``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
 ``MYCEL_PLACE``           which rank of ``MYCEL_TOPOLOGY`` this process is, where ``RANK`` does not say so
+``MYCEL_INTERFACE``       network interface whose address that is; of several (``eth0,ib0``) the first that has one
+``MYCEL_SECRET_FILE``     file with the job's secret, which ranks prove to each other before they talk
+``MYCEL_SECRET``          the secret itself, where no file is named
 ``MYCEL_TIMEOUT``         seconds a collective may take, instead of the process group's time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
 ``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
@@ -24,7 +27,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           NCCL's own; 0: all that have schedules run over them
 ``MYCEL_ON_LINK_FAILURE`` ``raise`` (the default), or ``replan``: go on without links that have failed
 ``TORCHELASTIC_RESTART_COUNT`` how often torchrun has started the job again; its store may be the same each time
-``MASTER_ADDR``           where the store is, as torchrun sets it; the route to it tells a rank its own address
+``MASTER_ADDR``           where the store is, if the store does not say; the route to it tells a rank its own address
 ========================  ====================================================================
 
 ``read_launched`` reads what torchrun, mpirun, srun and ``mycel emulate`` say about a process's rank.
@@ -34,7 +37,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mycel.brief import brief
@@ -68,6 +71,9 @@ class Settings:
     topology: Path | None = None
     wiring: Path | None = None
     address: str | None = None
+    interfaces: tuple[str, ...] | None = None
+    secret_file: Path | None = None
+    secret: str | None = field(default=None, repr=False)
     timeout_s: float | None = None
     master_address: str | None = None
     piece_bytes: int | None = None
@@ -104,6 +110,9 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         topology=Path(env["MYCEL_TOPOLOGY"]) if env.get("MYCEL_TOPOLOGY") else None,
         wiring=Path(env["MYCEL_WIRING"]) if env.get("MYCEL_WIRING") else None,
         address=env.get("MYCEL_ADDRESS") or None,
+        interfaces=_names(env.get("MYCEL_INTERFACE"), "MYCEL_INTERFACE"),
+        secret_file=Path(env["MYCEL_SECRET_FILE"]) if env.get("MYCEL_SECRET_FILE") else None,
+        secret=env.get("MYCEL_SECRET") or None,
         master_address=env.get("MASTER_ADDR") or None,
         timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
@@ -125,6 +134,15 @@ def _cache(env: Mapping[str, str]) -> Path | None:
     if env.get("MYCEL_CACHE"):
         return Path(env["MYCEL_CACHE"])
     return Path(env["XDG_CACHE_HOME"]) / "mycel" if env.get("XDG_CACHE_HOME") else None
+
+
+def _names(text: str | None, name: str) -> tuple[str, ...] | None:
+    if not text:
+        return None
+    names = tuple(part.strip() for part in text.split(","))
+    if not all(names):
+        raise UsageError(f"{name}={text!r}: expected names separated by commas")
+    return names
 
 
 def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None:

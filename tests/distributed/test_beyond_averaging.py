@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 RunRanks = Callable[..., list[Any]]
 
@@ -14,12 +15,12 @@ RunRanks = Callable[..., list[Any]]
 @pytest.mark.parametrize(
     ("world_size", "backend", "steps"),
     [
-        (1, "gloo", 800),
         (2, "mycel", 800),
         (3, "gloo", 0),
         (4, "mycel", 0),
-        pytest.param(3, "gloo", 800, marks=pytest.mark.long),
-        pytest.param(4, "mycel", 800, marks=pytest.mark.long),
+        pytest.param(1, "gloo", 800, marks=long),
+        pytest.param(3, "gloo", 800, marks=long),
+        pytest.param(4, "mycel", 800, marks=long),
     ],
 )
 def test_masha_follows_its_algorithm(run_ranks: RunRanks, world_size: int, backend: str, steps: int) -> None:

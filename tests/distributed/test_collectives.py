@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 from mycel.emulate import check_support, launch
 from mycel.errors import EmulationError
@@ -24,7 +25,7 @@ def assert_same_bits(results: list[dict[str, Any]]) -> None:
         assert all(result[check] == value for result in results), f"{check}: ranks got different bits"
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 7, 8])
+@pytest.mark.parametrize("world_size", [2, 3, 5, *(pytest.param(size, marks=long) for size in (4, 7, 8))])
 def test_everything(run_ranks: RunRanks, world_size: int) -> None:
     results = run_ranks(world_size, "collectives", "everything")
     assert set(results[0]) >= {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "not_scheduled"}

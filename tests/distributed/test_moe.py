@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 RunRanks = Callable[..., list[Any]]
 #: Of float32 results, relative to the reference.
@@ -72,5 +73,6 @@ def test_dispatchers_that_do_not_fit_are_named(run_ranks: RunRanks) -> None:
         ]
 
 
-def test_compiled_layers_stay_right(run_ranks: RunRanks) -> None:
-    assert_close(run_ranks(2, "moe", "compiled", DISPATCHERS))
+@pytest.mark.parametrize("dispatchers", [["hierarchical"], pytest.param(DISPATCHERS, marks=long)])
+def test_compiled_layers_stay_right(run_ranks: RunRanks, dispatchers: list[str]) -> None:
+    assert_close(run_ranks(2, "moe", "compiled", dispatchers))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 RunRanks = Callable[..., list[Any]]
 
@@ -32,7 +33,10 @@ def test_layers_are_as_near_as_their_codec(run_ranks: RunRanks, dispatcher: str)
             assert name == "identity" or max(errors.values()) > 1e-5
 
 
-@pytest.mark.parametrize(("size", "dispatcher"), [(1, "all_to_all"), (2, "all_to_all"), (4, "hierarchical")])
+@pytest.mark.parametrize(
+    ("size", "dispatcher"),
+    [pytest.param(1, "all_to_all", marks=long), (2, "all_to_all"), pytest.param(4, "hierarchical", marks=long)],
+)
 def test_a_run_that_goes_on_rounds_as_the_unbroken_one(run_ranks: RunRanks, size: int, dispatcher: str) -> None:
     through = run_ranks(size, "moe_codecs", "trained", dispatcher, 0, None)
     saved = [middle for middle, _ in through]

@@ -5,8 +5,13 @@
 A cell is one collective, called over and over on the ranks of an emulated cluster, and one fault in the middle:
 
 ``kill``, ``stop``  a rank is killed (``kill -9``), or stopped for good
+``children``, ``orphan``  killed, while a process it has forked lives on: one of Python's, or one made past Python
+``new_group``       killed, while the others make a new group
+``power``           a machine goes dark: nothing comes from it any more, not even that it has gone
 ``half``, ``down``  packets over a link are dropped, in one direction or in both
 ``slow``, ``store``  a rank is late by half the time-out; the process that holds the store is killed: no error
+``handler``, ``swap``  ranks meet in a signal handler in the middle of a call; the storage of a tensor under way is
+                    exchanged by its owner: no error
 ``mismatch``  a rank calls another collective, size, type, operation or root, or in another order
 
 A cell is right when every survivor raises the same error, of the right kind, that names the rank or the link, not
@@ -52,7 +57,21 @@ COLLECTIVES = (
     "scatter",
     "barrier",
 )
-FAULTS = ("kill", "stop", "half", "down", "slow", "store", "mismatch")
+FAULTS = (
+    "kill",
+    "stop",
+    "half",
+    "down",
+    "slow",
+    "store",
+    "mismatch",
+    "power",
+    "children",
+    "orphan",
+    "new_group",
+    "handler",
+    "swap",
+)
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 ERRORS = {
@@ -63,8 +82,18 @@ ERRORS = {
     "slow": "none",
     "store": "none",
     "mismatch": "MismatchError",
+    "power": "PeerLostError",
+    "children": "PeerLostError",
+    "orphan": "PeerLostError",
+    "new_group": "PeerLostError",
+    "handler": "none",
+    "swap": "none",
 }
 TIMEOUT_S = 5.0
+#: Of faults that must be noticed long before it, and within how long.
+FAR_S = 1800.0
+NOTICED_S = {"power": 10.0, "children": 3.0, "orphan": 3.0, "new_group": 3.0}
+KILLS = ("kill", "children", "orphan", "new_group")
 #: For a busy machine's wake-up, and to be at once.
 LATE_S, SOON_S = 1.0, 1.0
 #: For everything else, imports of torch included, before the matrix gives up.
@@ -74,7 +103,7 @@ _FIRST_PORT = 29600
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One fault in one collective; ``variant`` says which mismatch."""
+    """One fault in one collective; ``variant`` says which mismatch, or what else than a call the others are at."""
 
     fault: str
     collective: str
@@ -103,6 +132,10 @@ def cells(faults: Sequence[str] = FAULTS, collectives: Sequence[str] = COLLECTIV
     for fault in faults:
         for collective in collectives:
             variants = [""]
+            if fault in ("new_group", "swap") and collective != "all_reduce":
+                continue
+            if fault == "power" and collective == "all_reduce":
+                variants += ["new_group", "between"]
             if fault == "mismatch":
                 variants = ["collective", "order"]
                 variants += ["size", "type"] if collective != "barrier" else []
@@ -141,7 +174,7 @@ class Matrix:
         request = {
             **asdict(cell),
             "number": number,
-            "timeout_s": TIMEOUT_S,
+            "timeout_s": FAR_S if cell.fault in NOTICED_S else TIMEOUT_S,
             "store_file": str(self._directory / f"store{number}"),
             "port": _FIRST_PORT + number % 1000,
         }
@@ -152,17 +185,21 @@ class Matrix:
         self._await("running", number)
         src, dst = self.broken_link
         ways = [(src, dst)] if cell.fault == "half" else [(src, dst), (dst, src)] if cell.fault == "down" else []
-        if cell.fault in ("kill", "stop"):
-            os.kill(pids[cell.victim], signal.SIGKILL if cell.fault == "kill" else signal.SIGSTOP)
+        if cell.fault == "power":
+            dark = self.topology.ranks[cell.victim]
+            ways = [(link.src, link.dst) for link in self.topology.links if dark in (link.src, link.dst)]
+        is_gone = cell.fault in (*KILLS, "stop", "power")
+        if is_gone:
+            os.kill(pids[cell.victim], signal.SIGKILL if cell.fault in KILLS else signal.SIGSTOP)
         for way in ways:
             self._run.set_link(*way, up=False)
-        asked = set(range(self.topology.num_ranks)) - ({cell.victim} if cell.fault in ("kill", "stop") else set())
+        asked = set(range(self.topology.num_ranks)) - ({cell.victim} if is_gone else set())
         try:
             reports = self._await("first", number, asked)
         finally:
             for way in ways:
                 self._run.set_link(*way, up=True)
-            if cell.fault == "stop":
+            if cell.fault in ("stop", "power"):
                 os.kill(pids[cell.victim], signal.SIGKILL)
         self._await("over", number)
         left = [rank for rank, pid in pids.items() if _exists(pid)]
@@ -194,12 +231,17 @@ class Matrix:
                     yield f"rank {rank} does not name {links[0]}: {message}"
             elif not re.search(rf"\brank {cell.victim}\b", message):
                 yield f"rank {rank} does not name rank {cell.victim}: {message}"
-            if seconds > TIMEOUT_S + LATE_S:
+            if seconds > NOTICED_S.get(cell.fault, TIMEOUT_S) + LATE_S or (
+                cell.variant == "between" and seconds > SOON_S
+            ):
                 yield f"rank {rank} waited for {seconds:.1f} s"
             kind, again, seconds = report["second"]
-            if kind != ERRORS[cell.fault] or "failed earlier" not in again or message not in again:
+            is_same = "failed earlier" in again and message in again
+            if "new_group" in (cell.fault, cell.variant):  # the second is the first call of the old group
+                is_same = bool(re.search(rf"\brank {cell.victim}\b", again))
+            if kind != ERRORS[cell.fault] or not is_same:
                 yield f"rank {rank} in its second call: {kind}: {again}"
-            if seconds > SOON_S:
+            if seconds > SOON_S + (LATE_S if cell.fault == "new_group" else 0.0):
                 yield f"rank {rank} waited for {seconds:.1f} s in its second call"
         if len(causes) > 1:
             yield "causes differ: " + " | ".join(sorted(causes))

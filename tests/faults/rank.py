@@ -6,10 +6,13 @@ standard output as lines of JSON.
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -147,22 +150,41 @@ def say(cell: dict[str, Any], **what: Any) -> None:
     print(json.dumps({"cell": cell["number"], "rank": RANK, **what}), flush=True)
 
 
+def stay_behind(fork: Callable[[], int]) -> None:
+    """Fork a process that lives on, for longer than anybody waits here, and holds whatever it has inherited."""
+    if fork() == 0:
+        signal.alarm(int(2 * LIMIT_S))
+        while True:
+            signal.pause()
+
+
 def loop(cell: dict[str, Any], store: dist.Store) -> None:
     """Call the collective until it fails; the fault comes from outside, or is this rank's other call."""
     run = COLLECTIVES[cell["collective"]]
     is_victim = cell["victim"] == RANK
+    if is_victim and cell["fault"] == "children":
+        stay_behind(os.fork)
+    if is_victim and cell["fault"] == "orphan":
+        stay_behind(ctypes.PyDLL(None).fork)  # what Python does in children is not done
     for _ in range(GOOD_CALLS):
         run()
     store.set(f"good{RANK}", "")
     store.wait([f"good{rank}" for rank in range(SIZE)])
     say(cell, running=True)
+    attempt = run
+    if "new_group" in (cell["fault"], cell["variant"]):
+        attempt = functools.partial(dist.new_group, list(range(SIZE)))
+        if is_victim:
+            time.sleep(LIMIT_S)
+    if cell["variant"] == "between":
+        time.sleep(LIMIT_S / 2)
     began = time.monotonic()
     while time.monotonic() < began + LIMIT_S:
         began_call = time.monotonic()
         try:
             if cell["fault"] == "mismatch" and is_victim:
                 other_call(cell, run)
-            run()
+            attempt()
         except RuntimeError as error:
             first = (type(error).__name__, str(error), time.monotonic() - began_call)
             break
@@ -177,6 +199,36 @@ def loop(cell: dict[str, Any], store: dist.Store) -> None:
     say(cell, first=first, second=second)
 
 
+def in_a_handler(run: Run) -> None:
+    """All ranks meet in a signal handler, as before a preemption, in the middle of a call or right behind it."""
+    met: list[int] = []
+
+    def meet(number: int, frame: object) -> None:
+        dist.barrier()
+        met.append(number)
+
+    before = signal.signal(signal.SIGUSR1, meet)
+    caller = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
+    caller.start()
+    run()
+    caller.join()
+    signal.signal(signal.SIGUSR1, before)
+    if met != [signal.SIGUSR1]:
+        raise AssertionError("the handler has not run")
+
+
+def swapped() -> None:
+    """The owner of a tensor gives it another storage while a collective is under way: the result goes to the old."""
+    data = given(RANK, COUNT, torch.float32)
+    memory = data.detach()
+    work = dist.all_reduce(data, async_op=True)
+    data.data = torch.zeros(1)
+    junk = [torch.full((COUNT,), 7.0) for _ in range(4)]
+    work.wait()
+    check(memory, torch.full((COUNT,), SIZE * (SIZE + 1) / 2))
+    del junk
+
+
 def bear(cell: dict[str, Any], store: dist.Store) -> None:
     """Call the collective a few times while something happens that is no failure."""
     run = COLLECTIVES[cell["collective"]]
@@ -187,6 +239,10 @@ def bear(cell: dict[str, Any], store: dist.Store) -> None:
                 time.sleep(SLOWNESS * cell["timeout_s"])
             if cell["fault"] == "store" and RANK == 0:
                 os.kill(cell["store"], signal.SIGKILL)
+            if cell["fault"] == "handler":
+                in_a_handler(run)
+            if cell["fault"] == "swap":
+                swapped()
         run()
     say(cell, first=("none", "", 0.0), second=("none", "", 0.0))
 
@@ -201,7 +257,7 @@ def be(cell: dict[str, Any]) -> None:
         store = dist.FileStore(cell["store_file"], SIZE)
     dist.init_process_group("mycel", store=store, rank=RANK, world_size=SIZE, timeout=timeout)
     say(cell, pid=os.getpid())
-    (bear if cell["fault"] in ("slow", "store") else loop)(cell, store)
+    (bear if cell["fault"] in ("slow", "store", "handler", "swap") else loop)(cell, store)
 
 
 def serve_store(cell: dict[str, Any]) -> None:

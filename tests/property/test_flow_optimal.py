@@ -10,13 +10,14 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
+from tests.oracles.link_loads import verify_link_loads
 
 from mycel.collectives.bound import bound
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.lower import lower
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
-from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
+from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import UsageError
 from mycel.topology.model import Link, Topology, Vertex
 

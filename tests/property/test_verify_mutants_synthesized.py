@@ -18,6 +18,7 @@ import networkx as nx
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from tests.oracles.link_loads import verify_link_loads
 
 import mutants
 from mycel.collectives.lower import lower
@@ -26,7 +27,7 @@ from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, UNEVEN, Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
-from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
+from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import SynthesisError, VerificationError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.change import compute_in_switch

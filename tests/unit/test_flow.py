@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.oracles.link_loads import verify_link_loads
 
 from mycel.collectives import flow_bound
 from mycel.collectives.bound import bound
@@ -19,7 +20,7 @@ from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
-from mycel.collectives.verify import verify_link_loads, verify_programs, verify_schedule
+from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError, SynthesisError, UsageError, VerificationError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.load import load_topology

@@ -22,7 +22,7 @@ from mycel.cli import COMMANDS, build_app
 ROOT = Path(__file__).resolve().parents[2]
 CLI_PAGE = ROOT / "docs" / "reference" / "cli.md"
 #: Folders that hold no text of ours, for when the tests run outside a git checkout.
-IGNORED = {".git", ".venv", ".venv-oldest", "build", "dist", "mycel-report", "__pycache__"}
+IGNORED = {".git", ".venv", ".venv-oldest", ".venv-newest", "build", "dist", "mycel-report", "__pycache__"}
 #: Lines of a module; longer ones have a seam somewhere.
 LONGEST_MODULE = 620
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mycel.records import RecordSocket
+from mycel.records import MalformedRecord, RecordSocket
 
 VALUES = st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=40) | st.none(), max_size=4)
 
@@ -51,6 +51,69 @@ def test_what_is_not_a_record_ends_the_conversation(data: bytes) -> None:
         a.sendall(data)
         with pytest.raises(EOFError):
             RecordSocket(b, longest=100).receive(time.monotonic() + 5)
+
+
+@pytest.mark.parametrize("payload", [b"{]}", b"[]", b"3", b"\xff", b"[" * 90])
+def test_what_is_no_object_is_passed_over_by_who_takes_records_one_by_one(payload: bytes) -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        a.sendall(struct.pack("<I", len(payload)) + payload)
+        RecordSocket(a, longest=100).send({"next": 1}, 5.0)
+        receiver = RecordSocket(b, longest=100)
+        receiver.read()
+        with pytest.raises(MalformedRecord):
+            receiver.take()
+        assert receiver.take() == {"next": 1}
+
+
+def test_deep_nesting_is_malformed() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        payload = b"[" * 60_000
+        a.sendall(struct.pack("<I", len(payload)) + payload)
+        receiver = RecordSocket(b, longest=1 << 16)
+        receiver.read()
+        with pytest.raises(MalformedRecord):
+            receiver.take()
+
+
+def test_a_length_that_is_too_long_is_named_before_anything_is_kept() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        a.sendall(struct.pack("<I", 1 << 30))
+        receiver = RecordSocket(b, longest=1 << 16)
+        receiver.read()
+        with pytest.raises(EOFError, match="1073741824 bytes"):
+            receiver.take()
+
+
+def test_a_reader_that_takes_nothing_holds_nobody_up_and_gets_whole_records_later() -> None:
+    a, b = socket.socketpair()
+    with a, b:
+        b.setblocking(False)
+        sender, receiver = RecordSocket(a, longest=1 << 16), RecordSocket(b, longest=1 << 16)
+        text = "x" * 60_000
+        for number in range(100):  # far more than is kept
+            sender.post({"number": number, "text": text})
+        assert sender.is_waiting
+        found: list[int] = []
+        done = False
+        while not done:
+            done = sender.flush()
+            while _more(receiver):
+                while (record := receiver.take()) is not None:
+                    assert record["text"] == text
+                    found.append(int(record["number"]))
+        assert found == list(range(len(found)))
+        assert 10 < len(found) < 100
+
+
+def _more(receiver: RecordSocket) -> bool:
+    try:
+        receiver.read()
+    except BlockingIOError:
+        return False
+    return True
 
 
 def test_nothing_in_time_is_said_as_such() -> None:

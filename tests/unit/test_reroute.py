@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from mycel.errors import CollectiveTimeoutError
+from mycel.errors import CollectiveTimeoutError, CommunicationError
 from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.faults import Attempt, LinksFailed
+from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.reroute import Rerouter, keep_input
 
 
@@ -19,7 +20,10 @@ class Script:
     def __init__(self, *failures: tuple[int, bool, int]) -> None:
         self.failures = list(failures)  # (sequence, in the commit, where to resume)
         self.runs: list[tuple[int, bool]] = []
-        self.rerouter = Rerouter(0, self.run_once, lambda failed: None)
+        self.queue = JobQueue(
+            lambda status, ticket: None, lambda error, where: CommunicationError(f"{where}: {error}")
+        )
+        self.rerouter = Rerouter(0, self.run_once, lambda failed: None, self.queue.take, self.queue._internal)
 
     def run_once(self, call: Call, ticket: Ticket, sequence: int, is_committing: bool) -> None:
         self.runs.append((sequence, is_committing))
@@ -39,9 +43,10 @@ class Script:
             root=1,
             keep=(buffer,),
         )
-        attempt = Attempt(what=f"{name} #{sequence}", timeout_s=1.0, deadline=0.0, header=(sequence, 0, 0))
+        attempt = Attempt(what=name, timeout_s=1.0, deadline=0.0, header=(sequence, 0, 0))
         ticket = Ticket(job=None, attempt=attempt)
-        self.rerouter.submit(made, ticket, sequence)
+        self.rerouter.submit(made, ticket)
+        self.queue.hold(ticket)
         return ticket
 
 
@@ -61,10 +66,21 @@ def test_what_is_run_again_begins_from_the_same_input(
 ) -> None:
     script, buffer = Script(*failures), np.arange(5, dtype=np.float32)
     ticket = script.call(1, buffer)
-    assert ticket.finished.wait(10)
+    assert script.queue.wait(ticket, 10)
     assert ticket.error is None
+    assert ticket.what == "all_reduce #1"
     assert script.runs == runs
     assert buffer.tolist() == [1, 2, 3, 4, 5]
+    script.rerouter.close()
+
+
+def test_an_error_that_nobody_has_thought_of_reaches_who_waits() -> None:
+    script, buffer = Script(), np.zeros(3, dtype=np.float32)
+    script.rerouter._run_once = lambda *_: {}["missing"]  # type: ignore[misc,index]
+    ticket = script.call(1, buffer)
+    assert script.queue.wait(ticket, 10)
+    assert isinstance(ticket.error, CommunicationError)
+    assert "all_reduce #1: 'missing'" in str(ticket.error)
     script.rerouter.close()
 
 
@@ -77,9 +93,8 @@ def test_calls_keep_their_order_and_errors_go_to_their_own() -> None:
     script.rerouter._go_on = refuse
     tickets = [script.call(1, first), script.call(2, second)]
     heard = threading.Event()
-    if not script.rerouter.when_done(tickets[1], lambda _: heard.set()):
-        heard.set()
-    assert all(ticket.finished.wait(10) for ticket in tickets)
+    script.queue.when_finished(tickets[1], lambda _: heard.set())
+    assert all(script.queue.wait(ticket, 10) for ticket in tickets)
     assert heard.wait(10)
     assert tickets[0].error is None
     assert isinstance(tickets[1].error, CollectiveTimeoutError)

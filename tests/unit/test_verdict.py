@@ -17,8 +17,7 @@ from mycel.runtime.control import Control
 from mycel.runtime.evidence import Evidence, Hop, collect, failed_links, has_stalled, link_names, probe
 from mycel.runtime.faults import Faults
 from mycel.runtime.headers import ALL_TO_ALL_V, pack_kind
-from mycel.runtime.reroute import without_links
-from mycel.runtime.verdict import State, disagreement, judge_states
+from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states, without_links
 from mycel.topology.builders import ring, star
 from mycel.topology.model import Topology
 
@@ -136,7 +135,7 @@ def test_what_may_differ() -> None:
 
 def test_what_is_said_survives_the_way() -> None:
     seen = after(RING, {(0, 1)})[0]
-    assert Evidence.from_record(json.loads(json.dumps(seen.to_record()))) == seen
+    assert Evidence.from_record(json.loads(json.dumps(seen.to_record())), 4, 5) == seen
     state = State(
         what="x",
         waits_for=(1, 2),
@@ -145,8 +144,9 @@ def test_what_is_said_survives_the_way() -> None:
         limit_s=2.5,
         mismatch="y",
         recent=((0, 2, 4),),
+        may_wait=False,
     )
-    assert State.from_record(json.loads(json.dumps(state.to_record()))) == state
+    assert State.from_record(json.loads(json.dumps(state.to_record())), 4) == state
 
 
 def test_a_probe_takes_no_place_among_the_data() -> None:
@@ -188,3 +188,5 @@ def test_a_fabric_without_a_cable() -> None:
     }
     with pytest.raises(TopologyError, match="rank 2"):
         without_links(STAR, frozenset({(2, 4)}))
+    assert is_whole_without(RING, frozenset({(0, 1)}))
+    assert not is_whole_without(STAR, frozenset({(2, 4)}))

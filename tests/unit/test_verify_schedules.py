@@ -7,11 +7,12 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from tests.oracles.link_loads import verify_link_loads
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.verify import schedule as checker
-from mycel.collectives.verify import verify_link_loads, verify_schedule
+from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError, VerificationError
 from mycel.topology.model import Link, Topology, Vertex
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
 from torch.distributed import ProcessGroup
 
 import mycel.runtime  # noqa: F401  (registers the backend)
@@ -53,7 +53,7 @@ def start_alone(timeout: timedelta | None = None) -> None:
     dist.init_process_group("mycel", store=HashStore(), rank=0, world_size=1, timeout=timeout)
 
 
-def get_handle(group: ProcessGroup | None = None) -> str:
+def get_handle(group: ProcessGroup | None = None, *, towards: Store | None = None) -> str:
     """Where this process is found by others that form a group with it; valid for as long as ``group`` lives.
 
     Who has a handle can join the group: pass it on over what you trust, as you would a password
@@ -61,11 +61,13 @@ def get_handle(group: ProcessGroup | None = None) -> str:
 
     Args:
         group: the group that is to be formed anew; the default one if not given.
+        towards: a store on a machine that all members reach, for the first call: the route to it tells this process's
+            own address, where neither ``MYCEL_ADDRESS``, ``MYCEL_INTERFACE`` nor ``MASTER_ADDR`` does.
 
     Raises:
         TypeError: the group is not of backend ``mycel``.
     """
-    return _adapter(_chosen(group)).get_reconfigure_handle()
+    return _adapter(_chosen(group)).get_handle(towards)
 
 
 def reconfigure(

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
-from mycel.records import RecordSocket
+from mycel.records import MalformedRecord, RecordSocket
 
 __all__ = ["Hub", "Member", "join"]
 
@@ -187,7 +187,7 @@ class Hub:
                     try:
                         self._members[rank].read()
                         answer = self._members[rank].take()
-                    except EOFError:
+                    except (EOFError, MalformedRecord):
                         raise self._lost([rank], what) from None
                     if answer is not None:
                         if "error" in answer:

@@ -15,7 +15,7 @@ from mycel.probe.control import Hub, join
 from mycel.probe.found import Found
 from mycel.probe.survey import Limits, Survey
 from mycel.settings import Launched, Settings
-from mycel.topology.wiring import own_ip, route_to
+from mycel.topology.addresses import own_ip, route_to
 
 __all__ = ["probe"]
 

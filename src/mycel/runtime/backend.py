@@ -86,6 +86,13 @@ class MycelBackend(Reconfigurable, _Base):  # type: ignore[misc]
         """Whether torch may ask for buffers here: it may not."""
         return False
 
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: collectives are counted from the first, and the count is compared in each."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives were called here."""
+        return self.tensor_group.number
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default time-out of later collectives."""
         self._options._timeout = timeout

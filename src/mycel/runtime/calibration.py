@@ -14,6 +14,7 @@ powers of the square root of two: measured again, a machine is the same machine,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -21,6 +22,7 @@ import math
 import os
 import platform
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -43,6 +45,10 @@ _log = logging.getLogger(__name__)
 _RUNS = 7
 _MESSAGES = 200
 _SHORT, _LONG = 64, 1 << 15
+#: A file of costs is some 120 bytes long. No machine has more cores, or takes more seconds for a message or a GB.
+_LONGEST_TEXT = 1 << 16
+_MOST_CORES = 1 << 16
+_MOST_S = 1e3
 #: What the loops gave on the machine that the constants belong to (Intel Xeon with 2 cores, Linux 6.18): seconds for
 #: a message, for waking a thread, and for copying and adding 10^9 bytes.
 _THERE = (2.9e-7, 1.1e-6, 0.024, 0.02)
@@ -167,6 +173,7 @@ def calibration_file(cache: Path | None) -> Path:
     return folder / f"costs-{digest}.json"
 
 
+@functools.cache  # it reads files
 def _version(package: str) -> str:
     try:
         return version(package)
@@ -175,9 +182,12 @@ def _version(package: str) -> str:
 
 
 def known_costs(cache: Path | None = None) -> Costs:
-    """This machine's costs, from the file or measured now and kept there; a folder that refuses is no error."""
+    """This machine's costs, from the file or measured now and kept there.
+
+    A file that holds anything else, or is no file, and a folder that refuses are no errors.
+    """
     try:
-        return costs_from_text(calibration_file(cache).read_text(encoding="utf-8", errors="replace"))
+        return costs_from_text(_read(calibration_file(cache)))
     except (OSError, UsageError):
         costs = measure_costs()
     _log.info("calibrated: %s", costs)
@@ -190,6 +200,17 @@ def known_costs(cache: Path | None = None) -> Costs:
     except OSError as error:
         _log.debug("costs are not kept: %s", error)
     return costs
+
+
+def _read(file: Path) -> str:
+    """What a file holds, as far as costs can reach; ``OSError`` where it is none, as a pipe is, which would wait."""
+    descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{file} is not a file")
+        return os.read(descriptor, _LONGEST_TEXT).decode("utf-8", "replace")
+    finally:
+        os.close(descriptor)
 
 
 def costs_to_text(costs: Costs) -> str:
@@ -210,10 +231,18 @@ def costs_from_text(text: str) -> Costs:
     """
     try:
         data = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         data = None
     names = {field.name for field in fields(Costs)}
-    numbers = isinstance(data, dict) and all(isinstance(v, int | float) for v in data.values())
-    if not numbers or set(data) != names or not isinstance(data["cores"], int):
+    if not isinstance(data, dict) or set(data) != names or not all(_is_sane(*item) for item in data.items()):
         raise UsageError(f"not costs of a machine: {text[:80]!r}")
     return Costs(**data)
+
+
+def _is_sane(name: str, value: object) -> bool:
+    """Whether a number can be one of a machine: a whole one of cores, or seconds; neither endless nor absurd."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    if name == "cores":
+        return isinstance(value, int) and 1 <= value <= _MOST_CORES
+    return 0 <= value <= _MOST_S

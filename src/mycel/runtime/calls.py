@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from mycel.runtime.faults import Attempt
 from mycel.runtime.prepared import Job
 from mycel.runtime.reduce_kernels import DType
 
-__all__ = ["Call", "Ticket"]
+__all__ = ["Call", "Latch", "Ticket"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +23,11 @@ class Call:
         name: collective; the array is ``num_elements`` long in all (see ``Collective``).
         root: for broadcast, gather and scatter.
         input_address, output_address: of the buffers that ``mycel.collectives.program`` describes.
-        dtype: code of the element type; ``item_bytes`` its size.
+        dtype: code of the element type that is reduced; ``item_bytes`` its size.
+        element: code of the element type that headers state (``headers.ELEMENTS``); ``None``: ``dtype``.
         reduce_op: code of the reduction.
         average: divide sums by the number of ranks.
-        keep: objects that own the buffers.
+        keep: objects that own the buffers, whatever the caller does to the tensors meanwhile.
         title: what messages call it, if not by its name.
         block_elements: length of each block of the array, where they differ.
         knows_all: whether ``block_elements`` are those of all ranks. A rank that knows only its own row and column
@@ -39,12 +41,43 @@ class Call:
     input_address: int = 0
     root: int | None = None
     dtype: int = DType.UINT8
+    element: int | None = None
     reduce_op: int = 0
     average: bool = False
     keep: tuple[object, ...] = ()
     title: str | None = None
     block_elements: tuple[int, ...] | None = None
     knows_all: bool = True
+
+
+class Latch:
+    """Opens once; those who wait go on.
+
+    ``threading.Event`` holds a lock of Python's while it sets out to wait. A signal handler that runs there, and
+    waits for what whoever sets the event does next, waits for ever. Here, to wait is one step, in which nothing is
+    held.
+    """
+
+    __slots__ = ("_lock", "is_open")
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def open(self) -> None:
+        """Let all go on, those too who come later."""
+        if self.is_open:
+            return
+        self.is_open = True
+        with contextlib.suppress(RuntimeError):  # opened by a signal handler in between
+            self._lock.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is open, or so many seconds; whether it is."""
+        if not self.is_open and self._lock.acquire(timeout=max(0.0, seconds)):
+            self._lock.release()  # for the next one
+        return self.is_open
 
 
 @dataclass(slots=True, eq=False)
@@ -54,15 +87,19 @@ class Ticket:
     Attributes:
         job: its run; ``None`` where there is nothing to move, or where it may be run more than once.
         attempt: what messages say of it.
+        settle: puts results to where the caller wants them; ``None``: they are there, or it has done so.
+        is_through: it has been run, where there is no job to say so.
         error: why it failed.
-        finished: set once it is over and waiters may go on.
-        callbacks: called then.
+        finished: opened once it is over and settled, and so are those before it.
+        callbacks: called then, in the order of the collectives; they return at once.
     """
 
     job: Job | None
     attempt: Attempt
+    settle: Callable[[], None] | None = None
+    is_through: bool = False
     error: BaseException | None = None
-    finished: threading.Event = field(default_factory=threading.Event)
+    finished: Latch = field(default_factory=Latch)
     callbacks: list[Callable[[Ticket], None]] = field(default_factory=list)
 
     @property
@@ -76,6 +113,23 @@ class Ticket:
         return self.attempt.timeout_s
 
     @property
-    def done(self) -> bool:
-        """Whether it is over, right or wrong; needs no other thread's help to be known."""
-        return self.finished.is_set() or (self.job is not None and self.job.done)
+    def is_over(self) -> bool:
+        """Whether it has been run, right or wrong; its results may have to be put to where they belong yet."""
+        return self.is_through or self.error is not None or (self.job is not None and self.job.done)
+
+    def finish(self) -> None:
+        """Settle, and tell those who wait. What fails here is the collective's error.
+
+        A signal handler may come here while this very thread is here: what is done twice then is the same copy.
+        """
+        settle = self.settle
+        if settle is not None and self.error is None:
+            try:
+                settle()
+            except Exception as error:  # the tensors have changed, say: the caller's error, not the group's
+                self.error = error
+        self.settle = None
+        self.finished.open()
+        callbacks, self.callbacks = self.callbacks, []
+        for callback in callbacks:
+            callback(self)

@@ -10,16 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
 from mycel.collectives.program import Channel, Program
@@ -28,19 +25,25 @@ from mycel.collectives.spec import CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
-from mycel.errors import CommunicationError, MycelError, PeerLostError, TopologyError, UsageError
+from mycel.errors import CommunicationError, PeerLostError, TopologyError, UsageError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.control import Control
 from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
+from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.headers import pack_kind
+from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
 from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
-from mycel.runtime.reroute import Rerouter, without_links
-from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.reroute import Rerouter
+from mycel.runtime.timeouts import bounded_s
+from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
+from mycel.runtime.turns import Errand, Turns
+from mycel.runtime.verdict import without_links
+from mycel.runtime.watch import Watched, watch
 from mycel.topology.model import Topology
 
 __all__ = ["PACE", "Call", "Communicator", "Ticket"]
@@ -69,6 +72,7 @@ class Communicator:
         methods: to choose schedules from, where any of them serves a collective; ``None``: the usual ones.
         flight: keeps the last calls; ``None``: nobody does.
         reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
+        members: global ranks, in group order; all of the job if not given.
 
     Attributes:
         planner: this group's schedules and choices.
@@ -90,10 +94,11 @@ class Communicator:
         methods: Sequence[str] | None = None,
         flight: FlightLog | None = None,
         reroutes: bool = False,
+        members: Sequence[int] | None = None,
     ) -> None:
         self.rank, self.size = rank, size
         self.topology = topology
-        self.timeout_s = timeout_s
+        self._timeout_s = bounded_s(timeout_s)
         self._rendezvous = rendezvous
         self._address_of = address_of
         self._paced = paced
@@ -107,7 +112,9 @@ class Communicator:
         self._direct = Choice(
             method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
         )
-        self._control = Control(rendezvous.connect_control(timeout_s))
+        self._control = Control(
+            rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
+        )
         self._sockets: dict[Channel, int] = {}
         self._faults = Faults(
             rank=rank,
@@ -118,6 +125,13 @@ class Communicator:
             channels=lambda: dict(self._sockets),
             reroutes=reroutes,
         )
+        self._watched = Watched(
+            self._faults,
+            members or range(size),
+            [address.host for address in rendezvous.addresses],
+            [(address.ip, address.port) for address in rendezvous.addresses],
+        )
+        watch(self._watched)
         self.proofs = Proofs(rank, self._faults.poison)
         self.planner: Planner[Prepared] = Planner(
             rank,
@@ -125,18 +139,46 @@ class Communicator:
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
         )
-        self._rerouter = Rerouter(rank, self._run_once, self._go_on) if reroutes else None
         self._flight = flight
         if flight is not None:
             flight.watch(self._sockets)
         self._open: list[socket.socket] = []
-        self._sequence = 0
-        self._order = threading.RLock()
-        self._queued: deque[Ticket] = deque()
-        self._ring: npt.NDArray[np.int64] | None = None
-        self._threads: list[threading.Thread] = []
-        self._wake_fd = self._done_fd = -1
-        self._closed = False
+        self._queue = JobQueue(self._judge, self._internal)
+        self._turns = Turns(
+            self._queue,
+            prepare=self._ticket,
+            judge=self._judge,
+            count=self._count,
+            abort=self.abort,
+            internal=self._internal,
+        )
+        self._rerouter = (
+            Rerouter(rank, self._run_once, self._go_on, self._queue.take, self._internal) if reroutes else None
+        )
+        self._opening: Errand | None = None
+        #: Works whose futures are about to be done; see ``mycel.runtime.work``.
+        self.telling: deque[Any] = deque()
+        self._closed = self._forked = False
+        let_go_in_children(self)
+
+    @property
+    def timeout_s(self) -> float:
+        """Time-out of calls that name none."""
+        return self._timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, seconds: float) -> None:
+        self._timeout_s = bounded_s(seconds)
+
+    @property
+    def number(self) -> int:
+        """How many collectives have been called so far, the same on every rank."""
+        return self._queue.number if self._rerouter is None else self._rerouter.number
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this process has been forked from the one that the group belongs to."""
+        return self._forked
 
     @property
     def control(self) -> Control:
@@ -156,12 +198,13 @@ class Communicator:
     @property
     def is_idle(self) -> bool:
         """Whether no call of this rank's is under way, in any thread."""
-        if not self._order.acquire(blocking=False):
+        if not self._turns.order.acquire(blocking=False):
             return False
         try:
-            return all(ticket.finished.is_set() for ticket in self._queued)
+            self._queue.take()
+            return not len(self._queue)
         finally:
-            self._order.release()
+            self._turns.order.release()
 
     # -- schedules ----------------------------------------------------------------------------------------
 
@@ -187,18 +230,37 @@ class Communicator:
         try:
             for plan in plans:
                 attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
-                self._descriptors(plan.channels, attempt)
+                self._open_channels(plan.channels, attempt)
         except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
             raise self._faults.poison("timeout", str(failed)) from None
 
-    def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
+    def _open_channels(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         missing = [channel for channel in channels if channel not in self._sockets]
-        if missing:
-            sockets = self._connect(missing, attempt)
-            for channel, sock in zip(missing, sockets, strict=True):
-                self._open.append(sock)
-                self._sockets[channel] = sock.fileno()
+        for channel, sock in zip(missing, self._connect(missing, attempt) if missing else (), strict=True):
+            self._open.append(sock)
+            self._sockets[channel] = sock.fileno()
+
+    def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
+        """Sockets of channels, opened where they are not: while signal handlers may call collectives themselves."""
+        if all(channel in self._sockets for channel in channels):
+            pass
+        elif threading.current_thread() is not threading.main_thread():
+            self._open_channels(channels, attempt)
+        else:
+            self._open_apart(channels, attempt)
         return [self._sockets[channel] for channel in channels]
+
+    def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
+        try:
+            if self._opening is not None:  # this is a signal handler
+                self._opening.wait()
+            self._opening = Errand(lambda: self._open_channels(channels, attempt))
+            self._opening.wait()
+        except KeyboardInterrupt:
+            self.abort(f"interrupted in {attempt.what}")
+            raise
+        finally:
+            self._opening = None
 
     def _connect(self, channels: list[Channel], attempt: Attempt) -> list[socket.socket]:
         rendezvous = self._rendezvous
@@ -209,12 +271,14 @@ class Communicator:
                 self._pace,
                 attempt.timeout_s,
                 deadline=attempt.deadline,
-                observe=self._faults.observe_connecting,
+                observe=lambda: self._faults.observe_connecting(attempt, rendezvous),
                 epoch=self._faults.epoch,
             )
         except (Alarm, CommunicationError) as error:
             if self._faults.cause is not None:
                 raise self._faults.cause from None
+            if isinstance(error, LocalFailure):
+                raise self._faults.poison("failed", f"rank {self.rank}: {error}") from None
             _log.debug("rank %d: %s: %s", self.rank, attempt.what, error)
             lost = isinstance(error, PeerLostError)
             raise self._faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
@@ -240,51 +304,48 @@ class Communicator:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, *, timeout_s: float | None = None) -> None:
+    def run(self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None) -> None:
         """Run a collective to its end.
+
+        A signal handler that runs meanwhile may call collectives too: they come after this one. What it raises is
+        raised when this one is over, but for KeyboardInterrupt, which fails the group.
+
+        Args:
+            call: what to run.
+            timeout_s: from when it begins; ``None``: the group's.
+            settle: puts the results to where the caller wants them.
 
         Raises:
             CommunicationError: it failed; the group cannot be used any more.
         """
-        with self._order:
-            if not self._queued and self._rerouter is None:
-                ticket = self._ticket(call, timeout_s)
-                if ticket.job is not None:
-                    self._drive(ticket)
-                return
-        ticket = self.start(call, timeout_s=timeout_s)
+        if self._rerouter is None:
+            ticket = self._turns.run(call, timeout_s, settle)
+        else:
+            ticket = self._reroute(self._rerouter, call, timeout_s, settle)
         self.wait(ticket)
 
-    def start(self, call: Call, *, timeout_s: float | None = None) -> Ticket:
-        """Start a collective; it proceeds by itself.
+    def start(
+        self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None
+    ) -> Ticket:
+        """Start a collective; it proceeds by itself. Arguments as for ``run``.
 
         Raises:
             CommunicationError: the group has failed before.
         """
-        if self._rerouter is not None:
-            with self._order:
-                ticket = Ticket(job=None, attempt=self._next_attempt(call, timeout_s))
-                self._rerouter.submit(call, ticket, self._sequence)
-                return ticket
-        while True:
-            with self._order:
-                if len(self._queued) < e.RING_CAPACITY - 1:
-                    return self._enqueue(self._ticket(call, timeout_s))
-                oldest = self._queued[0]
-            # The ring is full. Its owner needs the lock to take the oldest off, so wait without it.
-            oldest.finished.wait(oldest.timeout_s)
+        if self._rerouter is None:
+            return self._turns.start(call, timeout_s, settle)
+        return self._reroute(self._rerouter, call, timeout_s, settle)
 
-    def _enqueue(self, ticket: Ticket) -> Ticket:
-        """Hand a ticket to the engine's thread; the caller holds the lock and has seen that the ring has room."""
-        if ticket.job is None:
-            ticket.finished.set()
+    def _reroute(
+        self, rerouter: Rerouter, call: Call, timeout_s: float | None, settle: Callable[[], None] | None
+    ) -> Ticket:
+        with self._turns.order:
+            self._check()
+            attempt = self._attempt(call.title or call.name, self._limit_s(timeout_s), (0, 0, 0))
+            ticket = Ticket(job=None, attempt=attempt, settle=settle)
+            rerouter.submit(call, ticket)
+            self._queue.hold(ticket)
             return ticket
-        ring = self._ready_ring()
-        ring[e.RING_SLOTS + int(ring[e.RING_SUBMITTED]) % e.RING_CAPACITY] = ticket.job.address
-        self._queued.append(ticket)
-        ring[e.RING_SUBMITTED] += 1
-        os.eventfd_write(self._wake_fd, 1)
-        return ticket
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> bool:
         """Wait for a started collective; ``False``: it is still under way after ``timeout_s``.
@@ -292,52 +353,70 @@ class Communicator:
         Raises:
             CommunicationError: it failed.
         """
-        if not (ticket.job is not None and ticket.job.done) and not ticket.finished.wait(timeout_s):
+        if not ticket.finished.is_open and not self._queue.wait(ticket, timeout_s):
             return False
         if ticket.error is not None:
             raise ticket.error
         return True
 
+    def is_finished(self, ticket: Ticket) -> bool:
+        """Whether a collective is over, right or wrong, and its results where they belong."""
+        if not ticket.finished.is_open:
+            self._queue.take()
+        return ticket.finished.is_open
+
     def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
-        """Call ``callback`` once the collective is over; at once where it is."""
-        if self._rerouter is not None and self._rerouter.when_done(ticket, callback):
-            return
-        with self._order:
-            if not ticket.finished.is_set() and ticket.job is not None and ticket in self._queued:
-                ticket.callbacks.append(callback)
-                return
-        callback(ticket)
+        """Call ``callback``, which returns at once, when the collective is finished; at once where it is."""
+        self._queue.when_finished(ticket, callback)
 
-    def _ticket(self, call: Call, timeout_s: float | None) -> Ticket:
-        """The job of a call; a ticket without a job where there is nothing to move."""
-        return self._begin(call, self._next_attempt(call, timeout_s), self._sequence)
-
-    def _next_attempt(self, call: Call, timeout_s: float | None) -> Attempt:
-        """Give a call its number."""
+    def _check(self) -> None:
+        """Raises where the group cannot be used."""
+        if self._forked:
+            raise self._not_ours()
         if self._closed:
             raise CommunicationError("the process group has been destroyed")
         if self._faults.cause is not None:
             raise self._faults.again()
-        self._sequence += 1
-        limit = self.timeout_s if timeout_s is None else timeout_s
-        return self._attempt(f"{call.title or call.name} #{self._sequence}", limit, (self._sequence, 0, 0))
+
+    def _not_ours(self) -> CommunicationError:
+        return CommunicationError(
+            f"this process was forked from rank {self.rank}, and the process group is that one's: its connections "
+            "carry its parent's collectives. A child may destroy_process_group() and make a group of its own; or "
+            "start it with spawn or forkserver instead of fork"
+        )
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self._timeout_s if timeout_s is None else bounded_s(timeout_s)
 
     def _attempt(self, what: str, limit_s: float, header: tuple[int, int, int]) -> Attempt:
         deadline = time.monotonic() + limit_s - self._faults.grace_s(limit_s)
         return Attempt(what=what, timeout_s=limit_s, deadline=deadline, header=header)
 
-    def _begin(self, call: Call, attempt: Attempt, sequence: int) -> Ticket:
+    def _ticket(self, call: Call, timeout_s: float | None, settle: Callable[[], None] | None) -> Ticket:
+        """The job of a call, not begun; a ticket without a job where there is nothing to move.
+
+        Its number is the engine's to give: a signal handler that interrupts this may call something before it.
+        """
+        self._check()
+        likely = self._queue.number + 1
+        attempt = self._attempt(f"{call.title or call.name} #{likely}", self._limit_s(timeout_s), (likely, 0, 0))
+        ticket = self._prepare(call, attempt, 0)
+        ticket.settle = settle
+        return ticket
+
+    def _prepare(self, call: Call, attempt: Attempt, number: int) -> Ticket:
+        """A ticket with a job of this number; 0: the next when it begins."""
         called_ns = time.monotonic_ns()
         num_bytes = call.num_elements * call.item_bytes
         if num_bytes == 0 and call.knows_all:
-            return Ticket(job=None, attempt=attempt)
+            return Ticket(job=None, attempt=attempt, is_through=True)
         choice = self.planner.choice(call.name, call.root, num_bytes) if call.knows_all else self._direct
         plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
-        kind = pack_kind(call.title or call.name, call.dtype, op, call.root, plan)
-        attempt.header = (sequence, kind, num_bytes)
-        if not attempt.is_committing:
-            self._faults.recent.append(attempt.header)
+        element = call.dtype if call.element is None else call.element
+        kind = pack_kind(call.title or call.name, element, op, call.root, plan)
+        attempt.header = (attempt.header[0], kind, num_bytes)
+        limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
             prepared = self.planner.prepared(
                 call, choice, lambda plan, program, elements: self._lay_out(program, call, choice, attempt)
@@ -354,42 +433,72 @@ class Communicator:
             dtype=call.dtype,
             reduce_op=call.reduce_op,
             divisor=self.size if call.average else 0,
-            header=(sequence, kind),
-            deadline_ns=self._faults.first_look_ns(attempt),
+            header=(number, kind),
+            limit_ns=limit_ns,
             keep=call.keep,
+            numbers_address=self._queue.numbers_address,
         )
         if self._flight is not None:
             self._flight.note(prepared.traffic, called_ns, job.fields)
         return Ticket(job=job, attempt=attempt)
 
-    def _drive(self, ticket: Ticket) -> None:
-        job = ticket.job
-        if job is None:
-            return
-        try:
-            while (status := e.execute(job.address)) != e.DONE:
-                self._judge(status, ticket, job)
-        except (CommunicationError, LinksFailed):
-            raise
-        except BaseException:  # Ctrl-C, most likely: half a collective is on the wires, and the others wait
-            self.abort(f"interrupted in {ticket.what}")
-            raise
+    def _count(self, ticket: Ticket) -> None:
+        """Write down the header of a call that has its number."""
+        if ticket.job is not None:
+            self._rename(ticket)
+            self._faults.recent.append(ticket.attempt.header)
 
-    def _judge(self, status: int, ticket: Ticket, job: Job) -> None:
+    def _rename(self, ticket: Ticket) -> None:
+        """Give an attempt the number that its job has got, if it is not the likely one."""
+        attempt, job = ticket.attempt, ticket.job
+        if job is not None and (number := int(job.fields[e.J_HEADER + 1])) != attempt.header[0]:
+            attempt.header = (number, *attempt.header[1:])
+            attempt.what = f"{attempt.what.rpartition('#')[0]}#{number}"
+
+    def _judge(self, status: int, ticket: Ticket) -> None:
+        """Decide what a run's status means: return to let it go on, or raise, which is the ticket's error then."""
+        job, attempt = ticket.job, ticket.attempt
+        if job is None or status == e.INTERRUPTED:
+            return
+        self._rename(ticket)
+        begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
+        attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
-            self._faults.judge(status, job, ticket.attempt)
+            self._faults.judge(status, job, attempt)
         except CommunicationError as error:
+            ticket.error = error
             self._hang_up()
             self._write_down(error)
             raise
+        except LinksFailed as failed:
+            ticket.error = failed
+            raise
 
-    def _run_once(self, call: Call, ticket: Ticket, sequence: int, is_committing: bool) -> None:
+    def _internal(self, error: BaseException, where: str) -> CommunicationError:
+        """The group's failure for an error that nobody has thought of; never raises."""
+        text = f"rank {self.rank}: {where} failed: {type(error).__name__}: {error}"
+        cause = CommunicationError(text)
+        try:
+            _log.error("%s", text, exc_info=error)
+            cause = self._faults.poison("failed", text)
+            self._hang_up()
+            self._write_down(cause)
+        except Exception:
+            _log.exception("rank %d could not tell the others", self.rank)
+        return cause
+
+    def _run_once(self, call: Call, ticket: Ticket, number: int, is_committing: bool) -> None:
         """Run a call of a group that goes on when links fail; see ``mycel.runtime.reroute``."""
         if self._faults.cause is not None:
             raise self._faults.again()
-        attempt = self._attempt(ticket.what, ticket.timeout_s, (sequence, 0, 0))
+        attempt = self._attempt(ticket.what, ticket.timeout_s, (number, 0, 0))
         attempt.is_committing = is_committing
-        self._drive(self._begin(call, attempt, sequence))
+        once = self._prepare(call, attempt, number)
+        while once.job is not None and not once.is_over:
+            if (status := e.execute(once.job.address)) != e.DONE:
+                self._judge(status, once)
+        if not is_committing:
+            self._count(once)
 
     def _go_on(self, failed: LinksFailed) -> None:
         """Replace schedules and channels by those of the fabric without the failed links.
@@ -428,70 +537,12 @@ class Communicator:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
-    # -- the threads --------------------------------------------------------------------------------------
-
-    def _ready_ring(self) -> npt.NDArray[np.int64]:
-        if self._ring is None:
-            self._ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
-            self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
-            self._done_fd = os.eventfd(0, os.EFD_CLOEXEC)
-            for target, name in ((self._serve, "serve"), (self._complete, "complete")):
-                thread = threading.Thread(target=target, name=f"mycel-{name}", daemon=True)
-                thread.start()
-                self._threads.append(thread)
-        return self._ring
-
-    def _serve(self) -> None:
-        """Body of the engine's thread: compiled code, but for trouble."""
-        ring = self._ring
-        if ring is None:
-            return
-        while (status := e.serve(ring.ctypes.data, self._wake_fd, self._done_fd)) != e.DONE:
-            ticket = self._queued[0]
-            if ticket.job is None or ticket.job.done:
-                # The completing thread has not taken finished tickets out yet: the one at fault is further back.
-                ticket = next(t for t in tuple(self._queued) if t.job is not None and not t.job.done)
-            try:
-                if ticket.job is not None:
-                    self._judge(status, ticket, ticket.job)
-            except MycelError as error:
-                self._fail_queue(ring, error)
-
-    def _fail_queue(self, ring: npt.NDArray[np.int64], error: MycelError) -> None:
-        """Give every unfinished ticket the error and take it off the ring."""
-        with self._order:
-            for ticket in self._queued:
-                if ticket.job is not None and not ticket.job.done:
-                    ticket.error = error
-            ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
-        os.eventfd_write(self._done_fd, 1)
-
-    def _complete(self) -> None:
-        """Body of the completing thread: tells waiters and runs callbacks."""
-        while True:
-            os.eventfd_read(self._done_fd)
-            while True:
-                with self._order:
-                    if not self._queued:
-                        break
-                    ticket = self._queued[0]
-                    if ticket.error is None and not (ticket.job is not None and ticket.job.done):
-                        break
-                    self._queued.popleft()
-                    callbacks = tuple(ticket.callbacks)
-                ticket.finished.set()
-                for callback in callbacks:
-                    try:
-                        callback(ticket)
-                    except Exception:
-                        _log.exception("a callback after %s failed", ticket.what)
-            if self._closed and not self._queued:
-                return
-
     # -- the end ------------------------------------------------------------------------------------------
 
     def abort(self, why: str = "aborted by the user") -> None:
         """Fail whatever is under way, here and on the other ranks."""
+        if self._forked:
+            return
         self._faults.poison("failed", f"rank {self.rank}: {why}")
         self._hang_up()
 
@@ -504,31 +555,23 @@ class Communicator:
 
     def finish(self) -> None:
         """Wait for what is queued to be over, right or wrong."""
-        with self._order:
-            pending = tuple(self._queued)
-        for ticket in pending:
-            ticket.finished.wait(ticket.timeout_s + 5.0)
+        while (oldest := self._queue.oldest) is not None:
+            if not self._queue.wait(oldest, oldest.timeout_s):
+                return  # it is late, and the next one to wait for it will say so
 
     def close(self) -> None:
-        """Leave: finish what is queued, say goodbye, close everything. Idempotent."""
-        with self._order:
-            if self._closed:
+        """Leave: finish what is queued, say goodbye, close everything. Idempotent; nothing in a forked child."""
+        with self._turns.order:
+            if self._closed or self._forked:
                 return
+            self._turns.finish_interrupted()
             self._closed = True
-        self.finish()
-        if self._ring is not None:
-            self._ring[e.RING_STOP] = 1
-            os.eventfd_write(self._wake_fd, 1)
-            os.eventfd_write(self._done_fd, 1)
-            for thread in self._threads:
-                if thread is not threading.current_thread():
-                    thread.join(5.0)
-            os.close(self._wake_fd)
-            os.close(self._done_fd)
+        self._queue.close()
         if self._rerouter is not None:
             self._rerouter.close()
         if self._flight is not None:
             self._flight.close()
+        self._watched.close()
         self._control.close()
         for sock in self._open:
             sock.close()
@@ -536,9 +579,20 @@ class Communicator:
         self._rendezvous.close()
         self.planner.forget()
 
+    def after_fork_in_child(self) -> None:
+        """Let go of the parent's connections, and fail what is under way, here and without a word to anybody."""
+        self._forked = True
+        self._turns.give_up()
+        self.telling.clear()
+        self._queue.give_up(self._not_ours())
+        self._sockets.clear()
+        for sock in self._open:
+            sock.close()
+        self._open.clear()
+
 
 def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
-    """A number for the machine of each rank; its network namespaces share its processors.
+    """A number for the machine of each rank (``Address.host``); its network namespaces share its processors.
 
     Examples:
         >>> _machines(["a/net:[1]", "b", "a/net:[2]"])

@@ -5,6 +5,9 @@ program's arrays, the bases of the caller's buffers, and the state of the run. A
 can return to Python at any moment (a signal, a word on a control connection, a deadline) and be called again to go
 on where it stopped. ``serve`` runs queued jobs one after the other on a thread of its own.
 
+A job's time counts from when it begins, not from when it was queued; and it is here that it gets its sequence number,
+in the order in which jobs are queued or begun.
+
 Channels are non-blocking stream sockets that carry bytes one way. Per channel, messages go in the program's order.
 The first message of a job on each channel is preceded by a header of four integers (magic, sequence number, kind,
 bytes), so that ranks that call different collectives find out before any byte is written.
@@ -32,7 +35,7 @@ from mycel.runtime.libc import (
 )
 from mycel.runtime.reduce_kernels import combine, copy, scale
 
-__all__ = ["execute", "serve"]
+__all__ = ["execute", "serve", "submit"]
 
 # Fields of a job.
 J_STATUS = 0
@@ -62,7 +65,10 @@ J_STARTED_NS = 28
 J_ENDED_NS = 29
 J_WORK = 30  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
 J_ELEMENT_BYTES = 55
-JOB_FIELDS = 56
+J_LIMIT_NS = 56  # from the run's begin to its deadline; 0 where the deadline is given
+J_NUMBERS = 57  # address of the last sequence number that was given; a job whose own is 0 takes the next
+J_POSITION = 58  # in the ring, counted from the first; -1 where it is in none
+JOB_FIELDS = 59
 
 # Fields of a row.
 R_OP, R_CHANNEL, R_ADDRESS_BUFFER, R_OFFSET, R_BYTES, R_OPERAND_BUFFER, R_OPERAND_OFFSET, R_FINAL = range(8)
@@ -93,6 +99,8 @@ INTERRUPTED = 6  # a signal arrived
 RING_SUBMITTED = 0
 RING_COMPLETED = 1
 RING_STOP = 2
+RING_SCRATCH = 4
+RING_NUMBERS = 5  # the last sequence number that was given
 RING_SLOTS = 8
 RING_CAPACITY = 4096
 
@@ -231,10 +239,25 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
 
 
 @compiled_without_lock
+def _take_number(job) -> None:  # type: ignore[no-untyped-def]
+    """Give a job the next sequence number, unless it has one.
+
+    Here, and not in Python: a signal handler may run between any two steps of Python, and call a collective itself.
+    """
+    if job[J_HEADER + 1] == 0:
+        last = int64_at(job[J_NUMBERS], 1)
+        last[0] += 1
+        job[J_HEADER + 1] = last[0]
+
+
+@compiled_without_lock
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     """Set the state of a fresh job and do its local copies."""
     num_rows = job[J_NUM_ROWS]
+    _take_number(job)
     job[J_STARTED_NS] = monotonic_ns(job[J_WORK])
+    if job[J_LIMIT_NS] != 0:
+        job[J_DEADLINE_NS] = job[J_STARTED_NS] + job[J_LIMIT_NS]
     pending0, pending = int64_at(job[J_PENDING0], num_rows), int64_at(job[J_PENDING], num_rows)
     for i in range(num_rows):
         pending[i] = pending0[i]
@@ -293,14 +316,16 @@ def execute(address: int) -> int:
     """Run the job at ``address`` until it is done or something happens that Python must look at.
 
     Args:
-        address: of the job's ``JOB_FIELDS`` integers. ``J_STATUS`` must be ``PENDING``; a job whose
-            ``J_REMAINING`` is negative is fresh and is begun, any other is resumed.
+        address: of the job's ``JOB_FIELDS`` integers. A job whose ``J_REMAINING`` is negative is fresh and is begun,
+            one that is ``DONE`` stays so, any other is resumed.
 
     Returns:
         ``DONE``, or why the run stopped (``CLOSED``, ``MISMATCHED``, ``TIMED_OUT``, ``CONTROL``, ``INTERRUPTED``).
         After the last two, and after a time-out that was forgiven, the call may be repeated.
     """
     job = int64_at(address, JOB_FIELDS)
+    if job[J_STATUS] == DONE:  # somebody else has run it: the arrays may be in use for the next one
+        return DONE
     num_rows, num_channels = job[J_NUM_ROWS], job[J_NUM_CHANNELS]
     work = int64_at(job[J_WORK], 24)
     rows = int64_at(job[J_ROWS], num_rows * ROW_FIELDS).reshape((num_rows, ROW_FIELDS))
@@ -331,6 +356,27 @@ def execute(address: int) -> int:
 
 
 @compiled_without_lock
+def submit(ring_address: int, address: int) -> int:
+    """Put a job at the end of a ring, numbered; once, however often this is called.
+
+    Args:
+        ring_address: see ``serve``; the caller has seen that there is room.
+        address: of the job.
+
+    Returns:
+        Its sequence number.
+    """
+    job = int64_at(address, JOB_FIELDS)
+    if job[J_POSITION] < 0:
+        ring = int64_at(ring_address, RING_SLOTS + RING_CAPACITY)
+        _take_number(job)
+        job[J_POSITION] = ring[RING_SUBMITTED]
+        ring[RING_SLOTS + ring[RING_SUBMITTED] % RING_CAPACITY] = address
+        ring[RING_SUBMITTED] += 1
+    return job[J_HEADER + 1]  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
 def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
     """Run the jobs of a ring until one needs Python, or the ring is stopped.
 
@@ -343,14 +389,14 @@ def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
         ``DONE`` when stopped; else the status of the job at position ``RING_COMPLETED``.
     """
     ring = int64_at(ring_address, RING_SLOTS + RING_CAPACITY)
-    scratch = ring_address + 4 * 8
+    scratch = ring_address + RING_SCRATCH * 8
     while True:
         while ring[RING_COMPLETED] < ring[RING_SUBMITTED]:
             status = execute(ring[RING_SLOTS + ring[RING_COMPLETED] % RING_CAPACITY])
             if status != DONE:
                 return status
             ring[RING_COMPLETED] += 1
-            ring[4] = 1
+            ring[RING_SCRATCH] = 1
             write_fd(done_fd, scratch, 8)
         if ring[RING_STOP] != 0:
             return DONE

@@ -14,15 +14,17 @@ References:
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 from mycel.collectives.program import Channel
+from mycel.runtime.fields import Fields
 from mycel.runtime.transport.tcp_info import raw_tcp_info
 from mycel.topology.model import Topology
 
@@ -66,13 +68,55 @@ class Evidence:
         return {"stuck": self.stuck, "clear": self.clear, "got": self.got, "heard": sorted(self.heard)}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Evidence:
-        """Back from ``to_record``."""
+    def from_record(cls, record: Mapping[str, Any], size: int, num_vertices: int) -> Evidence:
+        """Back from ``to_record``.
+
+        Args:
+            record: what somebody has said.
+            size: of the group.
+            num_vertices: of the fabric.
+
+        Raises:
+            ValueError: it is no evidence about such a group.
+        """
+        fields = Fields(record)
         return cls(
-            stuck=tuple((dst, tuple(path), least) for dst, path, least in record["stuck"]),
-            clear=tuple(tuple(path) for path in record["clear"]),
-            got=tuple((src, tuple(path), received) for src, path, received in record["got"]),
-            heard=frozenset(record["heard"]),
+            stuck=fields.counted("stuck", size, num_vertices),
+            clear=fields.paths("clear", num_vertices),
+            got=fields.counted("got", size, num_vertices),
+            heard=frozenset(fields.integers("heard", 0, size - 1)),
+        )
+
+    def split(self, longest: int) -> tuple[Evidence, ...]:
+        """Pieces, at least one, of about ``longest`` bytes each as JSON; ``join`` makes them one again."""
+        found: list[dict[str, list[Any]]] = [{}]
+        left = longest
+        for name, items in self.to_record().items():
+            for item in items:
+                needed = len(json.dumps(item, separators=(",", ":"))) + 1
+                if needed > left:
+                    found.append({})
+                    left = longest
+                left -= needed
+                found[-1].setdefault(name, []).append(item)
+        return tuple(
+            Evidence(
+                stuck=tuple(piece.get("stuck", ())),
+                clear=tuple(piece.get("clear", ())),
+                got=tuple(piece.get("got", ())),
+                heard=frozenset(piece.get("heard", ())),
+            )
+            for piece in found
+        )
+
+    @classmethod
+    def join(cls, pieces: Sequence[Evidence]) -> Evidence:
+        """One of several, in their order."""
+        return cls(
+            stuck=tuple(item for piece in pieces for item in piece.stuck),
+            clear=tuple(item for piece in pieces for item in piece.clear),
+            got=tuple(item for piece in pieces for item in piece.got),
+            heard=frozenset(rank for piece in pieces for rank in piece.heard),
         )
 
 

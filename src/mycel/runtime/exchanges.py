@@ -13,16 +13,16 @@ from mycel.runtime.communicator import Call
 from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.headers import ALL_TO_ALL_V
 from mycel.runtime.tensors import (
-    DTYPES,
-    MOVED,
     apart_from,
     back_into,
-    copy_back,
+    element_code,
     flattened,
     gather_call,
     moving_call,
+    put_later,
     split_elements,
 )
+from mycel.runtime.timeouts import bounded
 
 __all__ = ["Exchanges"]
 
@@ -111,7 +111,7 @@ class Exchanges(GroupCalls):
         if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
             settle, source = None, apart_from(target, source)
         else:
-            settle = lambda: copy_back(target, outputs)  # noqa: E731
+            settle = put_later(target, outputs)
         call = Call(
             name="all_to_all",
             title=ALL_TO_ALL_V,
@@ -119,7 +119,7 @@ class Exchanges(GroupCalls):
             item_bytes=target.element_size(),
             input_address=source.data_ptr(),
             output_address=target.data_ptr(),
-            dtype=DTYPES.get(target.dtype, MOVED),
+            element=element_code(target.dtype),
             block_elements=tuple(blocks.view(-1).tolist()),
             knows_all=not communicator.exchanges_directly,
             keep=(target, source),
@@ -131,7 +131,7 @@ class Exchanges(GroupCalls):
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
         gloo: Any = self._fallback.gloo
-        gloo.monitored_barrier(self._timeout if timeout is None else timeout, wait_all_ranks)
+        gloo.monitored_barrier(self._timeout if timeout is None else bounded(timeout), wait_all_ranks)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         """Receive from whoever sends first; see ``torch.distributed.recv``."""

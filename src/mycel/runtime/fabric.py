@@ -2,40 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from mycel.collectives.program import Channel
 from mycel.errors import UsageError
-from mycel.runtime.transport.rendezvous import Address
+from mycel.runtime.transport.address import Address, names_of_hosts
 from mycel.settings import Settings
 from mycel.topology.builders import hosts, loopback
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
-from mycel.topology.wiring import own_ip, read_wiring, route_to
+from mycel.topology.wiring import read_wiring
 
-__all__ = ["Fabric", "own_address"]
-
-
-def own_address(settings: Settings, global_rank: int) -> tuple[Address, str]:
-    """What this rank publishes, and the local address it listens on.
-
-    The machine is identified by host name and network namespace, since ranks of one host but different namespaces
-    do not share a loopback interface.
-    """
-    namespace = Path("/proc/self/ns/net")
-    host = f"{socket.gethostname()}/{namespace.readlink() if namespace.exists() else ''}"
-    ip, bind = own_ip(settings, global_rank), "0.0.0.0"
-    if ip is None:
-        try:
-            ip = route_to(settings.master_address or "127.0.0.1")
-        except OSError:
-            ip = "127.0.0.1"
-        if ip.startswith("127."):
-            bind = ip
-    return Address(host=host, ip=ip, port=0, pid=os.getpid()), bind
+__all__ = ["Fabric"]
 
 
 class Fabric:
@@ -65,9 +43,21 @@ class Fabric:
             self._whole = whole
 
     @property
+    def members(self) -> tuple[int, ...]:
+        """Global ranks of the group, in group order."""
+        return self._group
+
+    @property
     def described(self) -> bool:
         """Whether the group's topology is part of one that was given, not assumed."""
         return self._whole is not None
+
+    def pinned(self, global_rank: int) -> tuple[str, ...]:
+        """Addresses that the wiring gives paths which end at a rank; it listens on them too."""
+        if self._wiring is None or self._whole is None:
+            return ()
+        vertex = self._whole.ranks[global_rank]
+        return tuple(dict.fromkeys(ip for path, ip in self._wiring.paths.items() if path[-1] == vertex))
 
     def topology(self, addresses: Sequence[Address]) -> Topology:
         """The group's topology: the given one's part, or one inferred from which ranks share a machine."""
@@ -75,7 +65,7 @@ class Fabric:
             present = sorted(self._group)
             part = self._whole if len(present) == self._whole.num_ranks else self._whole.subset(present)
             return part.reordered([present.index(rank) for rank in self._group])
-        names = [address.host for address in addresses]
+        names = names_of_hosts(addresses)
         if len(set(names)) == 1:
             return loopback(num_ranks=len(names))
         return hosts(names)

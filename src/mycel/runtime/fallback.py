@@ -14,9 +14,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup, ProcessGroupGloo
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 
 from mycel.errors import CommunicationError
+from mycel.runtime.forks import keep_in_children
 
 __all__ = ["Fallback", "one_by_one"]
 
@@ -28,7 +29,7 @@ class Fallback:
     """A group's Gloo group, as long as nobody asks for it not made.
 
     Args:
-        store: the group's own key-value store.
+        store: where its ranks find each other; nothing else may use its keys.
         rank, size: in the group.
         timeout: default time-out of its calls.
         ip: the address of this rank, for Gloo to listen on as well.
@@ -65,7 +66,9 @@ class Fallback:
             options = _Gloo._Options()
             options._timeout = self._timeout
             options._devices = [_Gloo.create_device(hostname=self._ip, lazy_init=True)]
-            return _Gloo(PrefixStore("gloo/", self._store), self._rank, self._size, options)
+            made = _Gloo(self._store, self._rank, self._size, options)
+            keep_in_children(made)
+            return made
         except RuntimeError as error:
             raise CommunicationError(
                 f"rank {self._rank}: mycel does not schedule this call, and Gloo, which would do it, does not start "

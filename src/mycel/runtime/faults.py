@@ -8,37 +8,53 @@ Rules:
 
 - A closed data channel is blamed on its peer, unless within a grace period somebody announces another cause.
 - A closed control connection alone is no failure: a rank that has finished may leave while its last bytes are still
-  on the way. If it is missed, the data channels say so.
+  on the way. If it is missed, the data channels say so. The same holds for a process that has ended while a child of
+  its keeps its connections open: it is missed when what it has sent is used up and nothing more comes.
 - On a deadline, or where calls differ, every rank says where it stands, and a moment later on which channels nothing
   arrives (``evidence``). Ranks pass on what they hear, so that a broken link between two does not keep them from
   hearing each other by way of a third. Who has heard all ranks decides (``verdict``); the others decide when the
   time is over.
 - The first cause is published; the group is then poisoned, and later calls raise it at once.
 - Where failed links may be avoided (``reroutes``), and every rank has been heard, the verdict is raised as
-  ``LinksFailed`` and the group lives on in a new epoch. All ranks come to the same verdict, since each rank says only
-  one thing an epoch and the verdict is a function of what all of them have said.
+  ``LinksFailed`` and the group lives on in a new epoch. Where there is no other way, the ranks go on waiting for the
+  links, until the deadline. All ranks come to the same verdict, since each rank says only one thing an inquiry
+  (``inquiry``) and the verdict is a function of what all of them have said.
+
+A thread of the process's listens too (``watch``), during calls and between them; what it hears is filed here.
 """
 
 from __future__ import annotations
 
-import errno
+import threading
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchError, PeerLostError
 from mycel.runtime import engine as e
-from mycel.runtime.control import Control
+from mycel.runtime.control import NO_WAY, Control
 from mycel.runtime.evidence import Evidence, Hop, collect, has_stalled, probe
 from mycel.runtime.headers import describe_header
+from mycel.runtime.inquiry import Inquiry
+from mycel.runtime.messages import (
+    Abort,
+    Finding,
+    Heard,
+    Identity,
+    Message,
+    Position,
+    Question,
+    shortened,
+)
 from mycel.runtime.prepared import Job
-from mycel.runtime.verdict import State, disagreement, judge_states
+from mycel.runtime.processes import own_identity
+from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states
 from mycel.topology.model import Topology
 
-__all__ = ["Alarm", "Attempt", "Faults", "LinksFailed"]
+__all__ = ["Alarm", "Attempt", "Ears", "Faults", "LinksFailed"]
 
 _ERRORS: dict[str, type[CommunicationError]] = {
     "lost": PeerLostError,
@@ -53,8 +69,10 @@ _RECENT = 128
 _SETTLING_S = 0.6
 #: How often a run that may be rerouted is looked at.
 _LOOK_S = 0.5
-#: What a connection that is given up by the kernel fails with where the way is broken, not the peer.
-_NO_WAY = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
+#: How often a run is looked at that waits for a rank whose process has ended, and for how long nothing may come.
+_ENDED_LOOK_S, _ENDED_S = 0.1, 1.0
+#: Questions and answers that have been passed on and are known if they come again.
+_KNOWN = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -93,6 +111,28 @@ class LinksFailed(Exception):  # noqa: N818 (the group lives on)
         self.links, self.resume = links, resume
 
 
+class Awaiting(Protocol):
+    """What opens connections (``Rendezvous``)."""
+
+    @property
+    def awaited(self) -> int:
+        """The rank whose end is missing."""
+
+    @property
+    def unanswered(self) -> Channel | None:
+        """The channel whose opening finds no answer."""
+
+
+class Ears(Protocol):
+    """What knows which machines this process hears (``watch``)."""
+
+    def asked(self, machine: str) -> bool:
+        """Somebody asks who hears a machine; whether this process is to answer."""
+
+    def heard(self, machine: str) -> None:
+        """Somebody else hears a machine."""
+
+
 class Faults:
     """Judges what a run ran into; one a communicator.
 
@@ -120,29 +160,68 @@ class Faults:
         self.control = control
         self.topology = topology
         self.reroutes = reroutes
-        #: How often links have failed and the group has gone on without them.
-        self.epoch = 0
+        #: Told of questions about silent machines, and of answers.
+        self.ears: Ears | None = None
         self._dtype_names = dtype_names
         self._channels = channels
+        self._lock = threading.RLock()
         self._cause: CommunicationError | None = None
+        self._named_lost: set[int] = set()
+        self._identities: dict[int, Identity] = {}
         #: Headers of the last calls.
         self.recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT)
-        self._states: dict[tuple[int, int], State] = {}
-        self._evidence: dict[tuple[int, int], Evidence] = {}
+        self._inquiry = Inquiry(rank)
+        self._known: OrderedDict[tuple[str, int, int], None] = OrderedDict()
+        self._asked = 0
+        self._progress: tuple[tuple[int, ...], float] = ((), 0.0)
         steps = {1 << i for i in range(max(1, (size - 1).bit_length()))}
         self._near = sorted({(rank + s) % size for s in steps} | {(rank - s) % size for s in steps} - {rank})
+        identity = own_identity()
+        if identity is not None:
+            control.tell_all(identity)
 
     @property
     def cause(self) -> CommunicationError | None:
         """Why the group has failed; ``None`` while it has not."""
         return self._cause
 
-    def poison(self, kind: str, message: str) -> CommunicationError:
-        """Set the cause, unless there is one already, and tell the others."""
-        if self._cause is None:
-            self._cause = _ERRORS[kind](message)
-            self._notify({"type": "abort", "kind": kind, "message": message, "by": self.rank})
-        return self._cause
+    @property
+    def epoch(self) -> int:
+        """How often links have failed and the group has gone on without them."""
+        return self._inquiry.number[0]
+
+    @property
+    def lost(self) -> set[int]:
+        """Ranks that the cause names as lost; those that nobody has missed yet are ``control.dead``."""
+        with self._lock:
+            return set(self._named_lost)
+
+    @property
+    def identities(self) -> dict[int, Identity]:
+        """The process of each rank that has said which it is."""
+        with self._lock:
+            return dict(self._identities)
+
+    def poison(self, kind: str, message: str, *, ranks: Iterable[int] = ()) -> CommunicationError:
+        """Set the cause, unless there is one already, and tell the others.
+
+        Args:
+            kind: one of ``messages.KINDS``.
+            message: for people.
+            ranks: that are lost.
+        """
+        with self._lock:
+            if self._cause is None:
+                ranks, message = tuple(ranks), shortened(message)
+                self._fail(kind, message, ranks)
+                self._notify(Abort(by=self.rank, kind=kind, cause=message, ranks=ranks))
+            return self._cause or CommunicationError(message)
+
+    def _fail(self, kind: str, message: str, ranks: Iterable[int]) -> None:
+        """Set the cause, and have the engine look up."""
+        self._named_lost.update(ranks)
+        self._cause = _ERRORS[kind](message)
+        self.control.alert()
 
     def again(self) -> CommunicationError:
         """The error for a call on a group that has failed before."""
@@ -151,12 +230,10 @@ class Faults:
 
     def next_epoch(self, topology: Topology) -> None:
         """Go on with a new fabric, and forget what was said about the old one."""
-        self.topology = topology
-        self.epoch += 1
-        self.recent.clear()  # the same calls may now run over other schedules
-        for book in (self._states, self._evidence):
-            for key in [key for key in book if key[0] < self.epoch]:
-                del book[key]
+        with self._lock:
+            self.topology = topology
+            self.recent.clear()  # the same calls may now run over other schedules
+            self._inquiry.next_epoch()
 
     def judge(self, status: int, job: Job, attempt: Attempt) -> None:
         """Decide what a run's status means: return to let it go on, or raise.
@@ -171,13 +248,15 @@ class Faults:
             LinksFailed: see there.
         """
         if status == e.CONTROL and self._observe():
-            self._conclude(attempt, job.waiting_for())
+            self._conclude_run(job, attempt)
         elif status == e.CLOSED:
             self._on_closed(job, attempt)
         elif status == e.MISMATCHED:
-            self._conclude(attempt, job.waiting_for(), mismatch=self._mismatch(job))
+            self._conclude_run(job, attempt, mismatch=self._mismatch(job))
         elif status == e.TIMED_OUT:
             self._on_timeout(job, attempt)
+        if self._cause is None and self.control.ended:
+            self._miss_ended(job, attempt)
         if self._cause is not None:
             raise self._cause
 
@@ -193,18 +272,27 @@ class Faults:
 
     # -- while channels are being opened ----------------------------------------------------------------------
 
-    def observe_connecting(self) -> None:
+    def observe_connecting(self, attempt: Attempt, rendezvous: Awaiting) -> None:
         """To be called now and then by whoever waits for a connection.
+
+        Args:
+            attempt: for which collective.
+            rendezvous: what waits.
 
         Raises:
             CommunicationError: the group has failed.
+            LinksFailed: see there.
             Alarm: a rank asks where everybody stands; answer with ``not_connected``.
         """
         alarm = self._observe()
         if self._cause is not None:
             raise self._cause
-        if alarm:
+        if alarm and not self.reroutes:
             raise Alarm
+        if alarm:
+            self._conclude(attempt, (rendezvous.awaited,), unanswered=rendezvous.unanswered)
+        if self._cause is not None:
+            raise self._cause
 
     def not_connected(
         self, attempt: Attempt, peer: int, unanswered: Channel | None, *, lost: bool
@@ -223,52 +311,77 @@ class Faults:
         if lost:
             self._on_lost(peer, attempt, (peer,))
         else:
-            self._conclude(attempt, (peer,), unanswered=unanswered)
+            self._conclude(attempt, (peer,), unanswered=unanswered, may_wait=False)
         return self._cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
 
     # -- listening --------------------------------------------------------------------------------------------
 
-    def _notify(self, record: dict[str, Any]) -> None:
-        self.control.tell(range(self.size), record)
+    def observe(self) -> None:
+        """Take in what has been said, and have the engine look up where it matters to the run under way."""
+        self.control.flush()
+        with self._lock:
+            self._take()
+            if self._cause is not None or self._inquiry.is_open or self.control.ended:
+                self.control.alert()
 
-    def _pass_on(self, record: dict[str, Any], peer: int) -> None:
-        self.control.tell([near for near in self._near if near not in (peer, record["by"])], record)
+    def ask_for(self, machine: str) -> None:
+        """Ask the others who still hears a machine."""
+        with self._lock:
+            self._asked += 1
+            self._notify(Question(by=self.rank, number=self._asked, machine=machine))
+
+    def _notify(self, message: Message) -> None:
+        self.control.tell(range(self.size), message)
+
+    def _pass_on(self, message: Abort | Position | Finding | Question | Heard, peer: int) -> None:
+        self.control.tell([near for near in self._near if near not in (peer, message.by)], message)
 
     def _observe(self, patience_s: float = 0.0) -> bool:
         """Read control records: adopt an abort, file what ranks say. Whether anybody asks where this rank stands."""
-        for event in self.control.listen(patience_s):
-            record = event.record
-            if record is None or record["type"] == "bye":
-                continue
-            if record["type"] == "abort":
-                if self._cause is None:
-                    self._cause = _ERRORS[record["kind"]](record["message"])
-                    self._pass_on(record, event.peer)
-                continue
-            key = (int(record["epoch"]), int(record["by"]))
-            if key[0] < self.epoch or key[1] == self.rank:
-                continue
-            if record["type"] == "state" and key not in self._states:
-                self._states[key] = State.from_record(record)
-                self._pass_on(record, event.peer)
-            elif record["type"] == "evidence" and key not in self._evidence:
-                self._evidence[key] = Evidence.from_record(record)
-                self._pass_on(record, event.peer)
-        return any(epoch == self.epoch for epoch, _ in self._states)
+        if patience_s > 0:
+            self.control.wait(patience_s)
+        with self._lock:
+            self.control.calm()
+            self._take()
+            return self._inquiry.is_open
 
-    def _said(self) -> tuple[dict[int, State], dict[int, Evidence]]:
-        """What has been said in this epoch, by rank."""
-        states = {rank: state for (epoch, rank), state in self._states.items() if epoch == self.epoch}
-        evidence = {rank: one for (epoch, rank), one in self._evidence.items() if epoch == self.epoch}
-        return states, evidence
+    def _take(self) -> None:
+        for event in self.control.take():
+            message, peer = event.message, event.peer
+            if isinstance(message, Abort):
+                if self._cause is None:
+                    self._fail(message.kind, message.cause, message.ranks)
+                    self._pass_on(message, peer)
+            elif isinstance(message, Position | Finding):
+                if self._inquiry.file(message):
+                    self._pass_on(message, peer)
+            elif isinstance(message, Identity):
+                self._identities[peer] = message
+            elif isinstance(message, Question | Heard):
+                self._hear(message, peer)
+
+    def _hear(self, message: Question | Heard, peer: int) -> None:
+        """A question about a silent machine, or an answer: known ones come again by way of others."""
+        key = (message.TYPE, message.by, message.number)
+        if self.ears is None or message.by == self.rank or key in self._known:
+            return
+        self._known[key] = None
+        if len(self._known) > _KNOWN:
+            self._known.popitem(last=False)
+        self._pass_on(message, peer)
+        if isinstance(message, Heard):
+            self.ears.heard(message.machine)
+        elif self.ears.asked(message.machine):
+            self._asked += 1
+            self._notify(Heard(by=self.rank, number=self._asked, machine=message.machine))
 
     # -- the cases ----------------------------------------------------------------------------------------
 
     def _on_closed(self, job: Job, attempt: Attempt) -> None:
         channel = job.prepared.program.channels[int(job.fields[e.J_FAILED_CHANNEL])]
         peer = channel.dst if channel.src == self.rank else channel.src
-        if int(job.fields[e.J_ERRNO]) in _NO_WAY:
-            self._conclude(attempt, job.waiting_for())
+        if int(job.fields[e.J_ERRNO]) in NO_WAY:
+            self._conclude(attempt, job.waiting_for(), may_wait=False)
         else:
             self._on_lost(peer, attempt, job.waiting_for())
 
@@ -276,19 +389,47 @@ class Faults:
         """A peer's socket ended. It is the cause unless somebody, the peer included, names another in time."""
         until = time.monotonic() + self.grace_s(attempt.timeout_s)
         alarm = False
-        while self._cause is None and not alarm and peer not in self.control.gone and time.monotonic() < until:
+        control = self.control
+        while (
+            self._cause is None
+            and not alarm
+            and peer not in control.gone | control.ended
+            and time.monotonic() < until
+        ):
             alarm = self._observe(patience_s=0.05)
         if self._cause is None and not alarm:
             # What the peer said before it went, and what others say of it, is already in the buffers.
             alarm = self._observe(patience_s=0.05)
-        if alarm and self._cause is None and peer not in self.control.gone:
-            self._conclude(attempt, waits_for)
+        if alarm and self._cause is None and peer not in control.gone | control.ended:
+            self._conclude(attempt, waits_for, may_wait=False)
+        self._lose(peer, attempt)
+
+    def _lose(self, peer: int, attempt: Attempt) -> None:
         how = "left (it had finished, or destroyed its group)" if peer in self.control.left else "was lost"
-        if self._cause is None:
-            self.poison(
-                "lost",
-                f"rank {peer} {how} during {attempt.what}: its connections closed (process died or was killed?)",
-            )
+        self.poison(
+            "lost",
+            f"rank {peer} {how} during {attempt.what}: its connections closed (process died or was killed?)",
+            ranks=(peer,),
+        )
+
+    def _miss_ended(self, job: Job, attempt: Attempt) -> None:
+        """Wait for a rank whose process has ended only as long as something comes that it has sent before."""
+        awaited = sorted(set(job.waiting_for()) & self.control.ended)
+        if not awaited:
+            return
+        now = time.monotonic()
+        rows = job.prepared.channel_rows
+        progress = (
+            attempt.header[0],
+            int(job.fields[e.J_REMAINING]),
+            int(rows[:, e.C_HEAD].sum()),
+            int(rows[:, e.C_DONE].sum()),
+        )
+        if progress != self._progress[0]:
+            self._progress = (progress, now)
+        elif now - self._progress[1] >= _ENDED_S:
+            self._lose(awaited[0], attempt)
+        job.fields[e.J_DEADLINE_NS] = int(min(attempt.deadline, now + _ENDED_LOOK_S) * 1e9)
 
     def _mismatch(self, job: Job) -> str:
         """What came on a channel instead of this rank's call, in words."""
@@ -307,9 +448,13 @@ class Faults:
     def _on_timeout(self, job: Job, attempt: Attempt) -> None:
         stalled = self.reroutes and has_stalled(self._channels(), self.rank)
         if stalled or time.monotonic() >= attempt.deadline or self._observe():
-            self._conclude(attempt, job.waiting_for())
+            self._conclude_run(job, attempt)
         else:
             job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
+
+    def _conclude_run(self, job: Job, attempt: Attempt, *, mismatch: str = "") -> None:
+        self._conclude(attempt, job.waiting_for(), mismatch=mismatch)
+        job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
 
     def _conclude(
         self,
@@ -318,20 +463,28 @@ class Faults:
         *,
         mismatch: str = "",
         unanswered: Channel | None = None,
+        may_wait: bool = True,
     ) -> None:
-        """Say where this rank stands, hear the others, and decide."""
+        """Say where this rank stands, hear the others, and decide: go on waiting, or set the cause, or raise."""
         began = time.monotonic()
-        own = State(
-            what=attempt.what,
-            waits_for=tuple(waits_for),
-            header=attempt.header,
-            is_committing=attempt.is_committing,
-            limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
-            mismatch=mismatch,
-            recent=tuple(self.recent),
-        )
-        self._states[self.epoch, self.rank] = own
-        self._notify({"type": "state", "by": self.rank, "epoch": self.epoch, **own.to_record()})
+        book = self._inquiry
+        with self._lock:
+            own = Position(
+                by=self.rank,
+                inquiry=book.number,
+                state=State(
+                    what=attempt.what,
+                    waits_for=tuple(waits_for),
+                    header=attempt.header,
+                    is_committing=attempt.is_committing,
+                    limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
+                    mismatch=mismatch,
+                    recent=tuple(self.recent),
+                    may_wait=may_wait,
+                ),
+            )
+            book.note(own)
+            self._notify(own)
         probe(self._channels(), self.rank)
         grace = self.grace_s(attempt.timeout_s)
         settled = began + min(_SETTLING_S, 0.4 * grace)
@@ -346,8 +499,11 @@ class Faults:
                 break
             if now >= settled and self.rank not in evidence:
                 found = collect(self._channels(), self.rank, frozenset(states), now - began, unanswered)
-                self._evidence[self.epoch, self.rank] = found
-                self._notify({"type": "evidence", "by": self.rank, "epoch": self.epoch, **found.to_record()})
+                with self._lock:
+                    pieces = Finding.of(self.rank, book.number, found)
+                    book.note_found(pieces)
+                    for piece in pieces:
+                        self._notify(piece)
                 continue
             if now >= settled and (len(evidence) == self.size or mismatch):
                 break
@@ -357,6 +513,10 @@ class Faults:
             self._let_others_decide(began + 0.95 * grace)
         if self._cause is None:
             self._decide()
+
+    def _said(self) -> tuple[dict[int, State], dict[int, Evidence]]:
+        with self._lock:
+            return self._inquiry.states, self._inquiry.evidence
 
     def _let_others_decide(self, until: float) -> None:
         """A rank that hears the others and is not heard by them is what they will complain of: wait for that."""
@@ -369,9 +529,14 @@ class Faults:
     def _decide(self) -> None:
         states, evidence = self._said()
         verdict = judge_states(states, evidence, self.topology, self._dtype_names)
-        if self.reroutes and verdict.links and len(evidence) == self.size:
-            # A rank leaves the round after a collective when every rank has reached it: the ranks are in the same
-            # collective, or the last ones are in the round after it.
-            resume = min(state.header[0] + state.is_committing for state in states.values())
-            raise LinksFailed(verdict.links, verdict.message, resume)
+        if self.reroutes and verdict.kind == "timeout" and len(evidence) == len(states) == self.size:
+            if verdict.links and is_whole_without(self.topology, verdict.links):
+                # A rank leaves the round after a collective when every rank has reached it: the ranks are in the
+                # same collective, or the last ones are in the round after it.
+                resume = min(state.header[0] + state.is_committing for state in states.values())
+                raise LinksFailed(verdict.links, verdict.message, resume)
+            if all(state.may_wait and not state.limit_s for state in states.values()):
+                with self._lock:  # every rank comes to this: there is no other way, and there is time yet
+                    self._inquiry.again()
+                return
         self.poison(verdict.kind, verdict.message)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import record_function
 from torch.distributed import ProcessGroup
 
 from mycel.runtime.communicator import Call, Communicator
@@ -17,7 +16,8 @@ from mycel.runtime.device.group import DeviceGroup
 from mycel.runtime.fallback import Fallback
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
-from mycel.runtime.work import MycelWork
+from mycel.runtime.timeouts import given_s
+from mycel.runtime.work import MycelWork, await_futures, span_of
 
 __all__ = ["GroupCalls"]
 
@@ -96,30 +96,21 @@ class GroupCalls:
             raise RuntimeError("a group of one rank has no communicator")
         buffer = call.keep[0]
         if self._devices is not None and isinstance(buffer, Tensor) and not self._on_host([buffer]):
-            with _span(call) or nullcontext():
+            with span_of(call.title or call.name, call.num_elements * call.item_bytes) or nullcontext():
                 return self._devices.start(call, buffer.device, result, settle)
-        timeout = opts.timeout.total_seconds() if opts.timeout > timedelta(0) else None
-        span = _span(call)
+        timeout_s, span = given_s(opts.timeout), span_of(call.title or call.name, call.num_elements * call.item_bytes)
         if span is not None:
             span.__enter__()  # type: ignore[no-untyped-call]
         if getattr(opts, "asyncOp", True):
-            ticket = communicator.start(call, timeout_s=timeout)
-            work = MycelWork(communicator, ticket, result, settle)
+            work = MycelWork(communicator, communicator.start(call, timeout_s=timeout_s, settle=settle), result)
             if span is not None:  # it ends when the collective does, wherever that is seen
                 span._call_end_callbacks_on_future(work.get_future())
             return work
         try:
-            communicator.run(call, timeout_s=timeout)
+            communicator.run(call, timeout_s=timeout_s, settle=settle)
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
-        if settle is not None:
-            settle()
+            if communicator.telling:
+                await_futures(communicator)
         return MycelWork(None, None, result)
-
-
-def _span(call: Call) -> record_function | None:
-    """The range that profiles show for a call; ``None`` where nobody profiles."""
-    if not torch._C._autograd._profiler_enabled():
-        return None
-    return record_function(f"mycel:{call.title or call.name}", f"{call.num_elements * call.item_bytes} bytes")

@@ -4,9 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mycel.runtime.reduce_kernels import ReduceOp
+from mycel.runtime.reduce_kernels import DType, ReduceOp
 
-__all__ = ["ALL_TO_ALL_V", "describe_header", "pack_kind", "states_own_bytes", "unpack_kind"]
+__all__ = [
+    "ALL_TO_ALL_V",
+    "COMMIT",
+    "ELEMENTS",
+    "UNKNOWN_ELEMENT",
+    "describe_header",
+    "pack_kind",
+    "states_own_bytes",
+    "unpack_kind",
+]
+
+#: Element types as torch names them; the place of a type is its code. Those that are reduced come first.
+ELEMENTS = (
+    *(dtype.name.lower() for dtype in DType),
+    "uint16",
+    "uint32",
+    "uint64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+    "float4_e2m1fn_x2",
+    "quint8",
+    "qint8",
+    "qint32",
+    "quint4x2",
+    "quint2x4",
+    "bits1x8",
+    "bits2x4",
+    "bits4x2",
+    "bits8",
+    "bits16",
+    *(f"{kind}{bits}" for kind in ("uint", "int") for bits in range(1, 8)),
+)
+#: Code of a type that is not among them.
+UNKNOWN_ELEMENT = 255
 
 #: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
 ALL_TO_ALL_V = "all_to_all with split sizes"
@@ -30,7 +69,15 @@ _AVERAGE = 15
 
 
 def pack_kind(name: str, dtype: int, reduce_op: int | None, root: int | None, plan: int) -> int:
-    """A collective's kind as one integer, for the header that precedes its messages; ``reduce_op`` ``None``: AVG."""
+    """A collective's kind as one integer, for the header that precedes its messages.
+
+    Args:
+        name: of the collective, or its title.
+        dtype: code of the element type, its place in ``ELEMENTS``.
+        reduce_op: code of the reduction; ``None``: an average.
+        root: where there is one.
+        plan: number of the schedule and piece size.
+    """
     reduce_op = _AVERAGE if reduce_op is None else reduce_op
     return _NAMES.index(name) | dtype << 8 | reduce_op << 16 | (0 if root is None else root + 1) << 24 | plan << 48
 

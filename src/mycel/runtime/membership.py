@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -14,11 +16,59 @@ from mycel.runtime.communicator import PACE, Communicator
 from mycel.runtime.fabric import Fabric
 from mycel.runtime.flight import FlightLog, recorder
 from mycel.runtime.tensors import dtype_name
-from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.transport.address import own_address
+from mycel.runtime.transport.parting import StoreServer
+from mycel.runtime.transport.rendezvous import Rendezvous, Store
+from mycel.runtime.transport.secret import job_secret
+from mycel.runtime.watch import check_members
 from mycel.settings import Settings
 from mycel.topology.model import Topology
 
-__all__ = ["communicate", "flight_log", "monitored_barrier"]
+__all__ = ["communicate", "flight_log", "meet", "monitored_barrier"]
+
+
+def meet(
+    store: Store,
+    rank: int,
+    size: int,
+    timeout_s: float,
+    settings: Settings,
+    fabric: Fabric,
+    global_ranks: Sequence[int],
+    *,
+    held: object = None,
+) -> Rendezvous:
+    """Find the other ranks of a group.
+
+    Args:
+        store: the group's own key-value store.
+        rank, size: in the group.
+        timeout_s: how long to wait for ranks that have not come yet.
+        settings: what the environment asks for.
+        fabric: the group's.
+        global_ranks: of the group's members, in group order.
+        held: of the default group, the store that torch lets go of when the group is destroyed.
+
+    Raises:
+        UsageError: what the environment asks for does not fit this machine.
+        CommunicationError: a peer does not come, or has failed.
+    """
+    own = own_address(settings, global_ranks[rank], store)
+    rendezvous = Rendezvous(
+        rank=rank,
+        size=size,
+        store=store,
+        own=own,
+        also=fabric.pinned(global_ranks[rank]),
+        timeout_s=timeout_s,
+        unix=settings.local != "tcp",
+        secret=job_secret(settings),
+        store_server=StoreServer.of(held) if held is not None and rank == 0 else None,
+        observe=partial(check_members, tuple(global_ranks)),
+    )
+    if held is not None:
+        rendezvous.say_what_is_trusted()
+    return rendezvous
 
 
 def flight_log(
@@ -76,6 +126,7 @@ def communicate(
         methods=settings.methods,
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
+        members=fabric.members,
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
@@ -15,14 +17,14 @@ from mycel.runtime.communicator import Call
 from mycel.runtime.fallback import one_by_one
 from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.tensors import (
-    DTYPES,
-    MOVED,
+    aliases,
     back_into,
     check_list,
-    copy_back,
+    element_code,
     flattened,
     gather_call,
     moving_call,
+    put_later,
     put_results,
     uneven_lengths,
 )
@@ -48,7 +50,7 @@ class Movements(GroupCalls):
             num_elements=flat.numel(),
             item_bytes=flat.element_size(),
             output_address=flat.data_ptr(),
-            dtype=DTYPES.get(flat.dtype, MOVED),
+            element=element_code(flat.dtype),
             keep=(flat,),
         )
         return self._issue(call, opts, tensors, settle)
@@ -81,7 +83,7 @@ class Movements(GroupCalls):
         target = source.new_empty(sum(t.numel() for t in outputs))
         call = gather_call(target, source, uneven_lengths(outputs))
         # The future's value has the nesting that torch's own backends give it.
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     def all_gather_single_coalesced(
         self, outputs: list[Tensor], inputs: list[Tensor], opts: AllgatherOptions | None = None
@@ -94,10 +96,8 @@ class Movements(GroupCalls):
             return one_by_one(self._backend_of(inputs)._allgather_base, outputs, inputs, opts)
         source = flattened(inputs)
         target = source.new_empty(source.numel() * self.size())
-
-        def settle() -> None:
-            put_results(torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1), outputs)
-
+        parts = torch.split(target.view(self.size(), -1), [t.numel() for t in inputs], dim=1)
+        settle = partial(put_results, parts, aliases(outputs))
         return self._issue(gather_call(target, source), opts, outputs, settle)
 
     def allgather_coalesced(
@@ -115,7 +115,7 @@ class Movements(GroupCalls):
             return one_by_one(lambda o, i, opts: gather([o], [i], opts), lists, inputs, opts)
         source = flattened(inputs)
         target = source.new_empty(source.numel() * self.size())
-        return self._issue(gather_call(target, source), opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(gather_call(target, source), opts, outputs, put_later(target, outputs))
 
     def gather(
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
@@ -130,7 +130,7 @@ class Movements(GroupCalls):
         source = flattened(inputs)
         target = source.new_empty(source.numel() * len(outputs))
         call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     def scatter(
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mycel.collectives.cost import Choice
 from mycel.collectives.lower import RankTemplate
@@ -76,7 +76,7 @@ class Planner(Generic[P]):
         """This rank's part of a schedule, whatever the length."""
         key = (name, root, method)
         if key not in self._plans:
-            self._plans[key] = RankTemplate(self.schedules(name, root)[method], self._rank)
+            self._plans[key] = _template(_Same(self.schedules(name, root)[method]), self._rank)
         return self._plans[key]
 
     def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, Program, int], P]) -> P:
@@ -159,6 +159,23 @@ def sends_directly(made: Mapping[str, Schedule]) -> bool:
     ends = [divmod(direct.block_of(t.chunk), direct.collective.num_ranks) for t in direct.transfers]
     alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
     return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
+
+
+class _Same(NamedTuple):
+    """A schedule as a key: itself and no other, so that it need not be compared."""
+
+    schedule: Schedule
+
+    def __hash__(self) -> int:
+        return id(self.schedule)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.schedule is self.schedule
+
+
+@lru_cache(maxsize=256)
+def _template(of: _Same, rank: int) -> RankTemplate:
+    return RankTemplate(of.schedule, rank)
 
 
 def _rounded_up(num_bytes: int) -> int:

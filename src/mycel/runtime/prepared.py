@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
+from mycel.runtime.forks import let_go_in_children
 
 __all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "prepare"]
 
@@ -129,11 +130,12 @@ class PreparedCache:
         self.limit_bytes = limit_bytes
         self.num_bytes = 0
         self._kept: OrderedDict[tuple[int, Hashable], Any] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may call a collective while this very thread holds it
         self._owners = itertools.count()
 
     def new_owner(self) -> int:
         """A number to keep things under; no other owner has it, nor gets it later."""
+        let_go_in_children(self)
         return next(self._owners)
 
     def __len__(self) -> int:
@@ -163,6 +165,10 @@ class PreparedCache:
         with self._lock:
             for key in [key for key in self._kept if key[0] == owner]:
                 self.num_bytes -= self._kept.pop(key).num_bytes
+
+    def after_fork_in_child(self) -> None:
+        """Of the threads that may have held the lock, none is here."""
+        self._lock = threading.RLock()
 
 
 #: Of this process. One preparation for 64 MB over 8 ranks takes about 2 MB.
@@ -284,9 +290,11 @@ class Job:
         prepared: the program.
         bases: addresses of INPUT and OUTPUT.
         dtype, reduce_op, divisor: codes of ``reduce_kernels``; divisor 0 leaves sums undivided.
-        header: sequence number and kind, as every rank must state them.
-        deadline_ns: CLOCK_MONOTONIC time at which to give up.
+        header: sequence number and kind, as every rank must state them; number 0: the next one when it is queued, or
+            begins.
+        limit_ns: after which to give up, from when it begins.
         keep: objects that own the buffers.
+        numbers_address: of the last number that was given, where the job takes the next.
     """
 
     __slots__ = ("address", "fields", "keep", "prepared")
@@ -300,8 +308,9 @@ class Job:
         reduce_op: int,
         divisor: int,
         header: tuple[int, int],
-        deadline_ns: int,
+        limit_ns: int,
         keep: tuple[object, ...],
+        numbers_address: int = 0,
     ) -> None:
         # One assignment for all fields: this runs once a call, where a small message counts microseconds.
         fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
@@ -318,7 +327,7 @@ class Job:
             e.HEADER_MAGIC,
             *header,
             prepared.total_bytes,
-            deadline_ns,
+            0,
             *prepared.watched,
             0,
             0,
@@ -326,7 +335,7 @@ class Job:
             0,
             address + (e.J_WORK + 1) * 8,
         )
-        fields[e.J_ELEMENT_BYTES] = prepared.item_bytes
+        fields[e.J_ELEMENT_BYTES :] = (prepared.item_bytes, limit_ns, numbers_address, -1)
         self.prepared = prepared
         self.fields = fields
         self.keep = keep

@@ -108,6 +108,13 @@ class MycelProcessGroup(ProcessGroup):
         """The group's communicator; ``None`` in a group of one rank."""
         return self.tensor_group.communicator
 
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing to agree on: collectives are counted from the first, and the count is compared in each."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        """How many collectives have been called so far; 0 in a group of one rank."""
+        return self.tensor_group.number
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default time-out of later collectives."""
         self._backend.set_timeout(timeout)

@@ -20,8 +20,8 @@ from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import (
     back_into,
-    copy_back,
     flattened,
+    put_later,
     scatter_call,
     summing_call,
     uneven_lengths,
@@ -118,7 +118,7 @@ class Reductions(GroupCalls):
         source = torch.cat([tensor.reshape(self.size(), -1) for tensor in inputs], dim=1).reshape(-1)
         target = source.new_empty(source.numel() // self.size())
         call = scatter_call(target, source, *known)
-        return self._issue(call, opts, outputs, lambda: copy_back(target, outputs))
+        return self._issue(call, opts, outputs, put_later(target, outputs))
 
     def barrier(self, opts: BarrierOptions | None = None) -> dist.Work:
         """Wait until every rank has come here."""

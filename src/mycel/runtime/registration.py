@@ -42,7 +42,8 @@ def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | Myc
     size = options.group_size
     members = list(options.global_ranks_in_group) or list(range(size))
     world_size = dist.get_world_size() if options.global_ranks_in_group else size
-    group = TensorGroup(options.store, options.group_rank, size, options.timeout, members, world_size, name)
+    held = None if options.global_ranks_in_group else options.store
+    group = TensorGroup(options.store, options.group_rank, size, options.timeout, members, world_size, name, held)
     if not is_called_by_torch():
         return MycelProcessGroup(group, name)
     backend = MycelBackend(group, name)

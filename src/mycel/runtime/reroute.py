@@ -15,31 +15,18 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
-from mycel.errors import MycelError
+from mycel.errors import CommunicationError, MycelError
 from mycel.runtime.calls import Call, Ticket
-from mycel.runtime.evidence import Hop
 from mycel.runtime.faults import LinksFailed
 from mycel.runtime.headers import COMMIT
 from mycel.runtime.reduce_kernels import DType
-from mycel.topology.model import Topology
 
-__all__ = ["Rerouter", "keep_input", "without_links"]
+__all__ = ["Rerouter", "keep_input"]
 
 _log = logging.getLogger(__name__)
-
-
-def without_links(topology: Topology, links: frozenset[Hop]) -> Topology:
-    """The fabric without these links, and without those of the other direction: TCP needs both.
-
-    Raises:
-        TopologyError: the ranks that are left cannot all reach each other.
-    """
-    gone = links | {(dst, src) for src, dst in links}
-    return replace(topology, links=tuple(link for link in topology.links if (link.src, link.dst) not in gone))
 
 
 def keep_input(call: Call, rank: int) -> Callable[[], None]:
@@ -66,6 +53,11 @@ class Rerouter:
         run_once: runs a call under a sequence number, as the commit of the one before or not; raises
             ``LinksFailed``, or what went wrong.
         go_on: replaces the schedules and channels by those of the fabric that is left.
+        take: called when a ticket is over, to have it finished.
+        internal: makes the group's failure of an error that nobody has thought of.
+
+    Attributes:
+        number: of the last call that was begun.
     """
 
     def __init__(
@@ -73,12 +65,13 @@ class Rerouter:
         rank: int,
         run_once: Callable[[Call, Ticket, int, bool], None],
         go_on: Callable[[LinksFailed], None],
+        take: Callable[[], None],
+        internal: Callable[[BaseException, str], CommunicationError],
     ) -> None:
         self._rank = rank
-        self._run_once, self._go_on = run_once, go_on
-        self._calls: queue.SimpleQueue[tuple[Call, Ticket, int] | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._run_once, self._go_on, self._take, self._internal = run_once, go_on, take, internal
+        self.number = 0
+        self._calls: queue.SimpleQueue[tuple[Call, Ticket] | None] = queue.SimpleQueue()
         token = np.zeros(1, dtype=np.int32)
         self._commit = Call(
             name="all_reduce",
@@ -89,45 +82,35 @@ class Rerouter:
             dtype=DType.INT32,
             keep=(token,),
         )
+        self._thread = threading.Thread(target=self._work, name="mycel-reroute", daemon=True)
+        self._thread.start()
 
-    def submit(self, call: Call, ticket: Ticket, sequence: int) -> None:
-        """Have a call run after those before it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="mycel-reroute", daemon=True)
-            self._thread.start()
-        self._calls.put((call, ticket, sequence))
-
-    def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> bool:
-        """Have ``callback`` called when the call is over; ``False`` where it is."""
-        with self._lock:
-            if not ticket.finished.is_set():
-                ticket.callbacks.append(callback)
-                return True
-        return False
+    def submit(self, call: Call, ticket: Ticket) -> None:
+        """Have a call run after those before it; it gets its number when it is begun."""
+        self._calls.put((call, ticket))
 
     def close(self) -> None:
         """End the thread, once the calls before are over."""
         self._calls.put(None)
-        if self._thread is not None and self._thread is not threading.current_thread():
+        if self._thread is not threading.current_thread():
             self._thread.join(5.0)
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, ticket, sequence = item
+            call, ticket = item
+            self.number += 1
+            ticket.attempt.what = f"{ticket.what} #{self.number}"
             try:
-                self._run(call, ticket, sequence)
+                self._run(call, ticket, self.number)
             except MycelError as error:
                 ticket.error = error
-            except Exception as error:  # whoever waits must hear of it
-                _log.exception("%s failed", ticket.what)
-                ticket.error = error
-            with self._lock:
-                ticket.finished.set()
-            for callback in ticket.callbacks:
-                try:
-                    callback(ticket)
-                except Exception:
-                    _log.exception("a callback after %s failed", ticket.what)
+            except BaseException as error:  # whoever waits must hear of it
+                ticket.error = self._internal(error, ticket.what)
+            ticket.is_through = True
+            try:
+                self._take()
+            except Exception:
+                _log.exception("%s could not be finished; whoever waits tries again", ticket.what)
 
     def _run(self, call: Call, ticket: Ticket, sequence: int) -> None:
         if call.num_elements == 0:

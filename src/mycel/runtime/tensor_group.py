@@ -23,12 +23,12 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from mycel.runtime.communicator import Communicator
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.exchanges import Exchanges
-from mycel.runtime.fabric import Fabric, own_address
+from mycel.runtime.fabric import Fabric
 from mycel.runtime.fallback import Fallback
-from mycel.runtime.membership import communicate, flight_log
+from mycel.runtime.membership import communicate, flight_log, meet
 from mycel.runtime.movements import Movements
 from mycel.runtime.reductions import Reductions
-from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.timeouts import bounded, bounded_s
 from mycel.settings import read_settings
 from mycel.untraced import untraced
 
@@ -68,6 +68,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         timeout: default time-out of a collective.
         global_ranks: of the group's members, in group order.
         world_size, name: ranks of the whole job, and what logs call the group.
+        held: of the default group, the store that torch lets go of when the group is destroyed.
 
     Raises:
         UsageError: what the environment asks for does not fit.
@@ -84,6 +85,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         global_ranks: Sequence[int],
         world_size: int,
         name: str = "",
+        held: Store | None = None,
     ) -> None:
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
@@ -91,23 +93,17 @@ class TensorGroup(Reductions, Movements, Exchanges):
         if settings.restarts:  # torchrun's store may hold what the ranks before them have said
             store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
-        own, bind = own_address(settings, global_ranks[rank])
         communicator: Communicator | None = None
+        timeout, ip, life = bounded(timeout), "127.0.0.1", "alone"
         if fabric is not None:
-            timeout_s = settings.timeout_s or timeout.total_seconds()
-            rendezvous = Rendezvous(
-                rank=rank,
-                size=size,
-                store=store,
-                own=own,
-                bind=bind,
-                timeout_s=timeout_s,
-                unix=settings.local != "tcp",
-            )
+            timeout_s = bounded_s(settings.timeout_s or timeout)
+            rendezvous = meet(store, rank, size, timeout_s, settings, fabric, global_ranks, held=held)
+            ip, life = rendezvous.addresses[rank].ip, rendezvous.life
             members = tuple(global_ranks)
-            topology = fabric.topology(rendezvous.addresses)
-            flight = flight_log(rendezvous, members, world_size, name, topology, settings)
-            communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
+            with rendezvous.failing_together():
+                topology = fabric.topology(rendezvous.addresses)
+                flight = flight_log(rendezvous, members, world_size, name, topology, settings)
+                communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
         devices: DeviceGroup | None = None
         if nccl is not None:
@@ -118,12 +114,24 @@ class TensorGroup(Reductions, Movements, Exchanges):
                 least_bytes=settings.nccl_below,
                 piece_bytes=settings.piece_bytes,
             )
-        super().__init__(rank, size, timeout, communicator, Fallback(store, rank, size, timeout, own.ip), devices)
+        super().__init__(
+            rank,
+            size,
+            timeout,
+            communicator,
+            Fallback(PrefixStore(f"gloo/{life}/", store), rank, size, timeout, ip),
+            devices,
+        )
 
     @property
     def communicator(self) -> Communicator | None:
         """The group's communicator; ``None`` in a group of one rank."""
         return self._communicator
+
+    @property
+    def number(self) -> int:
+        """How many collectives have been called so far, the same on every rank; 0 in a group of one rank."""
+        return 0 if self._communicator is None else self._communicator.number
 
     @property
     def devices(self) -> DeviceGroup | None:
@@ -137,18 +145,20 @@ class TensorGroup(Reductions, Movements, Exchanges):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the default time-out of later collectives."""
-        self._timeout = timeout
+        self._timeout = timeout = bounded(timeout)
         self._fallback.set_timeout(timeout)
         if self._communicator is not None:
-            self._communicator.timeout_s = timeout.total_seconds()
+            self._communicator.timeout_s = bounded_s(timeout)
         if self._devices is not None:
             self._devices.backend.set_timeout(timeout)
 
     def shutdown(self) -> None:
-        """Finish what is under way, tell the others goodbye and close all connections."""
+        """Finish what is under way, tell the others goodbye and close all connections; nothing in a forked child."""
         self._fallback.close()
         if self._communicator is not None:
             self._communicator.close()
+            if self._communicator.is_inherited:
+                return
         if self._devices is not None:
             self._devices.backend.shutdown()
             self._devices.close()

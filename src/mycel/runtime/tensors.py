@@ -10,22 +10,24 @@ import torch.distributed as dist
 
 from mycel.collectives.spec import CollectiveName
 from mycel.runtime.calls import Call
+from mycel.runtime.headers import ELEMENTS, UNKNOWN_ELEMENT
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 
 __all__ = [
     "BITWISE",
     "COMPLEX",
     "DTYPES",
-    "MOVED",
     "OPS",
+    "aliases",
     "apart_from",
     "back_into",
     "check_list",
-    "copy_back",
     "dtype_name",
+    "element_code",
     "flattened",
     "gather_call",
     "moving_call",
+    "put_later",
     "put_results",
     "real_parts",
     "scatter_call",
@@ -51,7 +53,9 @@ DTYPES: dict[torch.dtype, DType] = {
 }
 #: Sums of complex numbers are sums of their parts.
 COMPLEX: dict[torch.dtype, DType] = {torch.complex64: DType.FLOAT32, torch.complex128: DType.FLOAT64}
-MOVED = 255  # code of every other element type in headers
+_CODES: dict[torch.dtype, int] = {
+    getattr(torch, name): code for code, name in enumerate(ELEMENTS) if hasattr(torch, name)
+}
 _RedOpType: Any = dist.ReduceOp.RedOpType
 OPS: dict[Any, tuple[ReduceOp, bool]] = {
     _RedOpType.SUM: (ReduceOp.SUM, False),
@@ -67,17 +71,28 @@ BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
 
 
 def dtype_name(code: int) -> str:
-    for dtype, known in DTYPES.items():
-        if known == code:
-            return str(dtype).removeprefix("torch.")
-    return "moved bytes"
+    """The name of an element type's code in headers, as torch has it."""
+    return ELEMENTS[code] if code < len(ELEMENTS) else "a type without a code"
+
+
+def element_code(dtype: torch.dtype) -> int:
+    """Code of an element type in headers, the same in every release of torch."""
+    return _CODES.get(dtype, UNKNOWN_ELEMENT)
+
+
+def aliases(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The tensors' memory as it is now: what a tensor is given later (``x.data = ...``) does not change these."""
+    return [tensor.detach() for tensor in tensors]
 
 
 def flattened(tensors: Sequence[Tensor]) -> Tensor:
-    """One contiguous vector with all elements: the tensor itself where that is possible without a copy."""
+    """One contiguous vector with all elements: the tensor's memory where that is possible without a copy.
+
+    It is an object of its own, which holds the memory even if the tensor is given another.
+    """
     lazy = any(tensor.is_conj() or tensor.is_neg() for tensor in tensors)
     if len(tensors) == 1 and tensors[0].is_contiguous() and not lazy:
-        return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0]
+        return tensors[0].view(-1) if tensors[0].dim() != 1 else tensors[0].detach()
     if lazy:
         tensors = [tensor.resolve_conj().resolve_neg() for tensor in tensors]
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
@@ -88,15 +103,15 @@ def real_parts(flat: Tensor) -> Tensor:
     return torch.view_as_real(flat).view(-1) if flat.is_complex() else flat
 
 
-def copy_back(flat: Tensor, tensors: Sequence[Tensor]) -> None:
-    put_results(torch.split(flat, [t.numel() for t in tensors]), tensors)
+def put_later(flat: Tensor, tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """What copies a vector's elements to where the tensors have their memory now."""
+    places = aliases(tensors)
+    return lambda: put_results(torch.split(flat, [place.numel() for place in places]), places)
 
 
 def back_into(flat: Tensor, tensors: Sequence[Tensor]) -> Callable[[], None] | None:
     """What copies a vector's elements back into the tensors it was made of; ``None`` where it is their memory."""
-    if flat.data_ptr() == tensors[0].data_ptr():
-        return None
-    return lambda: copy_back(flat, tensors)
+    return None if flat.data_ptr() == tensors[0].data_ptr() else put_later(flat, tensors)
 
 
 def put_results(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
@@ -106,7 +121,29 @@ def put_results(results: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
     """
     with torch.inference_mode(any(tensor.is_inference() for tensor in tensors)), torch.no_grad():
         for result, tensor in zip(results, tensors, strict=True):
-            tensor.copy_(result.reshape(tensor.shape))
+            _put(result.reshape(tensor.shape), tensor)
+
+
+def _put(result: Tensor, tensor: Tensor) -> None:
+    """Copy, into an expanded tensor too, several of whose elements are one in memory.
+
+    Raises:
+        ValueError: such elements have results that differ.
+    """
+    if 0 not in tensor.stride():  # nearly always
+        tensor.copy_(result)
+        return
+    whole = result
+    for dim, (length, stride) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if length > 1 and stride == 0:
+            tensor, result = tensor.narrow(dim, 0, 1), result.narrow(dim, 0, 1)
+    same = (whole == result) | ((whole != whole) & (result != result))
+    if not bool(same.all()):
+        raise ValueError(
+            f"the result, of shape {tuple(whole.shape)}, does not fit into an expanded tensor: elements that are one "
+            "in memory have different results; pass a tensor with memory of its own, such as tensor.contiguous()"
+        )
+    tensor.copy_(result)
 
 
 def apart_from(output: Tensor, input: Tensor) -> Tensor:
@@ -123,6 +160,7 @@ def uneven_lengths(tensors: Sequence[Tensor]) -> tuple[int, ...] | None:
 
 
 def gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] | None = None) -> Call:
+    element = element_code(target.dtype)
     target, source = real_parts(target), real_parts(source)
     return Call(
         name="all_gather",
@@ -130,7 +168,7 @@ def gather_call(target: Tensor, source: Tensor, block_elements: tuple[int, ...] 
         item_bytes=target.element_size(),
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
-        dtype=DTYPES.get(target.dtype, MOVED),
+        element=element,
         block_elements=block_elements,
         keep=(target, source),
     )
@@ -148,6 +186,7 @@ def summing_call(
         item_bytes=parts.element_size(),
         output_address=flat.data_ptr(),
         dtype=dtype,
+        element=element_code(flat.dtype),
         reduce_op=op,
         average=average,
         keep=(flat,),
@@ -164,7 +203,7 @@ def moving_call(
         item_bytes=target.element_size(),
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
-        dtype=DTYPES.get(target.dtype, MOVED),
+        element=element_code(target.dtype),
         keep=(target, source),
     )
 
@@ -185,6 +224,7 @@ def scatter_call(
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
         dtype=dtype,
+        element=element_code(source.dtype),
         reduce_op=op,
         average=average,
         block_elements=block_elements,

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from mycel.errors import TopologyError
 from mycel.runtime.evidence import Evidence, Hop, failed_links, link_names
+from mycel.runtime.fields import Fields
 from mycel.runtime.headers import describe_header, states_own_bytes
 from mycel.topology.model import Topology
 
-__all__ = ["State", "Verdict", "disagreement", "judge_states"]
+__all__ = ["State", "Verdict", "disagreement", "is_whole_without", "judge_states", "without_links"]
+
+#: So that a state fits into a record of 64 KB: twelve bytes a character at most, seven a rank, sixty a header.
+_LONGEST_TEXT, _MOST_AWAITED, _MOST_HEADERS = 1_000, 3_000, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class State:
         limit_s: the time-out that has passed, or 0 where none has and the rank was asked.
         mismatch: what it found on a channel that is not of its own call, in words; else empty.
         recent: headers of the calls before: a rank may have gone on where others cannot.
+        may_wait: its connections are whole, so that it could go on where it stands.
     """
 
     what: str
@@ -34,31 +40,42 @@ class State:
     limit_s: float = 0.0
     mismatch: str = ""
     recent: tuple[tuple[int, int, int], ...] = ()
+    may_wait: bool = True
 
     def to_record(self) -> dict[str, Any]:
-        """As JSON takes it."""
+        """As JSON takes it; cut to what a record has room for, the oldest headers first."""
         return {
-            "what": self.what,
-            "for": self.waits_for,
+            "what": self.what[:_LONGEST_TEXT],
+            "for": self.waits_for[:_MOST_AWAITED],
             "header": self.header,
             "commit": self.is_committing,
             "limit": self.limit_s,
-            "mismatch": self.mismatch,
-            "recent": self.recent,
+            "mismatch": self.mismatch[:_LONGEST_TEXT],
+            "recent": self.recent[-_MOST_HEADERS:],
+            "wait": self.may_wait,
         }
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> State:
-        """Back from ``to_record``."""
-        headers = [(sequence, kind, num_bytes) for sequence, kind, num_bytes in (record["header"], *record["recent"])]
+    def from_record(cls, record: Mapping[str, Any], size: int) -> State:
+        """Back from ``to_record``.
+
+        Args:
+            record: what somebody has said.
+            size: of the group.
+
+        Raises:
+            ValueError: it is no state of a rank of such a group.
+        """
+        fields = Fields(record)
         return cls(
-            what=record["what"],
-            waits_for=tuple(record["for"]),
-            header=headers[0],
-            is_committing=record["commit"],
-            limit_s=record["limit"],
-            mismatch=record["mismatch"],
-            recent=tuple(headers[1:]),
+            what=fields.text("what"),
+            waits_for=fields.integers("for", 0, size - 1),
+            header=fields.header("header"),
+            is_committing=fields.flag("commit"),
+            limit_s=fields.seconds("limit"),
+            mismatch=fields.text("mismatch"),
+            recent=fields.headers("recent"),
+            may_wait=fields.flag("wait"),
         )
 
 
@@ -149,3 +166,22 @@ def disagreement(states: Mapping[int, State], dtype_names: Callable[[int], str])
 
 def _ranks(ranks: Collection[int] | Sequence[int]) -> str:
     return ", ".join(f"rank {rank}" for rank in ranks) or "nobody"
+
+
+def without_links(topology: Topology, links: frozenset[Hop]) -> Topology:
+    """The fabric without these links, and without those of the other direction: TCP needs both.
+
+    Raises:
+        TopologyError: the ranks that are left cannot all reach each other.
+    """
+    gone = links | {(dst, src) for src, dst in links}
+    return replace(topology, links=tuple(link for link in topology.links if (link.src, link.dst) not in gone))
+
+
+def is_whole_without(topology: Topology, links: frozenset[Hop]) -> bool:
+    """Whether all ranks reach each other without these links."""
+    try:
+        without_links(topology, links)
+    except TopologyError:
+        return False
+    return True

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd.profiler import record_function
 
-from mycel.runtime.communicator import Communicator, Ticket
+from mycel.runtime.calls import Latch, Ticket
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
-__all__ = ["MycelWork"]
+__all__ = ["MycelWork", "await_futures", "span_of"]
 
 _log = logging.getLogger(__name__)
 
+#: How long a callback of a future may hold up who waits for a later one.
+_PATIENCE_S = 60.0
+_LOOK_S = 0.1
+_MOMENT_S = 2e-5
+_orders = itertools.count()
 #: How deep the running thread is in callbacks of futures; see ``_runner``.
 _depth = threading.local()
 _Callback = Callable[[], None] | None
@@ -50,59 +62,83 @@ def _run(callbacks: queue.SimpleQueue[_Callback], depth: int) -> None:
     while (callback := callbacks.get()) is not None:
         try:
             callback()
-        except Exception:  # the next ones are other people's
+        except BaseException:  # the next ones are other people's
             _log.exception("a callback of a future failed")
         del callback
+
+
+def await_futures(communicator: Communicator, patience_s: float = _PATIENCE_S) -> None:
+    """Return when the futures of all works that are over are done.
+
+    A callback of a future does not wait for its own future, nor for those of works that were started outside of it:
+    they may come after it.
+    """
+    depth = getattr(_depth, "value", 0)
+    until = time.monotonic() + patience_s
+    for work in tuple(communicator.telling):
+        if work.depth >= depth and not work.await_future(until):
+            _log.warning(
+                "a callback of a future has held up those after it for %g s: nobody waits any longer", patience_s
+            )
+            return
+
+
+def span_of(name: str, num_bytes: int) -> record_function | None:
+    """The range that profiles show for a call; ``None`` where nobody profiles."""
+    if not torch._C._autograd._profiler_enabled():
+        return None
+    return record_function(f"mycel:{name}", f"{num_bytes} bytes")
 
 
 @untraced
 class MycelWork(dist.Work):
     """One collective under way, as torch wants to see it: a ``Ticket`` and the tensors that it fills.
 
-    Wings see it as a ``mycel.comm.Pending``, which knows nothing of torch's interface.
+    When ``wait`` has returned, or ``is_completed`` is true, or a later collective of the group is over, the results
+    are in the caller's tensors and the future is done; callbacks that are added to it then run at once. Wings see it
+    as a ``mycel.comm.Pending``, which knows nothing of torch's interface.
 
     Args:
         communicator: the group's.
         ticket: the collective; ``None`` where it is over already.
         result: tensors that hold the result afterwards.
-        settle: copies the result to where the caller wants it; run once, before anybody sees the work complete.
     """
 
-    def __init__(
-        self,
-        communicator: Communicator | None,
-        ticket: Ticket | None,
-        result: list[torch.Tensor],
-        settle: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, communicator: Communicator | None, ticket: Ticket | None, result: list[torch.Tensor]) -> None:
         super().__init__()
         self._communicator = communicator
         self._ticket = ticket
         self._result = result
-        self._settle = settle
-        self._settling = threading.Lock()
         self._future: torch.futures.Future[Any] | None = None
-        self._depth: int = getattr(_depth, "value", 0)
-
-    def _settled(self) -> None:
-        if self._settle is not None:
-            with self._settling:
-                if self._settle is not None:
-                    self._settle()
-                    self._settle = None
+        #: Opened when the future is about to be done.
+        self._told: Latch | None = None
+        #: Place among all works of the process, and among callbacks of futures, from which this was started.
+        self.order = next(_orders)
+        self.depth: int = getattr(_depth, "value", 0)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the collective; raises what went wrong."""
         if self._communicator is not None and self._ticket is not None:
-            limit = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
-            if not self._communicator.wait(self._ticket, limit):
-                raise RuntimeError(f"{self._ticket.what}: still under way after {limit:g} s of waiting")
-        self._settled()
+            limit_s = given_s(timeout)
+            try:
+                if not self._communicator.wait(self._ticket, limit_s):
+                    raise RuntimeError(f"{self._ticket.what}: still under way after {limit_s:g} s of waiting")
+            finally:
+                if self._communicator.telling:
+                    await_futures(self._communicator)
         return True
 
     def is_completed(self) -> bool:
         """Whether the collective is over, right or wrong."""
-        return self._ticket is None or self._ticket.done
+        if self._communicator is None or self._ticket is None:
+            return True
+        if not self._communicator.is_finished(self._ticket):
+            return False
+        depth = getattr(_depth, "value", 0)
+        return not any(
+            work.depth >= depth and work.order <= self.order and not work.is_told
+            for work in tuple(self._communicator.telling)
+        )
 
     def is_success(self) -> bool:
         """Whether the collective is over and right."""
@@ -129,14 +165,51 @@ class MycelWork(dist.Work):
         """
         if self._future is None:
             raw: torch.futures.Future[Any] = torch.futures.Future()
+            self._told = Latch()
             self._future = raw.then(self._value)
-            if self._communicator is None or self._ticket is None:
+            if self._communicator is None or self._ticket is None or self._ticket.finished.is_open:
                 raw.set_result(None)
             else:
-                runner = _runner(self._communicator, self._depth)
-                self._communicator.when_done(self._ticket, lambda _: runner.put(lambda: raw.set_result(None)))
+                self._communicator.when_done(self._ticket, partial(self._tell, self._communicator, raw))
         return self._future
 
+    def _tell(self, communicator: Communicator, raw: torch.futures.Future[Any], _: Ticket) -> None:
+        """Have the future done by the thread for it: the callbacks of those before may still be running there."""
+
+        def tell() -> None:
+            try:
+                raw.set_result(None)
+            finally:
+                with contextlib.suppress(ValueError):  # a forked child has forgotten all
+                    communicator.telling.remove(self)
+
+        communicator.telling.append(self)
+        _runner(communicator, self.depth).put(tell)
+
     def _value(self, _: object) -> list[torch.Tensor]:
-        self.wait()
+        if self._told is not None:
+            self._told.open()
+        if self._ticket is not None and self._ticket.error is not None:
+            raise self._ticket.error
         return self._result
+
+    @property
+    def is_told(self) -> bool:
+        """Whether nobody has asked for the future, or it is done."""
+        return self._future is None or self._future.done()
+
+    def await_future(self, until: float) -> bool:
+        """Wait until the future is done, which its callbacks do not delay; ``False``: it is not at a given time.
+
+        Args:
+            until: the time, as ``time.monotonic`` has it.
+        """
+        while not self.is_told:
+            left = until - time.monotonic()
+            if left <= 0:
+                return False
+            if self._told is None or self._told.is_open:  # torch is about to
+                time.sleep(_MOMENT_S)
+            else:
+                self._told.wait(min(left, _LOOK_S))
+        return True

@@ -2,7 +2,8 @@
 
 A topology says which links there are; a wiring says how a socket gets onto them. ``mycel emulate`` writes one
 beside the emulated cluster. On a real cluster with one address a machine none is needed; where a rank has
-several interfaces, a wiring with one address a path pins traffic to the links the schedule means.
+several interfaces, a wiring with one address a path pins traffic to the links the schedule means. Addresses are
+IPv4 or IPv6; a rank listens on its own and on those of the paths that end at it, and nowhere else.
 
 JSON form::
 
@@ -13,17 +14,16 @@ JSON form::
 
 from __future__ import annotations
 
+import ipaddress
 import json
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mycel.brief import brief
-from mycel.errors import TopologyError, UsageError
-from mycel.settings import Settings
+from mycel.errors import TopologyError
 
-__all__ = ["Wiring", "own_ip", "read_wiring", "route_to", "write_wiring"]
+__all__ = ["Wiring", "read_wiring", "write_wiring"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,32 +59,13 @@ def read_wiring(file: Path) -> Wiring:
         if data["format"] != "mycel.wiring" or data["version"] != 1:
             raise TopologyError(f"{file}: not a wiring of version 1")
         paths = {tuple(int(v) for v in key.split(">")): str(value) for key, value in data["paths"].items()}
-        return Wiring(addresses=tuple(map(str, data["addresses"])), paths=paths)
+        wiring = Wiring(addresses=tuple(map(str, data["addresses"])), paths=paths)
+        for address in (*wiring.addresses, *paths.values()):
+            ipaddress.ip_address(address)  # IPv4 or IPv6; names would be looked up by every rank for itself
+        return wiring
     except OSError as error:
         raise TopologyError(f"{file}: cannot be read: {error.strerror}") from None
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         if isinstance(error, TopologyError):
             raise
         raise TopologyError(f"{file}: not a wiring: {error}") from None
-
-
-def own_ip(settings: Settings, rank: int) -> str | None:
-    """The address at which others reach this rank, where a wiring or ``MYCEL_ADDRESS`` gives one.
-
-    Raises:
-        UsageError: the wiring has no address for the rank.
-        TopologyError: the wiring is malformed.
-    """
-    if settings.wiring is None:
-        return settings.address
-    addresses = read_wiring(settings.wiring).addresses
-    if rank >= len(addresses):
-        raise UsageError(f"{settings.wiring}: has addresses for {len(addresses)} ranks; this is rank {rank}")
-    return addresses[rank]
-
-
-def route_to(host: str) -> str:
-    """Source address of the route to a host; no packet is sent. Raises ``OSError`` where there is no route."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
-        route.connect((host, 9))
-        return str(route.getsockname()[0])

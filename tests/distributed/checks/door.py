@@ -48,7 +48,7 @@ def calls(rank: int, size: int) -> dict[str, Any]:
     note("all_reduce", summed)
     largest = mine.clone()
     work = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True)
-    assert work.wait() and work.is_completed()
+    assert work.wait()  # a work of a Python backend does not say that it is completed, in torch 2.15
     note("all_reduce, asynchronous", largest)
     told = mine.clone()
     dist.broadcast(told, size - 1)
@@ -129,7 +129,7 @@ def traced(rank: int, size: int) -> dict[str, Any]:
 
 
 def wrapped(rank: int, size: int) -> dict[str, Any]:
-    """Collectives of tensors that are made of two; of an asynchronous one Gloo's callers wait for the second only."""
+    """Collectives of tensors that are made of two."""
 
     def two(value: float) -> Any:
         return TwoTensor(torch.full((3,), value), torch.full((3,), 10 * value))
@@ -149,7 +149,7 @@ def wrapped(rank: int, size: int) -> dict[str, Any]:
     results["scatter"] = inside(taken)
     waiting = two(rank + 1.0)
     dist.all_reduce(waiting, async_op=True).wait()
-    results["asynchronous"] = inside(waiting) if dist.get_backend() == "mycel" else results["all_reduce"]
+    results["asynchronous"] = inside(waiting)
     return results
 
 
@@ -178,7 +178,7 @@ def sharded(rank: int, size: int) -> dict[str, Any]:
     torch.manual_seed(0)
     counts = {}
     models: dict[str, Callable[[torch.nn.Module], torch.nn.Module]] = {
-        "fsdp2": lambda module: fully_shard(module, mesh=mesh),  # type: ignore[dict-item]
+        "fsdp2": lambda module: fully_shard(module, mesh=mesh),  # type: ignore[dict-item,return-value]
         "ddp": DistributedDataParallel,
     }
     for name, attach in models.items():

@@ -7,6 +7,6 @@ from __future__ import annotations
 
 from mycel.collectives.verify.plan import check_plan, verify_plan
 from mycel.collectives.verify.program import verify_programs
-from mycel.collectives.verify.schedule import verify_link_loads, verify_schedule
+from mycel.collectives.verify.schedule import verify_schedule
 
-__all__ = ["check_plan", "verify_link_loads", "verify_plan", "verify_programs", "verify_schedule"]
+__all__ = ["check_plan", "verify_plan", "verify_programs", "verify_schedule"]

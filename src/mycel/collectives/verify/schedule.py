@@ -16,7 +16,6 @@ and additions start from zero there: they commute with the first of them, too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 
@@ -32,9 +31,9 @@ from mycel.collectives.verify.places import (
     find_open_order,
     find_wrong_content,
 )
-from mycel.errors import UsageError, VerificationError
+from mycel.errors import VerificationError
 
-__all__ = ["describe_counts", "verify_link_loads", "verify_schedule"]
+__all__ = ["describe_counts", "verify_schedule"]
 
 #: Bits held at once (32 MiB) while order is traced; more transfers that are tied together need several passes.
 _MAX_BITS = 1 << 28
@@ -87,35 +86,6 @@ def verify_schedule(schedule: Schedule) -> None:
     )
     if first >= 0:
         raise _conflict(schedule, vertex, first, second)
-
-
-def verify_link_loads(schedule: Schedule, algbw: Fraction) -> None:
-    """Return if no link carries more than its capacity while the array moves at the claimed rate.
-
-    Args:
-        schedule: whose transfers load the links.
-        algbw: claimed size over time (see ``Schedule.algbw``), in the topology's unit, exact.
-
-    Raises:
-        UsageError: the claim is not positive.
-        VerificationError: a link is overloaded; the message names the worst one.
-    """
-    if algbw <= 0:
-        raise UsageError(f"algbw {algbw} must be positive")
-    worst: tuple[Fraction, tuple[int, int]] | None = None
-    parts = schedule.collective.num_parts
-    for hop, units in schedule.link_load.items():
-        needed = algbw * parts * units / schedule.num_units / schedule.topology.capacity[hop]
-        if needed > 1 and (worst is None or needed > worst[0]):
-            worst = (needed, hop)
-    if worst:
-        needed, (src, dst) = worst
-        label = schedule.topology.label
-        raise VerificationError(
-            f"{_title(schedule)} does not reach algbw {algbw}: link {label(src)} -> {label(dst)} would carry "
-            f"{needed} of its capacity ({schedule.link_load[src, dst]} of {schedule.num_units} units over capacity "
-            f"{schedule.topology.capacity[src, dst]}); the schedule reaches {schedule.algbw}"
-        )
 
 
 def describe_counts(counts: Sequence[int], required: frozenset[int]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 from mycel.errors import CollectiveTimeoutError, PeerLostError
 from mycel.runtime.control import Control
+from mycel.runtime.messages import Whereabouts
 
 __all__ = ["exchange_handles"]
 
@@ -27,12 +28,14 @@ def exchange_handles(control: Control, own: str, peers: Collection[int], timeout
         CollectiveTimeoutError: some did not come in time.
     """
     deadline = time.monotonic() + timeout_s
-    control.tell(peers, {"type": "handle", "text": own})
+    control.tell(peers, Whereabouts(handle=own))
     while missing := sorted(set(peers) - set(control.handles)):
-        if gone := [peer for peer in missing if peer in control.gone]:
+        if gone := [peer for peer in missing if peer in control.dead | control.left | control.cut]:
             raise PeerLostError(f"rank {gone[0]} is gone as well; exclude it, too")
         if time.monotonic() >= deadline:
             names = ", ".join(f"rank {peer}" for peer in missing)
             raise CollectiveTimeoutError(f"{names} did not come to shrink the group within {timeout_s:g} s")
-        control.listen(_LOOK_S)
+        control.wait(_LOOK_S)
+        control.take()
+        control.flush()
     return {peer: control.handles[peer] for peer in peers}

@@ -16,7 +16,8 @@ from mycel.errors import CommunicationError, UsageError
 from mycel.runtime.elastic.handle import Handle, in_rank_order
 from mycel.runtime.elastic.server import MemberServer
 from mycel.runtime.elastic.store import MemberStore
-from mycel.runtime.fabric import own_address
+from mycel.runtime.transport.address import own_address
+from mycel.runtime.transport.secret import job_secret
 from mycel.settings import Settings, read_settings
 from mycel.topology.load import load_topology
 
@@ -57,14 +58,17 @@ class Formation:
     Args:
         place: which rank of the described fabric this process is, where its group knows; otherwise ``MYCEL_PLACE``
             says so, or, with ``MYCEL_TOPOLOGY``, ``RANK``.
+        towards: a store on a machine that all members reach; the route to it tells this process's address, where
+            nothing else does.
 
     Attributes:
         store: of the present group; ``None`` before the first one.
         members: of the present group, by rank.
     """
 
-    def __init__(self, place: int | None = None) -> None:
+    def __init__(self, place: int | None = None, towards: Store | None = None) -> None:
         self._settings = read_settings()
+        self._towards = towards
         self._place = own_place(self._settings) if place is None else place
         self._server: MemberServer | None = None
         self._handle: Handle | None = None
@@ -76,7 +80,7 @@ class Formation:
     def handle(self) -> Handle:
         """This process's handle, the same until ``close``; asked first, it begins to listen."""
         if self._handle is None:
-            own, _ = own_address(self._settings, self._place or 0)
+            own = own_address(self._settings, self._place or 0, self._towards)
             key = Handle.new_key()
             self._server = MemberServer(own.ip, _shown(key, self._settings))
             self._handle = Handle(
@@ -191,5 +195,6 @@ def places_in_fabric(members: Sequence[Handle], settings: Settings) -> tuple[tup
 
 def _shown(key: str, settings: Settings) -> bytes:
     """What members show to each other: the handle's key and the job's secret, where there is one."""
-    secret: bytes = getattr(settings, "secret", None) or b""
-    return hashlib.sha256(bytes.fromhex(key) + secret).digest()
+    secret = job_secret(settings)
+    own = bytes.fromhex(key)
+    return hashlib.sha256(own).digest() if secret is None else secret.proof("elastic", own)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from mycel.errors import CommunicationError, UsageError
 from mycel.runtime.communicator import Communicator
@@ -83,6 +84,12 @@ class Reconfigurable:
     def member_store(self) -> MemberStore | None:
         """The key-value store that the present members share; ``None`` where the group came from torch's store."""
         return None if self._formation is None else self._formation.store
+
+    def get_handle(self, towards: Store | None = None) -> str:
+        """As ``get_reconfigure_handle``; where it is asked for first, a store may tell the own address."""
+        if self._formation is None:
+            self._formation = Formation(towards=towards)
+        return self.get_reconfigure_handle()
 
     def get_reconfigure_handle(self) -> str:
         """Where this process is found by those who form a group with it; valid as long as this object lives."""

@@ -26,6 +26,7 @@ from typing import Any
 from mycel.errors import UsageError
 from mycel.records import RecordSocket
 from mycel.runtime.elastic.proofs import new_nonce, proof, proves
+from mycel.runtime.forks import let_go_in_children
 
 __all__ = ["LONGEST", "MemberServer"]
 
@@ -126,6 +127,17 @@ class MemberServer:
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._serve, name="mycel-members", daemon=True)
         self._thread.start()
+        let_go_in_children(self)
+
+    def after_fork_in_child(self) -> None:
+        """Close the child's copies: others notice when this process ends, and nobody takes the child for it."""
+        self._closing = True
+        for guest in self._guests.values():
+            guest.line.sock.close()
+        self._listener.close()
+        self._selector.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
 
     def close(self) -> None:
         """Stop listening and end all connections. Idempotent; nothing in a forked child."""

@@ -18,6 +18,7 @@ from mycel.records import RecordSocket
 from mycel.runtime.elastic.handle import Handle
 from mycel.runtime.elastic.proofs import new_nonce, proof, proves
 from mycel.runtime.elastic.server import LONGEST
+from mycel.runtime.forks import let_go_in_children
 
 __all__ = ["MemberStore"]
 
@@ -67,6 +68,14 @@ class MemberStore(Store):
             raise
         self._line = line
         _made.append(self)
+        let_go_in_children(self)
+
+    def after_fork_in_child(self) -> None:
+        """Close the child's copy: it is no member."""
+        self._lock = threading.Lock()
+        if self._line is not None:
+            self._line.sock.close()
+            self._line = None
 
     # -- joining ------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """How the ranks of a group find each other: addresses through the store, then sockets.
 
-Every rank listens on one port and publishes where. A rank opens a connection for each channel it sends on, and
-greets; the listener files what arrives by (sender, path). Connecting needs no help from the peer's Python, since the
-kernel accepts on its behalf, so ranks may get here in any order.
+Every rank listens on the address that it publishes, and nowhere else. A rank opens a connection for each channel it
+sends on, and greets; the listener files what arrives by sender, purpose and path. Connecting needs no help from the
+peer's Python, since the kernel accepts on its behalf, so ranks may get here in any order. Where the job has a secret,
+a thread of the peer's answers.
 
 Ranks of one host also listen on a unix socket each, and their channels go over those: no packets, no
 acknowledgements (docs/decisions/0021-speed-at-every-size.md). Its name is random and in the abstract namespace: no
@@ -12,65 +13,36 @@ file to leave behind, but no file's permissions either, so both ends check that 
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
+import logging
 import secrets
-import select
 import socket
-import struct
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from mycel.collectives.program import Channel
-from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from mycel.errors import CollectiveTimeoutError
 from mycel.runtime.pacing import SO_MAX_PACING_RATE
-from mycel.runtime.transport.hello import HELLO_BYTES, TOKEN_BYTES, Hello, path_digest
+from mycel.runtime.transport.address import Address
+from mycel.runtime.transport.board import Board, Store
+from mycel.runtime.transport.calling import Caller
+from mycel.runtime.transport.hello import TOKEN_BYTES, Hello, Purpose, path_digest
+from mycel.runtime.transport.listening import LocalFailure, out_of_descriptors
+from mycel.runtime.transport.parting import LONGEST_S, StoreServer, wait_for_end
+from mycel.runtime.transport.reception import Reception
+from mycel.runtime.transport.secret import Secret
+from mycel.topology.addresses import address_towards, family_of, is_loopback
 
-__all__ = ["Address", "Rendezvous", "Store"]
+__all__ = ["Address", "LocalFailure", "Rendezvous", "Store"]
 
-_BACKLOG = 1024
-#: How often a wait for a connection is interrupted to observe what other ranks say.
-_HEED_S = 0.1
+_log = logging.getLogger(__name__)
+
 #: A connection is answered sooner than this: by the kernel, whatever the program at the other end does.
 _ANSWER_S = 1.5
-#: Bytes a unix socket may hold on their way. The kernel's default, 208 KB, makes large messages wait for the reader.
-_UNIX_BUFFER = 1 << 20
+#: How often ranks that wait for control connections look whether another one has failed.
+_LOOK_S = 1.0
 
-
-class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is used here."""
-
-    def set(self, key: str, value: str) -> None:
-        """Write a key."""
-
-    def get(self, key: str) -> bytes:
-        """Read a key that exists."""
-
-    def wait(self, keys: list[str], timeout: timedelta) -> None:
-        """Wait until keys exist; raise where they do not in time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where a rank listens.
-
-    Attributes:
-        host: name of its machine, to tell which ranks share one.
-        ip: address that ordinary routing leads to.
-        port: TCP port, the same on every address of the rank.
-        pid: its process, for messages.
-        local: name of its unix socket for ranks of the same host; empty where it has none.
-    """
-
-    host: str
-    ip: str
-    port: int
-    pid: int
-    local: str = ""
+_said_that_the_network_is_trusted = False
 
 
 class Rendezvous:
@@ -80,51 +52,89 @@ class Rendezvous:
         rank, size: in the group.
         store: the group's key-value store.
         own: the address to publish, with port 0; the port is chosen here.
-        bind: local address to listen on.
+        also: other addresses to listen on, those of paths that a wiring pins.
         timeout_s: how long to wait for a rank that has not come yet.
         unix: whether channels between ranks of one host may go over unix sockets.
+        secret: the job's; ``None``: whoever can read the store may join.
+        store_server: the job's store, if it lives in this process and ends when this group is destroyed.
+        observe: called about once a second while waiting for the store; what it raises ends the wait.
 
     Raises:
         CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
+        CommunicationError: another rank has failed, or this machine's address cannot be found or listened on.
+
+    Attributes:
+        addresses: of all ranks.
+        awaited: the peer whose connection is, or was, being waited for.
     """
 
     def __init__(
-        self, *, rank: int, size: int, store: Store, own: Address, bind: str, timeout_s: float, unix: bool = True
+        self,
+        *,
+        rank: int,
+        size: int,
+        store: Store,
+        own: Address,
+        timeout_s: float,
+        also: Sequence[str] = (),
+        unix: bool = True,
+        secret: Secret | None = None,
+        store_server: StoreServer | None = None,
+        observe: Callable[[], None] | None = None,
     ) -> None:
         self.rank, self.size = rank, size
-        self._prefix = "mycel/"
-        self._store = store
-        self._filed: dict[tuple[int, bytes, bool], socket.socket] = {}
-        #: The peer whose connection is, or was, being waited for.
         self.awaited = rank
+        self._timeout_s = timeout_s
+        self._secret = secret
+        self._store_server = store_server
         self._dialing: tuple[Channel, float] | None = None
-        self._listeners = [socket.create_server((bind, 0), backlog=_BACKLOG)]
-        port = self._listeners[0].getsockname()[1]
-        published = {"host": own.host, "ip": own.ip, "port": port, "pid": own.pid}
-        if unix and hasattr(socket, "SO_PEERCRED"):
-            published["local"] = f"mycel-{secrets.token_hex(TOKEN_BYTES)}"
-            self._listeners.append(_listen_locally(published["local"]))
-        for listener in self._listeners:
-            listener.setblocking(False)
-        if rank == 0:
-            store.set(f"{self._prefix}token", secrets.token_hex(TOKEN_BYTES))
-        store.set(f"{self._prefix}rank{rank}", json.dumps(published))
         deadline = time.monotonic() + timeout_s
-        self.addresses: tuple[Address, ...] = tuple(
-            Address(**json.loads(self._fetch(f"rank{peer}", peer, deadline))) for peer in range(size)
-        )
-        self._token = bytes.fromhex(self._fetch("token", 0, deadline).decode())
+        self._board = Board(store, rank=rank, size=size, secret=secret, observe=observe)
+        local = f"mycel-{secrets.token_hex(TOKEN_BYTES)}" if unix and hasattr(socket, "SO_PEERCRED") else ""
+        self.addresses: tuple[Address, ...] = ()
+        self._closed = False
+        self._reception = Reception(rank, size, local=local, secret=secret)
+        with self.failing_together():
+            port = self._reception.listen([own.ip, *also])
+            own = replace(own, port=port, local=local, serves_store=store_server is not None)
+            self._board.join(lambda: self._board.put(f"rank{rank}", own.to_text()), deadline)
+            self.addresses = self._meet(own, also, deadline)
+            self._caller = Caller(rank, self.addresses, self._reception, secret)
+            self._reception.open(bytes.fromhex(self._board.token))
 
-    def _fetch(self, key: str, owner: int, deadline: float) -> bytes:
-        left = max(0.001, deadline - time.monotonic())
+    def _meet(self, own: Address, also: Sequence[str], deadline: float) -> tuple[Address, ...]:
+        """Everybody's address; of ranks that had none for other machines, the one that they find now."""
+        texts = self._board.get_all([f"rank{rank}" for rank in range(self.size)], deadline)
+        met = [Address.from_text(text) for text in texts]
+        if len({address.host for address in met}) == 1:
+            return tuple(met)
+        unfound = [rank for rank, address in enumerate(met) if is_loopback(address.ip)]
+        if self.rank in unfound:
+            elsewhere = [a.networks or (a.ip,) for a in met if a.host != own.host]
+            ip = address_towards(elsewhere)
+            if ip is None:
+                raise LocalFailure(
+                    f"rank {self.rank} on {own.name} knows no address at which ranks on other machines reach it; set "
+                    "MYCEL_ADDRESS, MYCEL_INTERFACE, or a MASTER_ADDR that is not a loopback address there"
+                )
+            again = replace(own, ip=ip, port=self._reception.listen([ip, *also]))
+            self._board.put(f"again{self.rank}", again.to_text())
+        for rank in unfound:
+            met[rank] = Address.from_text(self._board.get(f"again{rank}", rank, deadline))
+        return tuple(met)
+
+    @contextlib.contextmanager
+    def failing_together(self) -> Iterator[None]:
+        """Tell the other ranks, who wait for this one to start, of what goes wrong in the block, and close."""
         try:
-            self._store.wait([self._prefix + key], timedelta(seconds=left))
-            return self._store.get(self._prefix + key)
-        except RuntimeError as error:
-            raise CollectiveTimeoutError(
-                f"rank {owner} has not joined the group of {self.size} ranks (rank {self.rank} waited for its "
-                f"address in the store: {str(error).splitlines()[0]})"
-            ) from None
+            yield
+        except Exception as error:
+            failure = out_of_descriptors(error) if isinstance(error, OSError) else None
+            self._board.fail(failure or error)
+            self.close(waits=False)
+            if failure is not None:
+                raise failure from None
+            raise
 
     def agree(self, key: str, make: Callable[[], str], timeout_s: float) -> str:
         """A text that rank 0 makes, on every rank.
@@ -135,24 +145,59 @@ class Rendezvous:
             timeout_s: how long the others wait for it.
         """
         if self.rank == 0:
-            self._store.set(self._prefix + key, make())
-        return self._fetch(key, 0, time.monotonic() + timeout_s).decode()
+            text = make()
+            self._board.put(key, text)
+            return text
+        return self._board.get(key, 0, time.monotonic() + timeout_s)
+
+    def say_what_is_trusted(self) -> None:
+        """Say once a job, on rank 0, that a job without a secret trusts its network."""
+        global _said_that_the_network_is_trusted
+        if self.rank == 0 and self._secret is None and not _said_that_the_network_is_trusted:
+            _said_that_the_network_is_trusted = True
+            _log.warning(
+                "this job trusts its network, as with Gloo and NCCL: whoever reaches its store and its ports can "
+                "take part; a secret (MYCEL_SECRET_FILE) keeps others out"
+            )
 
     # -- connections --------------------------------------------------------------------------------------
 
     def connect_control(self, timeout_s: float) -> dict[int, socket.socket]:
-        """One control connection to every other rank, by rank."""
+        """One control connection to every other rank, by rank.
+
+        Raises:
+            CommunicationError: a rank does not come, cannot be reached, or has failed.
+        """
         deadline = time.monotonic() + timeout_s
         out: dict[int, socket.socket] = {}
-        for peer in range(self.rank):
-            hello = Hello(token=self._token, src=self.rank, control=True)
-            out[peer] = self._open(peer, self.addresses[peer].ip, hello, deadline)
-        for peer in range(self.rank + 1, self.size):
-            out[peer] = self._await((peer, bytes(16), True), deadline, "its control connection")
+        with self.failing_together():
+            looking = self._looking()
+            hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in range(self.rank)}
+            for peer, hello in hellos.items():
+                self.awaited = peer
+                out[peer] = self._caller.call(self.addresses[peer].ip, hello, deadline, looking)
+            for peer, hello in hellos.items():
+                self.awaited = peer
+                self._caller.prove(out[peer], hello, deadline, looking)
+            for peer in range(self.rank + 1, self.size):
+                key = (peer, Purpose.CONTROL, bytes(16))
+                out[peer] = self._await(key, deadline, "its control connection", looking)
         for sock in out.values():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setblocking(False)
         return out
+
+    def _looking(self) -> Callable[[], None]:
+        """Looks now and then whether another rank has failed."""
+        next_look = time.monotonic() + _LOOK_S
+
+        def look() -> None:
+            nonlocal next_look
+            if time.monotonic() >= next_look:
+                self._board.look()
+                next_look = time.monotonic() + _LOOK_S
+
+        return look
 
     def connect(
         self,
@@ -178,30 +223,44 @@ class Rendezvous:
                 address that says so, since ordinary routing may lead over a link that has failed.
 
         Raises:
-            PeerLostError: a peer, ``awaited``, refuses the connection.
+            PeerLostError: a peer, ``awaited``, refuses the connection, or does not know the job's secret.
             CollectiveTimeoutError: a peer, ``awaited``, has not opened its side in time.
+            LocalFailure: something is the matter with this rank.
         """
+        self._dialing = None
         deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
-        for number, channel in enumerate(channels):
-            if channel.src == self.rank:
-                digest = path_digest(channel.path, epoch)
-                hello = Hello(token=self._token, src=self.rank, control=False, path=digest)
-                ip, pace = address_of(channel), pace_of(channel)
-                if self._is_local(channel.dst, ip, pace):
-                    out[number] = self._open_locally(channel.dst, hello, deadline)
+        hellos: dict[int, Hello] = {}
+        try:
+            for number, channel in enumerate(channels):
+                if channel.src != self.rank:
                     continue
+                hellos[number] = self._hello(channel.dst, Purpose.CHANNEL, path_digest(channel.path, epoch))
+                ip, pace = address_of(channel), pace_of(channel)
+                self.awaited = channel.dst
+                if self._caller.reaches_locally(channel.dst, ip, pace):
+                    local = self._caller.call_locally(hellos[number], deadline, observe)
+                    if local is not None:
+                        out[number] = local
+                        continue
                 back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
                 source = address_of(back) if epoch else None
                 self._dialing = (channel, time.monotonic())
-                out[number] = self._open(channel.dst, ip, hello, deadline, observe, source)
+                out[number] = self._caller.call(ip, hellos[number], deadline, observe, source)
                 self._dialing = None
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
-        for number, channel in enumerate(channels):
-            if channel.dst == self.rank:
-                key = (channel.src, path_digest(channel.path, epoch), False)
-                out[number] = self._await(key, deadline, f"its channel over {channel.path}", observe)
+            for number, hello in hellos.items():
+                self.awaited = hello.dst
+                self._caller.prove(out[number], hello, deadline, observe)
+            for number, channel in enumerate(channels):
+                if channel.dst == self.rank:
+                    key = (channel.src, Purpose.CHANNEL, path_digest(channel.path, epoch))
+                    out[number] = self._await(key, deadline, f"its channel over {channel.path}", observe)
+        except BaseException:
+            for sock in out.values():
+                sock.close()
+            raise
         for sock in out.values():
             sock.setblocking(False)
             if sock.family != socket.AF_UNIX:
@@ -209,165 +268,115 @@ class Rendezvous:
         return [out[number] for number in range(len(channels))]
 
     @property
+    def life(self) -> str:
+        """What tells this life of the group from others over the same store; for keys of one's own there."""
+        return self._board.token
+
+    @property
+    def listening(self) -> tuple[int, ...]:
+        """Descriptors that become readable when another rank may have called."""
+        return (self._reception.descriptor,)
+
+    def call(self, peer: int, number: int, ip: str, pace: int | None, deadline: float) -> socket.socket:
+        """A connection to a rank for messages between the two; the rank finds it among its ``calls``.
+
+        Args:
+            peer: the rank.
+            number: tells several connections of the two apart.
+            ip: at which address to reach it.
+            pace: bytes a second beyond which the connection holds back; ``None`` for no limit.
+            deadline: until when to wait (``time.monotonic``).
+
+        Raises:
+            CommunicationError: it cannot be reached.
+        """
+        hello = self._hello(peer, Purpose.MESSAGES, number.to_bytes(16, "little"))
+        is_local = self._caller.reaches_locally(peer, ip, pace)
+        sock = self._caller.call_locally(hello, deadline) if is_local else None
+        sock = sock or self._caller.call(ip, hello, deadline)
+        if pace is not None:
+            sock.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+        self._caller.prove(sock, hello, deadline)
+        sock.setblocking(False)
+        return sock
+
+    def calls(self) -> list[tuple[int, int, socket.socket]]:
+        """Connections for messages that others have opened since: rank, number, socket. Does not wait."""
+        found = self._reception.take_all(Purpose.MESSAGES)
+        for _, _, sock in found:
+            sock.setblocking(False)
+        return [(peer, int.from_bytes(path, "little"), sock) for peer, path, sock in found]
+
+    @property
     def is_one_host(self) -> bool:
         """Whether all ranks are on one host and take unix sockets; the same on every rank."""
-        return len({address.host for address in self.addresses}) == 1 and all(a.local for a in self.addresses)
+        return len({(a.host, a.user) for a in self.addresses}) == 1 and all(a.local for a in self.addresses)
 
     @property
     def unanswered(self) -> Channel | None:
         """The channel whose opening has found no answer for so long that none is to be expected."""
-        dialing, self._dialing = self._dialing, None
+        dialing = self._dialing
         return dialing[0] if dialing is not None and time.monotonic() - dialing[1] > _ANSWER_S else None
 
-    def _is_local(self, peer: int, ip: str, pace: int | None) -> bool:
-        """Whether a channel goes over a unix socket: same host, no wired path of its own, nothing to be paced."""
-        self.awaited = peer
-        own, other = self.addresses[self.rank], self.addresses[peer]
-        return bool(own.local and other.local) and own.host == other.host and ip == other.ip and pace is None
+    def _hello(self, peer: int, purpose: Purpose, path: bytes = bytes(16)) -> Hello:
+        token = bytes.fromhex(self._board.token)
+        hello = Hello(token=token, src=self.rank, dst=peer, purpose=purpose, path=path)
+        return hello if self._secret is None else replace(hello, nonce=Secret.nonce())
 
-    def _open_locally(self, peer: int, hello: Hello, deadline: float) -> socket.socket:
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def _await(
+        self,
+        key: tuple[int, Purpose, bytes],
+        deadline: float,
+        what: str,
+        observe: Callable[[], None] | None = None,
+    ) -> socket.socket:
+        self.awaited = key[0]
+        sock = self._reception.take(key, deadline, observe)
+        if sock is None:
+            raise CollectiveTimeoutError(
+                f"rank {key[0]} has not opened {what} to rank {self.rank} in time: it is stopped, late, or calls "
+                "another collective"
+            )
+        return sock
+
+    # -- the end ------------------------------------------------------------------------------------------
+
+    def close(self, *, waits: bool = True) -> None:
+        """Let go of the store, stop listening and drop connections that nobody took. Idempotent.
+
+        Where the job's store ends with rank 0's group, other ranks wait here, for a bounded time, until it has: they
+        may be about to make a new group at the same address.
+
+        Args:
+            waits: whether to wait for that.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._board.leave()
+        self._reception.close()
+        if self._store_server is not None and waits:
+            self._store_server.when_closed(self._reception.leave)
+            return
+        self._reception.leave()
+        if waits and self.rank != 0 and self.addresses and self.addresses[0].serves_store:
+            wait_for_end(self._call_rank_0, min(self._timeout_s, LONGEST_S))
+
+    def after_fork_in_child(self) -> None:
+        """Let go of what a forked child has inherited; says nothing to anybody."""
+        self._closed = True  # the store stays held: to destroy it, in a child, would wait for its threads
+        self._reception.after_fork_in_child()
+
+    def _call_rank_0(self, timeout_s: float) -> socket.socket:
+        """A connection to rank 0's listener, only to see it end."""
+        first = self.addresses[0]
+        is_local = self._caller.reaches_locally(0, first.ip, None)
+        family = socket.AF_UNIX if is_local else family_of(first.ip)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            sock.settimeout(max(0.01, deadline - time.monotonic()))
-            sock.connect("\0" + self.addresses[peer].local)
-            if not _same_user(sock):
-                raise PeerLostError(
-                    f"rank {peer} cannot be reached from rank {self.rank}: another user listens there"
-                )
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _UNIX_BUFFER)
-            sock.sendall(hello.pack())
-        except OSError as error:
-            sock.close()
-            raise PeerLostError(
-                f"rank {peer} cannot be reached on this host from rank {self.rank}: {error.strerror or error}"
-            ) from None
-        except PeerLostError:
+            sock.settimeout(timeout_s)
+            sock.connect("\0" + first.local if is_local else (first.ip, first.port))
+        except BaseException:
             sock.close()
             raise
         return sock
-
-    def _open(
-        self,
-        peer: int,
-        ip: str,
-        hello: Hello,
-        deadline: float,
-        observe: Callable[[], None] | None = None,
-        source: str | None = None,
-    ) -> socket.socket:
-        port = self.addresses[peer].port
-        self.awaited = peer
-        try:
-            sock = _dial(ip, port, deadline, observe, source)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(hello.pack())
-        except TimeoutError:
-            raise CollectiveTimeoutError(
-                f"rank {peer} cannot be reached at {ip}:{port} from rank {self.rank}: no answer in time "
-                "(a firewall, a link that is down, or a wrong wiring?)"
-            ) from None
-        except OSError as error:
-            raise PeerLostError(
-                f"rank {peer} cannot be reached at {ip}:{port} from rank {self.rank}: {error.strerror or error}"
-            ) from None
-        return sock
-
-    def _await(
-        self, key: tuple[int, bytes, bool], deadline: float, what: str, observe: Callable[[], None] | None = None
-    ) -> socket.socket:
-        self.awaited = key[0]
-        poller = select.poll()
-        for listener in self._listeners:
-            poller.register(listener, select.POLLIN)
-        while key not in self._filed:
-            patience = max(0.01, deadline - time.monotonic())
-            if observe is not None:
-                observe()
-                patience = min(patience, _HEED_S)
-            ready = {descriptor for descriptor, _ in poller.poll(patience * 1000)}
-            if not ready and time.monotonic() < deadline:
-                continue
-            if not ready:
-                raise CollectiveTimeoutError(
-                    f"rank {key[0]} has not opened {what} to rank {self.rank} in time: it is stopped, late, or calls "
-                    "another collective"
-                )
-            for listener in (each for each in self._listeners if each.fileno() in ready):
-                with contextlib.suppress(BlockingIOError):  # whoever called has gone again
-                    sock, _ = listener.accept()
-                    self._file(sock, deadline)
-        return self._filed.pop(key)
-
-    def _file(self, sock: socket.socket, deadline: float) -> None:
-        sock.settimeout(max(0.01, min(10.0, deadline - time.monotonic())))
-        try:
-            data = b""
-            while len(data) < HELLO_BYTES:
-                more = sock.recv(HELLO_BYTES - len(data))
-                if not more:
-                    raise CommunicationError("a connection ended before its greeting")
-                data += more
-            hello = Hello.unpack(data)
-        except (OSError, CommunicationError):
-            sock.close()
-            return
-        known = hello.token == self._token and 0 <= hello.src < self.size
-        if not known or (sock.family == socket.AF_UNIX and not _same_user(sock)):
-            sock.close()
-            return
-        if sock.family != socket.AF_UNIX:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._filed[hello.src, hello.path, hello.control] = sock
-
-    def close(self) -> None:
-        """Stop listening and drop connections that nobody took."""
-        for listener in self._listeners:
-            listener.close()
-        for sock in self._filed.values():
-            sock.close()
-        self._filed.clear()
-
-
-def _dial(
-    ip: str, port: int, deadline: float, observe: Callable[[], None] | None, source: str | None
-) -> socket.socket:
-    """Connect, looking up now and then.
-
-    Raises:
-        OSError: no answer in time (``TimeoutError``), or a refusal.
-    """
-    sock = socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        if source is not None:
-            sock.bind((source, 0))
-        sock.setblocking(False)
-        begun = sock.connect_ex((ip, port))
-        poller = select.poll()
-        poller.register(sock, select.POLLOUT)
-        while begun == errno.EINPROGRESS and not poller.poll(_HEED_S * 1000):
-            if observe is not None:
-                observe()
-            if time.monotonic() >= deadline:
-                raise TimeoutError
-        refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (begun != errno.EINPROGRESS and begun)
-        if refused:
-            raise OSError(refused, os.strerror(refused))
-        sock.settimeout(max(0.01, deadline - time.monotonic()))
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _listen_locally(name: str) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind("\0" + name)
-    listener.listen(_BACKLOG)
-    return listener
-
-
-def _same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end of a unix socket runs as this one's user; the kernel vouches for it."""
-    credentials = struct.Struct("3i")  # struct ucred: pid, uid, gid
-    _, uid, _ = credentials.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size))
-    return bool(uid == os.geteuid())

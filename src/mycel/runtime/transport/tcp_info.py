@@ -15,9 +15,10 @@ import socket
 import struct
 from dataclasses import dataclass
 
-__all__ = ["TcpInfo", "raw_tcp_info", "tcp_info"]
+__all__ = ["TcpInfo", "raw_tcp_info", "silence_s", "tcp_info"]
 
 _U32, _U64 = struct.Struct("=I"), struct.Struct("=Q")
+_LAST_DATA_RECV_MS, _LAST_ACK_RECV_MS = 52, 56
 _TOTAL_RETRANS, _BYTES_ACKED, _MIN_RTT, _BUSY, _RWND_LIMITED = 100, 120, 148, 168, 176
 _LENGTH = 184
 
@@ -63,3 +64,18 @@ def tcp_info(descriptor: int) -> TcpInfo | None:
         retransmitted=_U32.unpack_from(raw, _TOTAL_RETRANS)[0],
         round_trip_s=_U32.unpack_from(raw, _MIN_RTT)[0] / 1e6,
     )
+
+
+def silence_s(sock: socket.socket) -> float | None:
+    """Seconds since anything came from the kernel at the other end, an answer to a keepalive included.
+
+    ``None`` where the socket is no connected TCP.
+    """
+    try:
+        raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _LAST_ACK_RECV_MS + 4)
+    except OSError:
+        return None
+    if len(raw) < _LAST_ACK_RECV_MS + 4:
+        return None
+    data_ms, ack_ms = (_U32.unpack_from(raw, at)[0] for at in (_LAST_DATA_RECV_MS, _LAST_ACK_RECV_MS))
+    return float(min(data_ms, ack_ms)) / 1e3

@@ -1,0 +1,281 @@
+"""What the ranks of a group tell each other through the group's store.
+
+Rank 0 begins each life of a group with a fresh token, under which everything else of that life stands: a store that
+outlives a group, as torchrun's does, still holds what the last one said, and nobody must read that.
+
+Anybody who reaches the store can read and write there. Where the job has a secret, every text therefore carries a
+proof of it, and one without is passed over, by name, until the right one is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError, UsageError
+from mycel.runtime.transport.hello import TOKEN_BYTES
+from mycel.runtime.transport.secret import Secret
+
+__all__ = ["Board", "Store"]
+
+_log = logging.getLogger(__name__)
+
+#: How often whoever waits asks: from the first to the second, a little later each time. With many ranks
+#: the store must not drown in questions.
+_SOON_S, _LATER_S = 2e-4, 0.05
+_MANY_RANKS = 64
+#: How often a wait is interrupted to see whether another rank has failed, and how often what cannot be trusted is
+#: read again.
+_LOOK_S = 1.0
+_AGAIN_S = 0.2
+#: Errors that say themselves which rank is to blame.
+_KINDS: dict[str, type[CommunicationError]] = {
+    "CollectiveTimeoutError": CollectiveTimeoutError,
+    "PeerLostError": PeerLostError,
+}
+
+
+class Store(Protocol):
+    """The part of ``torch.distributed.Store`` that is needed; ``delete_key`` is used where there is one."""
+
+    def set(self, key: str, value: str) -> None:
+        """Write a key."""
+
+    def get(self, key: str) -> bytes:
+        """Read a key that exists."""
+
+    def check(self, keys: list[str]) -> bool:
+        """Whether all of these keys exist."""
+
+
+class Board:
+    """A group's part of its store.
+
+    Args:
+        store: the group's key-value store.
+        rank, size: in the group.
+        secret: the job's, if it has one.
+        observe: called about once a second while waiting; what it raises ends the wait.
+
+    Attributes:
+        token: of this life of the group; empty until it is known.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        size: int,
+        secret: Secret | None = None,
+        observe: Callable[[], None] | None = None,
+    ) -> None:
+        self._store: Store | None = store
+        self._rank, self._size, self._secret = rank, size, secret
+        self._observe = observe
+        self._doubted: set[str] = set()
+        self._has_heard = False
+        self.token = ""
+        if rank == 0:
+            token = secrets.token_hex(TOKEN_BYTES)
+            self.put("life", token)
+            self.token = token
+
+    def join(self, publish: Callable[[], None], deadline: float) -> None:
+        """Begin, or enter, the present life of the group.
+
+        Args:
+            publish: writes what others need to know of this rank. Called again should the life turn out to be that
+                of somebody who does not know the job's secret: whoever does will want to know it too.
+            deadline: until when to wait.
+        """
+        if self._rank == 0:
+            publish()
+            return
+        while True:
+            text = self._raw("life", 0, deadline)
+            token, is_right = self._opened(text, "life", 0)
+            if token != self.token and _is_token(token):
+                self.token = token
+                publish()
+            if is_right and _is_token(token):
+                return
+            self._doubt("life", 0)
+            self._pause(0, deadline)
+
+    def put(self, key: str, text: str) -> None:
+        """Write a text of this rank's."""
+        if self._store is not None:
+            self._store.set(self._place(key), self._sealed(text, key))
+
+    def get(self, key: str, owner: int, deadline: float) -> str:
+        """A text that a rank has written, or writes in time.
+
+        Raises:
+            CollectiveTimeoutError: it does not; the message names it.
+            CommunicationError: another rank has failed, or the store is gone.
+            UsageError: the text carries a proof of a secret, and this rank has none.
+        """
+        while True:
+            text, is_right = self._opened(self._raw(key, owner, deadline), key, owner)
+            if is_right:
+                return text
+            self._doubt(key, owner)
+            self._pause(owner, deadline)
+
+    def get_all(self, keys: Sequence[str], deadline: float) -> list[str]:
+        """The texts of all ranks, the first key being rank 0's, and so on; raises what ``get`` raises."""
+        self._await(keys, None, deadline)
+        return [self.get(key, owner, deadline) for owner, key in enumerate(keys)]
+
+    def fail(self, error: Exception) -> None:
+        """Tell those who still wait that this rank will not come, and why."""
+        if not self.token or self._has_heard:
+            return
+        kind = type(error).__name__
+        message = str(error) if kind in _KINDS else f"rank {self._rank}: {error}"
+        with contextlib.suppress(RuntimeError):  # the store may be what has failed
+            self.put("failed", json.dumps({"kind": kind, "message": message}))
+
+    def look(self) -> None:
+        """Raise what another rank, which will not come, has said of the reason."""
+        if self._observe is not None:
+            self._observe()
+        store = self._store
+        if store is None:
+            return
+        try:
+            if not store.check([self._place("failed")]):
+                return
+            sealed = store.get(self._place("failed"))
+        except RuntimeError:
+            return
+        text, is_right = self._opened(sealed, "failed", None)
+        if not is_right:
+            return
+        said = json.loads(text)
+        self._has_heard = True
+        kind = _KINDS.get(str(said["kind"]), CommunicationError)
+        raise kind(f"the group of {self._size} ranks cannot start: {said['message']}")
+
+    def leave(self) -> None:
+        """End the group's life, if this is rank 0, and let go of the store."""
+        store, self._store = self._store, None
+        delete: Any = getattr(store, "delete_key", None)
+        if self._rank == 0 and delete is not None:
+            with contextlib.suppress(RuntimeError):  # the store may be gone already
+                delete(self._place("life"))
+
+    # -- reading ------------------------------------------------------------------------------------------
+
+    def _place(self, key: str) -> str:
+        return f"mycel/{key}" if key == "life" else f"mycel/{self.token}/{key}"
+
+    def _raw(self, key: str, owner: int, deadline: float) -> bytes:
+        self._await([key], owner, deadline)
+        if self._store is None:
+            raise CommunicationError("the process group has been destroyed")
+        return self._store.get(self._place(key))
+
+    def _await(self, keys: Sequence[str], owner: int | None, deadline: float) -> None:
+        """Wait until texts are there; ``owner`` writes them, or, where it is ``None``, each rank one.
+
+        By asking, not with the store's own waiting: torch's would write a warning each time that it is interrupted.
+        """
+        places = [self._place(key) for key in keys]
+        pause, look = _SOON_S, time.monotonic() + _LOOK_S
+        while not self._has(places):
+            now = time.monotonic()
+            if now >= deadline:
+                missing = owner if owner is not None else self._first_missing(places)
+                raise CollectiveTimeoutError(
+                    f"rank {missing} has not joined the group of {self._size} ranks (rank {self._rank} waited for "
+                    "what it writes into the store)"
+                )
+            if now >= look:
+                self._heed()
+                look = now + _LOOK_S
+            time.sleep(min(pause, max(0.0, deadline - now)))
+            pause = min(1.5 * pause, _LATER_S * max(1.0, self._size / _MANY_RANKS))
+
+    def _has(self, places: list[str]) -> bool:
+        if self._store is None:
+            raise CommunicationError("the process group has been destroyed")
+        try:
+            return self._store.check(places)
+        except RuntimeError as error:
+            raise CommunicationError(
+                f"rank {self._rank} cannot use the group's store: {str(error).splitlines()[0]}"
+            ) from None
+
+    def _first_missing(self, places: Sequence[str]) -> int:
+        return next((owner for owner, place in enumerate(places) if not self._has([place])), 0)
+
+    def _heed(self) -> None:
+        if self.token:
+            self.look()
+        elif self._observe is not None:
+            self._observe()
+
+    def _pause(self, owner: int, deadline: float) -> None:
+        if time.monotonic() >= deadline:
+            raise CollectiveTimeoutError(
+                f"rank {owner} has not joined the group of {self._size} ranks: what stands in the store for it was "
+                "not made with this job's secret"
+            )
+        self._heed()
+        time.sleep(_AGAIN_S)
+
+    # -- proofs -------------------------------------------------------------------------------------------
+
+    def _sealed(self, text: str, key: str) -> str:
+        proof = "" if self._secret is None else self._proof(text, key, self._rank)
+        return json.dumps({"by": self._rank, "text": text, "proof": proof})
+
+    def _opened(self, sealed: bytes, key: str, owner: int | None) -> tuple[str, bool]:
+        """A text, and whether it may be trusted."""
+        try:
+            data = json.loads(sealed)
+            by, text, proof = data["by"], data["text"], data["proof"]
+        except (ValueError, TypeError, KeyError, RecursionError):
+            return "", False
+        if not (isinstance(by, int) and isinstance(text, str) and isinstance(proof, str)):
+            return "", False
+        if owner is not None and by != owner:
+            return text, False
+        if self._secret is None:
+            if proof:
+                raise UsageError(
+                    f"rank {by} has a secret and rank {self._rank} has none: give every rank the job's secret "
+                    "(MYCEL_SECRET_FILE or MYCEL_SECRET), or none"
+                )
+            return text, True
+        return text, proof.isascii() and self._proves(proof, text, key, by)
+
+    def _proof(self, text: str, key: str, by: int) -> str:
+        if self._secret is None:
+            return ""
+        return self._secret.proof("store", self._place(key).encode(), str(by).encode(), text.encode()).hex()
+
+    def _proves(self, proof: str, text: str, key: str, by: int) -> bool:
+        return secrets.compare_digest(proof, self._proof(text, key, by))
+
+    def _doubt(self, key: str, owner: int) -> None:
+        """Say, once, that a text is passed over."""
+        if key not in self._doubted:
+            self._doubted.add(key)
+            _log.warning(
+                "rank %d refused what stands in the store for rank %d: it was not made with this job's secret; "
+                "waiting for the right one",
+                self._rank,
+                owner,
+            )
+
+
+def _is_token(text: str) -> bool:
+    return len(text) == 2 * TOKEN_BYTES and all(each in "0123456789abcdef" for each in text)

@@ -1,0 +1,185 @@
+"""Whose turn it is: the calls of a group in their order, from any thread, and from signal handlers.
+
+A blocking call runs in the caller's thread, if nothing is under way; others go through the queue. A signal handler
+runs in the main thread, between two steps of Python, and so in the middle of a call. With torch's own backends it
+runs when the call is over, for they do not come back to Python before. Here the same comes about in another way: what
+has been begun is written down as a *turn*, and a handler that calls a collective first brings the turn to its end
+that it interrupts, as far as that may have come. The interrupted steps then find everything done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mycel.errors import CommunicationError
+from mycel.runtime import engine as e
+from mycel.runtime.calls import Call, Latch, Ticket
+from mycel.runtime.job_queue import JobQueue
+
+__all__ = ["Errand", "Turns"]
+
+Settle = Callable[[], None]
+
+#: Errors in a row that are not the run's own, beyond which it is given up: a signal handler does not raise for ever.
+_MOST_SURPRISES = 3
+_LOOK_S = 0.1
+
+
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A call that has been made.
+
+    Attributes:
+        call, timeout_s, settle: as they were given.
+        is_blocking: it runs to its end in the caller's thread.
+        ticket: once it is prepared.
+    """
+
+    call: Call
+    timeout_s: float | None
+    settle: Settle | None
+    is_blocking: bool
+    ticket: Ticket | None = None
+
+
+class Turns:
+    """Runs the calls of one group.
+
+    Args:
+        queue: of the group.
+        prepare: makes a ticket of a call; nothing is begun.
+        judge: as ``JobQueue`` takes it.
+        count: told of every call that has its number.
+        abort: fails the group, for a reason.
+        internal: as ``JobQueue`` takes it.
+    """
+
+    def __init__(
+        self,
+        queue: JobQueue,
+        *,
+        prepare: Callable[[Call, float | None, Settle | None], Ticket],
+        judge: Callable[[int, Ticket], None],
+        count: Callable[[Ticket], None],
+        abort: Callable[[str], None],
+        internal: Callable[[BaseException, str], CommunicationError],
+    ) -> None:
+        self._queue = queue
+        self._prepare, self._judge, self._count = prepare, judge, count
+        self._abort, self._internal = abort, internal
+        #: Held by the thread whose turn it is.
+        self.order = threading.RLock()
+        self._turn: _Turn | None = None
+
+    def run(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
+        """Run a call to its end, or queue it behind others; what went wrong is raised, or the ticket's error."""
+        with self.order:
+            self.finish_interrupted()
+            self._queue.take()
+            return self._take(_Turn(call, timeout_s, settle, is_blocking=not len(self._queue)))
+
+    def start(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
+        """Queue a call; it proceeds by itself."""
+        while True:
+            with self.order:
+                self.finish_interrupted()
+                if not self._queue.is_full:
+                    return self._take(_Turn(call, timeout_s, settle, is_blocking=False))
+                oldest = self._queue.oldest
+            if oldest is not None:
+                self._queue.wait(oldest, oldest.timeout_s)
+
+    def finish_interrupted(self) -> None:
+        """In a signal handler: bring the turn to its end that it interrupts. The caller holds ``order``."""
+        if self._turn is not None:
+            self._take(self._turn)
+
+    def _take(self, turn: _Turn) -> Ticket:
+        self._turn = turn
+        try:
+            made = turn.ticket or self._prepare(turn.call, turn.timeout_s, turn.settle)
+            ticket = turn.ticket = turn.ticket or made  # a signal handler may have come before
+            if turn.is_blocking or (ticket.job is not None and not self._queue.start()):
+                self._drive(ticket)
+            elif ticket.job is not None:
+                self._queue.submit(ticket)
+                self._count(ticket)
+            elif not ticket.finished.is_open:
+                self._queue.hold(ticket)
+            return ticket
+        finally:
+            self._turn = None
+
+    def _drive(self, ticket: Ticket) -> None:
+        """Run a ticket to its end in this thread, and raise what went wrong.
+
+        What a signal handler raises meanwhile is raised when that is done, but for KeyboardInterrupt.
+        """
+        held: BaseException | None = None
+        surprises = 0
+        while ticket.job is not None and not ticket.is_over:
+            status = e.INTERRUPTED
+            try:
+                status = e.execute(ticket.job.address)
+                if status not in (e.DONE, e.INTERRUPTED):
+                    self._judge(status, ticket)
+            except KeyboardInterrupt:  # half a collective is on the wires, and the others wait
+                self._abort(f"interrupted in {ticket.what}")
+                raise
+            except BaseException as error:
+                if error is ticket.error:
+                    break
+                held = held or error
+                surprises += status != e.INTERRUPTED
+                if surprises > _MOST_SURPRISES:
+                    ticket.error = self._internal(error, ticket.what)
+        ticket.finish()
+        if ticket.error is not None:
+            raise ticket.error
+        self._count(ticket)
+        if held is not None:
+            raise held
+
+    def give_up(self) -> None:
+        """In a forked child: the thread whose turn it was may not be here."""
+        self.order = threading.RLock()
+        self._turn = None
+
+
+class Errand:
+    """Something done in a thread of its own while the main thread waits: signal handlers do not get in between.
+
+    Args:
+        work: what to do.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._done = Latch()
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="mycel-errand", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._done.open()
+
+    def wait(self) -> None:
+        """Wait until it is done, and raise what it raised; then what signal handlers have, but KeyboardInterrupt."""
+        held: BaseException | None = None
+        while not self._done.is_open:
+            try:
+                self._done.wait(_LOOK_S)
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:
+                held = held or error
+        if self._error is not None:
+            raise self._error
+        if held is not None:
+            raise held

@@ -1,0 +1,319 @@
+"""A thread of the process's that listens between calls, and notices machines and processes that say nothing.
+
+One a process, for all of its groups. It sleeps until somebody says something on a control connection, and once a
+second asks its kernel for how long nothing has come from each other machine (``silence``). What it learns is filed in
+each group's ``Faults``, so that the call that is under way ends, and the next one does not begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import threading
+import time
+import weakref
+from collections.abc import Collection, Sequence
+
+from mycel.errors import PeerLostError
+from mycel.runtime.faults import Faults
+from mycel.runtime.forks import let_go_in_children
+from mycel.runtime.messages import Identity
+from mycel.runtime.processes import follow
+from mycel.runtime.silence import DOUBT_S, LOST_S, Silences
+from mycel.runtime.transport.dial import Dial
+
+__all__ = ["Watched", "check_members", "watch"]
+
+_log = logging.getLogger(__name__)
+
+#: Between looks at silent machines: while all are heard, and while some are not.
+_LOOK_S, _HASTE_S = 1.0, 0.25
+
+
+class Watched:
+    """A group, as the thread sees it; watched until it is closed or nobody holds it any more.
+
+    Args:
+        faults: the group's.
+        members: global ranks, in group order.
+        machines: name of each rank's machine, in group order.
+        places: address and port at which each rank listens.
+    """
+
+    def __init__(
+        self, faults: Faults, members: Sequence[int], machines: Sequence[str], places: Sequence[tuple[str, int]]
+    ) -> None:
+        self.faults = faults
+        self.members, self.machines, self.places = tuple(members), tuple(machines), tuple(places)
+
+    @property
+    def own_machine(self) -> str:
+        """This process's."""
+        return self.machines[self.faults.rank]
+
+    def lost_of(self, wanted: Collection[int]) -> str:
+        """Why ranks among these, by their global numbers, are lost; empty where none is known to be."""
+        named = {self.members[rank] for rank in self.faults.lost}
+        if named & set(wanted) and self.faults.cause is not None:
+            return str(self.faults.cause)
+        dead = sorted({self.members[rank] for rank in self.faults.control.dead} & set(wanted))
+        return f"{_named(dead)} was lost: its connections closed (process died or was killed?)" if dead else ""
+
+    def on(self, machines: Collection[str]) -> tuple[int, ...]:
+        """Ranks on these machines that have not left."""
+        left = self.faults.control.left
+        return tuple(rank for rank, name in enumerate(self.machines) if name in machines and rank not in left)
+
+    def observe(self) -> None:
+        """Take in what has been said; whatever goes wrong with that becomes the group's error."""
+        try:
+            self.faults.observe()
+        except Exception as error:
+            self.fail(error)
+
+    def fail(self, error: Exception) -> None:
+        """Have those who wait hear of an error of the thread's."""
+        _log.exception("rank %d: watching the other ranks failed", self.faults.rank)
+        self.faults.poison("failed", f"rank {self.faults.rank}: watching the other ranks failed: {error!r}")
+
+    def give_up(self, machines: Sequence[str], *, is_cut_off: bool) -> None:
+        """Fail the group, if it has ranks on these machines, which nobody hears any more."""
+        ranks = self.on(machines)
+        if not ranks:
+            return
+        if is_cut_off:
+            ranks = self.on((self.own_machine,))
+            message = (
+                f"{_of_one(ranks)} hears no other machine any more, and has not for {LOST_S:g} s: its own network is "
+                "down, or all of them are"
+            )
+        else:
+            one = len({self.machines[rank] for rank in ranks}) == 1
+            whose = (
+                f"{_of_one(ranks)} was lost: its machine has"
+                if one
+                else f"{_named(ranks)} were lost: their machines have"
+            )
+            message = f"{whose} not answered any rank for {LOST_S:g} s (power or network?)"
+        self.faults.poison("lost", message, ranks=ranks)
+
+    def close(self) -> None:
+        """Watch it no longer."""
+        _watch.remove(self)
+
+
+class _Watch:
+    """The thread and what it looks after. Only ``ears`` and the groups are used by other threads."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._groups: tuple[weakref.ref[Watched], ...] = ()
+        self._thread: threading.Thread | None = None
+        self._bell = -1
+        self._silences = Silences()
+        self._dials: dict[str, Dial] = {}
+        #: Descriptor of each process that shares a group with this one; -1: it has ended, -2: it cannot be followed.
+        self._followed: dict[Identity, int] = {}
+
+    def after_fork_in_child(self) -> None:
+        """The child has no such thread, and nothing to watch."""
+        self._drop()
+        self._reset()
+
+    def _drop(self) -> None:
+        for descriptor in (self._bell, *self._followed.values()):
+            if descriptor >= 0:
+                os.close(descriptor)
+        for dial in self._dials.values():
+            dial.close()
+
+    # -- for others -----------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> list[Watched]:
+        """What is being watched."""
+        return [group for group in (reference() for reference in self._groups) if group is not None]
+
+    def add(self, group: Watched) -> None:
+        group.faults.ears = self
+        let_go_in_children(self)
+        with self._lock:
+            self._groups = (*self._groups, weakref.ref(group))
+            if self._thread is None:
+                self._bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._thread = threading.Thread(target=self._run, name="mycel-watch", daemon=True)
+                self._thread.start()
+            else:
+                os.eventfd_write(self._bell, 1)
+
+    def remove(self, group: Watched) -> None:
+        with self._lock:
+            self._groups = tuple(each for each in self._groups if each() is not None and each() is not group)
+            thread, is_last = self._thread, not self._groups
+            if thread is not None:
+                os.eventfd_write(self._bell, 1)
+        if is_last and thread is not None and thread is not threading.current_thread():
+            thread.join(5.0)
+
+    def asked(self, machine: str) -> bool:
+        """Somebody asks who hears a machine; whether this process is to answer."""
+        now = time.monotonic()
+        self._silences.asked(machine, now)
+        return self._silences.must_answer(machine, now) and self._hears(machine)
+
+    def heard(self, machine: str) -> None:
+        """Somebody else hears a machine."""
+        self._silences.heard_by_another(machine, time.monotonic())
+
+    def _hears(self, machine: str) -> bool:
+        for group in self.groups:
+            if machine == group.own_machine:
+                return True
+            ages = (group.faults.control.silence_s(rank) for rank in group.on((machine,)))
+            if any(age is not None and age < DOUBT_S for age in ages):
+                return True
+        return False
+
+    # -- the thread -----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        next_look = time.monotonic() + _LOOK_S
+        while self._goes_on():
+            self._sleep(max(0.0, next_look - time.monotonic()))
+            for group in self.groups:
+                group.observe()
+            try:
+                self._follow_processes()
+                if time.monotonic() >= next_look:
+                    self._look(time.monotonic())
+                    next_look = time.monotonic() + (_LOOK_S if self._silences.is_quiet else _HASTE_S)
+            except Exception as error:
+                for group in self.groups:
+                    group.fail(error)
+                next_look = time.monotonic() + _LOOK_S
+
+    def _goes_on(self) -> bool:
+        with self._lock:
+            self._groups = tuple(each for each in self._groups if each() is not None)
+            if self._groups:
+                return True
+            self._drop()
+            self._bell, self._thread = -1, None
+            self._followed, self._dials, self._silences = {}, {}, Silences()
+            return False
+
+    def _sleep(self, patience_s: float) -> None:
+        """Until somebody says something, a process ends, or groups come or go. Holds no group meanwhile."""
+        poller = select.poll()
+        poller.register(self._bell, select.POLLIN)
+        for descriptor, events in [pair for group in self.groups for pair in group.faults.control.watched()]:
+            poller.register(descriptor, events)
+        for descriptor in self._followed.values():
+            if descriptor >= 0:
+                poller.register(descriptor, select.POLLIN)
+        poller.poll(patience_s * 1000)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    def _follow_processes(self) -> None:
+        """Follow the processes that have said who they are, and tell groups of those that have ended."""
+        users: dict[Identity, list[tuple[Watched, int]]] = {}
+        for group in self.groups:
+            for peer, identity in group.faults.identities.items():
+                users.setdefault(identity, []).append((group, peer))
+        for identity in [identity for identity in self._followed if identity not in users]:
+            if (descriptor := self._followed.pop(identity)) >= 0:
+                os.close(descriptor)
+        for identity in users:
+            if identity not in self._followed:
+                found = follow(identity)
+                self._followed[identity] = -2 if found is None else found
+        for identity in self._ended():
+            for group, peer in users[identity]:
+                if peer not in group.faults.control.ended:
+                    group.observe()  # it may have said goodbye
+                    group.faults.control.note_ended(peer)
+
+    def _ended(self) -> list[Identity]:
+        running = {descriptor: identity for identity, descriptor in self._followed.items() if descriptor >= 0}
+        poller = select.poll()
+        for descriptor in running:
+            poller.register(descriptor, select.POLLIN)
+        for descriptor, _ in poller.poll(0):
+            os.close(descriptor)
+            self._followed[running[descriptor]] = -1
+        return [identity for identity, descriptor in self._followed.items() if descriptor == -1]
+
+    def _look(self, now: float) -> None:
+        """Look for machines that say nothing."""
+        ages: dict[str, float] = {}
+        places: dict[str, tuple[str, int]] = {}
+        groups = [group for group in self.groups if group.faults.cause is None]
+        for group in groups:
+            for rank in group.on(set(group.machines) - {group.own_machine}):
+                machine = group.machines[rank]
+                if ages.get(machine, DOUBT_S) < DOUBT_S:
+                    continue  # one that is heard is enough
+                age = group.faults.control.silence_s(rank)
+                if age is not None:
+                    ages[machine] = min(age, ages.get(machine, age))
+                    places[machine] = group.places[rank]
+        decision = self._silences.judge(now, ages)
+        self._dial(decision.dial, places, now)
+        for machine in decision.ask:
+            for group in groups:
+                group.faults.ask_for(machine)
+        if decision.lost:
+            for group in groups:
+                group.give_up(decision.lost, is_cut_off=decision.is_cut_off)
+
+    def _dial(self, machines: Sequence[str], places: dict[str, tuple[str, int]], now: float) -> None:
+        for machine in [machine for machine in self._dials if machine not in machines]:
+            self._dials.pop(machine).close()
+        for machine in machines:
+            dial = self._dials.setdefault(machine, Dial(*places[machine]))
+            if dial.is_answered():
+                self._silences.answered(machine, now)
+
+
+_watch = _Watch()
+
+
+def watch(group: Watched) -> None:
+    """Begin to watch a group; ends with ``group.close()``, or when nobody holds it any more."""
+    _watch.add(group)
+
+
+def check_members(members: Sequence[int]) -> None:
+    """To be called while a new group is being made: no need to wait for a member that is known to be lost.
+
+    Args:
+        members: global ranks.
+
+    Raises:
+        PeerLostError: a group of this process knows that one of them is lost.
+    """
+    for group in _watch.groups:
+        why = group.lost_of(members)
+        if why:
+            raise PeerLostError(f"a new group of {_named(members)} cannot be made: {why}")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return ", ".join(f"rank {rank}" for rank in ranks)
+
+
+def _of_one(ranks: Sequence[int]) -> str:
+    """Ranks of one machine in words.
+
+    Examples:
+        >>> _of_one((1,)), _of_one((1, 2, 5))
+        ('rank 1', 'rank 1 (and rank 2, rank 5 of the same machine)')
+    """
+    first, *others = ranks
+    return f"rank {first} (and {_named(others)} of the same machine)" if others else f"rank {first}"
