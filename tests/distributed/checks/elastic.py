@@ -80,9 +80,11 @@ def torch_cases(rank: int, size: int) -> None:
     _together(next(ids), handles[1:] + handles[:1], size)  # other ranks
     assert dist.get_rank() == (rank - 1) % size
     _together(next(ids), set(handles), size)
+    others.barrier()  # an abort fails what others have not finished
     dist.group.WORLD.abort()  # type: ignore[union-attr]
     with pytest.raises(CommunicationError):
         dist.all_reduce(torch.ones(1))
+    others.barrier()
     _together(next(ids), handles, size)
     with pytest.raises(CommunicationError, match="already used"):
         elastic.reconfigure(1000, handles)
