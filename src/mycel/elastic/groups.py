@@ -22,6 +22,7 @@ from torch.distributed import ProcessGroup
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.errors import UsageError
+from mycel.runtime.backend import is_called_by_torch
 from mycel.runtime.elastic.reconfigurable import Reconfigurable
 
 __all__ = ["failure", "get_handle", "leave", "reconfigure", "shrink_group", "start_alone"]
@@ -50,7 +51,10 @@ def start_alone(timeout: timedelta | None = None) -> None:
         ('mycel', 1)
         >>> dist.destroy_process_group()
     """
-    dist.init_process_group("mycel", store=HashStore(), rank=0, world_size=1, timeout=timeout)
+    more: dict[str, Any] = {"enable_reconfigure": True} if is_called_by_torch() else {}
+    dist.init_process_group("mycel", store=HashStore(), rank=0, world_size=1, timeout=timeout, **more)
+    if more:  # torch wants such groups to have no members at first
+        reconfigure("alone", [get_handle()])
 
 
 def get_handle(group: ProcessGroup | None = None, *, towards: Store | None = None) -> str:
@@ -150,7 +154,8 @@ def shrink_group(
         timeout: for all of it; the group's own if not given.
 
     Returns:
-        The group, the same object, whose remaining ranks have moved up.
+        The group, whose remaining ranks have moved up: the same object, but for groups that were made without
+        ``enable_reconfigure`` under torch 2.14 and later, which ``torch.distributed.shrink_group`` makes anew.
 
     Raises:
         UsageError: a rank is none of the group, or this one, or nobody would be left.
@@ -161,6 +166,8 @@ def shrink_group(
     adapter = _adapter(chosen)
     if not ranks_to_exclude:
         raise UsageError("name at least one rank to exclude")
+    if not adapter.is_elastic:  # torch makes another group
+        return dist.shrink_group(list(ranks_to_exclude), chosen, int(abort))
     leave_others = functools.partial(_take_down_others, chosen)
     adapter.shrink_in_place(ranks_to_exclude, abort=abort, timeout=timeout, leave_others=leave_others)
     _settle(chosen, adapter)

@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from mycel.runtime.backend import MycelBackend, is_called_by_torch
+from mycel.runtime.elastic.process_group import ElasticProcessGroup
+from mycel.runtime.elastic.reconfigurable import Unformed
 from mycel.runtime.process_group import MycelProcessGroup
 from mycel.runtime.tensor_group import TensorGroup
 
@@ -28,7 +30,7 @@ def register(*_: Any) -> None:
         dist.Backend.register_backend("mycel", create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | MycelBackend:
+def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup | MycelBackend:
     """Make a group, as ``torch.distributed.Backend.register_backend`` asks for with its extended interface.
 
     Args:
@@ -39,6 +41,10 @@ def create(options: Any, backend_options: Any = None) -> MycelProcessGroup | Myc
     known = _made.get(name)
     if known is not None and not known.is_shut_down:
         return known
+    if getattr(options, "enable_reconfigure", False):
+        why = "the group has not been formed yet"
+        unformed = Unformed(options.group_rank, options.group_size, options.timeout, why)
+        return ElasticProcessGroup(MycelBackend(unformed, name, is_elastic=True))
     size = options.group_size
     members = list(options.global_ranks_in_group) or list(range(size))
     world_size = dist.get_world_size() if options.global_ranks_in_group else size

@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 import torch
@@ -101,6 +102,45 @@ def torch_cases(rank: int, size: int) -> None:
 def _together(uuid: int | str, handles: Sequence[str] | set[str], size: int) -> None:
     elastic.reconfigure(uuid, handles, timeout=LIMIT)
     assert_reduces(size)
+
+
+def by_torchs_own_names(rank: int, size: int) -> bool:
+    """``torch.distributed._reconfigure`` and ``shrink_group``, which torch has from 2.14 on; whether it has them."""
+    newest: Any = dist
+    if not hasattr(newest, "_reconfigure"):
+        return False
+    others = Others(rank, size)
+    options: dict[str, Any] = {"enable_reconfigure": True}
+    dist.init_process_group("mycel", store=others.store, rank=rank, world_size=size, timeout=LIMIT, **options)
+    assert newest._supports_reconfigure() and dist.get_world_size() == size
+    with pytest.raises(CommunicationError, match="has not been formed yet"):
+        dist.all_reduce(torch.ones(1))
+    handles = others.exchange(newest._get_reconfigure_handle())
+    newest._reconfigure(100 + rank, [handles[rank]]).wait()  # each alone
+    assert_reduces(1)
+    newest._reconfigure(200, handles, timeout=LIMIT, hints={"ignored": "1"}).wait()
+    assert_reduces(size)
+    with pytest.raises(RuntimeError, match="already used"):
+        newest._reconfigure(200, handles).wait()
+    if rank:
+        newest._reconfigure(201, handles[1:]).wait()
+        assert_reduces(size - 1)
+    others.barrier()
+    newest._reconfigure(202, set(handles)).wait()
+    assert_reduces(size)
+    dist.destroy_process_group()
+    store = dist.PrefixStore("shrink", others.store)
+    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=LIMIT)
+    assert not newest._supports_reconfigure()
+    assert_reduces(size)
+    others.barrier()
+    if rank:
+        shrunk = newest.shrink_group([0])
+        assert shrunk is dist.group.WORLD
+        assert_reduces(size - 1)
+    others.barrier()
+    dist.destroy_process_group()
+    return True
 
 
 def who_does_not_come(rank: int, size: int) -> list[str]:

@@ -18,10 +18,10 @@ from mycel.runtime.elastic.store import MemberStore
 from mycel.runtime.tensor_group import COLLECTIVES, TensorGroup
 from mycel.runtime.work import MycelWork
 
-__all__ = ["Reconfigurable", "Unformed"]
+__all__ = ["Reconfigurable", "Unformed", "nothing"]
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """There are no other groups."""
 
 
@@ -75,6 +75,11 @@ class Reconfigurable:
         self.tensor_group = group
 
     @property
+    def is_elastic(self) -> bool:
+        """Whether the group behind this object can be another one."""
+        return True
+
+    @property
     def _forming(self) -> Formation:
         if self._formation is None:
             self._formation = Formation()
@@ -95,7 +100,7 @@ class Reconfigurable:
         """Where this process is found by those who form a group with it; valid as long as this object lives."""
         return self._forming.handle.to_text()
 
-    def reconfigure(self, opts: Any, leave_others: Callable[[], None] = _nothing) -> dist.Work:
+    def reconfigure(self, opts: Any, leave_others: Callable[[], None] = nothing) -> dist.Work:
         """Form the group anew; calls under way fail, connections to members of before are closed.
 
         Args:
@@ -119,7 +124,7 @@ class Reconfigurable:
         self._show(self._forming.form(plan, timeout, TensorGroup, default))
         return MycelWork(None, None, [])
 
-    def leave(self, leave_others: Callable[[], None] = _nothing) -> None:
+    def leave(self, leave_others: Callable[[], None] = nothing) -> None:
         """Give up the present group: it has no members until it is formed anew, and nobody waits for this rank.
 
         Args:
@@ -129,15 +134,17 @@ class Reconfigurable:
         self._retire("the group was left", then="it was left")
         self._forming.leave()
 
-    def shrink_in_place(
+    def without(
         self,
         excluded: Sequence[int],
         *,
         abort: bool,
         timeout: timedelta | None = None,
-        leave_others: Callable[[], None] = _nothing,
-    ) -> None:
-        """Form the group anew without some of its ranks, in the order of before; every other rank has to call this.
+        leave_others: Callable[[], None] = nothing,
+    ) -> TensorGroup:
+        """The group without some of its ranks, in the order of before; every other rank has to call this.
+
+        The present one is given up; ``shrink_in_place`` puts the new one in its place.
 
         Args:
             excluded: ranks of the present group.
@@ -169,7 +176,11 @@ class Reconfigurable:
         if not abort:
             communicator.finish()
         self._retire(f"the group shrinks to ranks {survivors}", then="shrinking it failed")
-        self._show(self._forming.form(plan, limit, TensorGroup, group.timeout))
+        return self._forming.form(plan, limit, TensorGroup, group.timeout)
+
+    def shrink_in_place(self, excluded: Sequence[int], **given: Any) -> None:
+        """Go on without some ranks; arguments as for ``without``."""
+        self._show(self.without(excluded, **given))
 
     def _survivors_handles(
         self, communicator: Communicator, survivors: Sequence[int], timeout: timedelta
