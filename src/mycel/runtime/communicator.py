@@ -182,6 +182,32 @@ class Communicator:
         """Whether this process has been forked from the one that the group belongs to."""
         return self._forked
 
+    @property
+    def control(self) -> Control:
+        """The group's control connections."""
+        return self._control
+
+    @property
+    def cause(self) -> CommunicationError | None:
+        """Why the group has failed; ``None`` while it has not."""
+        return self._faults.cause
+
+    @property
+    def identity(self) -> str:
+        """The same for all ranks of this group, and for no other: no other ever had all their ports and processes."""
+        return repr([(a.host, a.ip, a.port, a.pid) for a in self._rendezvous.addresses])
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no call of this rank's is under way, in any thread."""
+        if not self._turns.order.acquire(blocking=False):
+            return False
+        try:
+            self._queue.take()
+            return not len(self._queue)
+        finally:
+            self._turns.order.release()
+
     # -- schedules ----------------------------------------------------------------------------------------
 
     def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:
@@ -554,6 +580,12 @@ class Communicator:
     def disagree(self, message: str) -> CommunicationError:
         """Fail the group, for ranks have called different things; the cause, to be raised."""
         return self.give_up("mismatch", message)
+
+    def finish(self) -> None:
+        """Wait for what is queued to be over, right or wrong."""
+        while (oldest := self._queue.oldest) is not None:
+            if not self._queue.wait(oldest, oldest.timeout_s):
+                return  # it is late, and the next one to wait for it will say so
 
     def close(self) -> None:
         """Leave: finish what is queued, say goodbye, close everything. Idempotent; nothing in a forked child."""
