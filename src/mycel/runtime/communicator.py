@@ -204,7 +204,7 @@ class Communicator:
             return False
         try:
             self._queue.take()
-            return not len(self._queue)
+            return self._queue.oldest is None
         finally:
             self._turns.order.release()
 
