@@ -64,7 +64,7 @@ from mycel.runtime.tensors import (
 )
 from mycel.runtime.timeouts import bounded, bounded_s, given_s
 from mycel.runtime.transport.rendezvous import Rendezvous
-from mycel.runtime.work import MycelWork, await_futures, span_of
+from mycel.runtime.work import MycelWork, span_of
 from mycel.settings import read_settings
 from mycel.untraced import untraced
 
@@ -587,9 +587,7 @@ class MycelProcessGroup(ProcessGroup):
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
-            if communicator.telling:
-                await_futures(communicator)
-        return MycelWork(None, None, result)
+        return MycelWork(communicator, None, result)
 
 
 def _one_by_one(
