@@ -160,6 +160,8 @@ class Communicator:
         self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
+        #: Place of the last work that the caller knows to be over, and so all before it.
+        self.known_over = -1
         self._closed = self._forked = False
         let_go_in_children(self)
 
