@@ -35,7 +35,7 @@ from mycel.errors import (
 )
 
 if TYPE_CHECKING:
-    from mycel import bench, data_parallel, demo, emulate, moe, probe, report, runtime
+    from mycel import bench, data_parallel, demo, elastic, emulate, moe, probe, report, runtime
     from mycel.collectives.bound import Bound, bound
     from mycel.collectives.export import export
     from mycel.collectives.lower import lower
@@ -77,6 +77,7 @@ __all__ = [
     "bound",
     "data_parallel",
     "demo",
+    "elastic",
     "emulate",
     "export",
     "load_topology",
@@ -92,7 +93,7 @@ __all__ = [
     "verify_schedule",
 ]
 
-_PACKAGES = ("bench", "data_parallel", "demo", "emulate", "moe", "probe", "report", "runtime")
+_PACKAGES = ("bench", "data_parallel", "demo", "elastic", "emulate", "moe", "probe", "report", "runtime")
 _HOMES = {
     "collectives.bound": ("Bound", "bound"),
     "collectives.export": ("export",),

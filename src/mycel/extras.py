@@ -19,6 +19,7 @@ EXTRAS = {
     "ortools": "solver",
     "transformers": "examples",
     "accelerate": "examples",
+    "torchft": "elastic",
 }
 
 

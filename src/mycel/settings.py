@@ -8,6 +8,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
                           reached; ``mycel emulate`` writes it
 ``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
+``MYCEL_PLACE``           which rank of ``MYCEL_TOPOLOGY`` this process is, where ``RANK`` does not say so
 ``MYCEL_INTERFACE``       network interface whose address that is; of several (``eth0,ib0``) the first that has one
 ``MYCEL_SECRET_FILE``     file with the job's secret, which ranks prove to each other before they talk
 ``MYCEL_SECRET``          the secret itself, where no file is named
@@ -86,6 +87,7 @@ class Settings:
     cache: Path | None = None
     on_link_failure: str | None = None
     restarts: int = 0
+    place: int | None = None
 
     __repr__ = brief
 
@@ -124,6 +126,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
+        place=_count(env["MYCEL_PLACE"], "MYCEL_PLACE", 0) if env.get("MYCEL_PLACE") else None,
     )
 
 

@@ -35,6 +35,7 @@ FACES = (
     "mycel.probe",
     "mycel.bench",
     "mycel.emulate",
+    "mycel.elastic",
 )
 #: What values that are no classes, functions or modules are.
 CONSTANTS = {

@@ -73,3 +73,25 @@ def test_units() -> None:
         Topology(name="t", unit="furlong", vertices=vertices, links=links)
     with pytest.raises(TopologyError, match="expected rank or switch"):
         Topology(name="t", unit="link", vertices=(*vertices, Vertex(kind="cpu", label="c")), links=links)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("order", [[3, 1, 0, 2], [1, 2, 3, 0]])
+def test_ranks_in_another_order_are_the_same_fabric(order: list[int]) -> None:
+    vertices = tuple(Vertex(kind="switch" if label == "s" else "rank", label=label) for label in "asbcd")
+    pairs = [(v, 1) for v in (0, 2, 3, 4)] + [(1, v) for v in (0, 2, 3, 4)] + [(2, 3)]
+    links = tuple(Link(src=a, dst=b, capacity=1 + n, latency_s=n * 1e-6) for n, (a, b) in enumerate(pairs))
+    whole = Topology(name="t", unit="link", vertices=vertices, links=links)
+    turned = whole.reordered(order)
+
+    def by_label(topology: Topology) -> set[tuple[str, str, int, float]]:
+        return {(topology.label(k.src), topology.label(k.dst), k.capacity, k.latency_s) for k in topology.links}
+
+    assert [turned.label(vertex) for vertex in turned.ranks] == ["abcd"[rank] for rank in order]
+    assert by_label(turned) == by_label(whole) and turned.switches == whole.switches
+    assert turned.reordered([order.index(rank) for rank in range(4)]).capacity == whole.capacity
+
+
+def test_orders_that_make_no_sense() -> None:
+    for order in ([0, 1], [0, 1, 1, 2], [1, 2, 3, 4]):
+        with pytest.raises(TopologyError, match="is no order of 4 ranks"):
+            ring(num_ranks=4).reordered(order)

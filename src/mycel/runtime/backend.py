@@ -14,7 +14,9 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Backend
 
+from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.elastic.reconfigurable import Reconfigurable, nothing
 from mycel.runtime.tensor_group import COLLECTIVES, TensorGroup
 from mycel.untraced import untraced
 
@@ -30,21 +32,23 @@ _Options: Any = Backend.Options
 _Base: Any = Backend if is_called_by_torch() else object
 
 
-class MycelBackend(_Base):  # type: ignore[misc]
+class MycelBackend(Reconfigurable, _Base):  # type: ignore[misc]
     """A group of mycel's under torch's ``ProcessGroup``.
 
     Args:
         group: what it shows to torch.
         name: of the process group, as torch gives it.
+        is_elastic: its members may change; see ``mycel.runtime.elastic``.
     """
 
-    def __init__(self, group: TensorGroup, name: str = "") -> None:
+    def __init__(self, group: TensorGroup, name: str = "", *, is_elastic: bool = False) -> None:
         if is_called_by_torch():
             super().__init__(group.rank(), group.size())
         self.tensor_group = group
         self._options = _Options("mycel", group.timeout)
         self._options.group_name = name
         self._is_shut_down = False
+        self._is_elastic = is_elastic or not is_called_by_torch()
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -76,8 +80,9 @@ class MycelBackend(_Base):  # type: ignore[misc]
     supports_splitting = property(lambda self: False)
     supports_coalescing = property(lambda self: False)
     supports_time_estimate = property(lambda self: False)
-    supports_shrinking = property(lambda self: False)
-    supports_reconfigure = property(lambda self: False)
+    supports_shrinking = property(lambda self: is_called_by_torch())
+    supports_reconfigure = property(lambda self: self._is_elastic)
+    supports_abort_hooks = property(lambda self: False)
     supports_window = property(lambda self: False)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
@@ -113,6 +118,28 @@ class MycelBackend(_Base):  # type: ignore[misc]
         """Finish what is under way, tell the others goodbye and close all connections."""
         self._is_shut_down = True
         self.tensor_group.shutdown()
+        self._close_formation()
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether the group behind this object can be another one."""
+        return self._is_elastic
+
+    def reconfigure(self, opts: Any, leave_others: Callable[[], None] = nothing) -> Any:
+        """Form the group anew of other members; see ``mycel.elastic.reconfigure``."""
+        if not self._is_elastic:
+            raise UsageError("this group's members cannot change; make it with enable_reconfigure=True")
+        return super().reconfigure(opts, leave_others)
+
+    def shrink(self, ranks_to_exclude: list[int], shrink_flags: int = 0, opts_override: Any = None) -> MycelBackend:
+        """The group without some ranks, for ``torch.distributed.shrink_group``; this one has no members then."""
+        made = MycelBackend(self.without(ranks_to_exclude, abort=bool(shrink_flags & 1)), self._options.group_name)
+        made._formation, self._formation = self._formation, None
+        return made
+
+    def _show(self, group: TensorGroup) -> None:
+        super()._show(group)
+        self._is_shut_down = False
 
     def abort(self) -> None:
         """Fail what is under way on every rank."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from mycel.records import MalformedRecord, RecordSocket
 from mycel.runtime.forks import let_go_in_children
-from mycel.runtime.messages import LONGEST, Bye, Message, read_message, record_of
+from mycel.runtime.messages import LONGEST, Bye, Message, Whereabouts, read_message, record_of
 from mycel.runtime.transport.tcp_info import silence_s
 
 __all__ = ["NO_WAY", "Control", "Event"]
@@ -91,6 +91,8 @@ class Control:
         self.ended: set[int] = set()
         #: Ranks to which the way was broken for so long that the kernel gave up, and those that broke the rules.
         self.cut: set[int] = set()
+        #: Where survivors of a failure can be found; see ``mycel.runtime.elastic.control_handles``.
+        self.handles: dict[int, str] = {}
         self._warned: set[int] = set()
         let_go_in_children(self)
 
@@ -183,6 +185,9 @@ class Control:
                 message = read_message(record, self._size, self._num_vertices)
             except (MalformedRecord, ValueError) as error:
                 self._warn(peer, f"a record is not understood: {error}; it is ignored, as further ones are")
+                continue
+            if isinstance(message, Whereabouts):
+                self.handles[peer] = message.handle
                 continue
             if isinstance(message, Bye):
                 self.left.add(peer)

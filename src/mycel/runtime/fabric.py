@@ -50,7 +50,7 @@ class Fabric:
     @property
     def described(self) -> bool:
         """Whether the group's topology is part of one that was given, not assumed."""
-        return self._whole is not None and list(self._group) == sorted(self._group)
+        return self._whole is not None
 
     def pinned(self, global_rank: int) -> tuple[str, ...]:
         """Addresses that the wiring gives paths which end at a rank; it listens on them too."""
@@ -61,10 +61,10 @@ class Fabric:
 
     def topology(self, addresses: Sequence[Address]) -> Topology:
         """The group's topology: the given one's part, or one inferred from which ranks share a machine."""
-        if self._whole is not None and self.described:
-            if len(self._group) == self._whole.num_ranks:
-                return self._whole
-            return self._whole.subset(self._group)
+        if self._whole is not None:
+            present = sorted(self._group)
+            part = self._whole if len(present) == self._whole.num_ranks else self._whole.subset(present)
+            return part.reordered([present.index(rank) for rank in self._group])
         names = names_of_hosts(addresses)
         if len(set(names)) == 1:
             return loopback(num_ranks=len(names))

@@ -24,6 +24,7 @@ __all__ = [
     "Message",
     "Position",
     "Question",
+    "Whereabouts",
     "read_message",
     "record_of",
     "shortened",
@@ -143,7 +144,15 @@ class Heard:
     machine: str
 
 
-Message = Bye | Identity | Abort | Position | Finding | Question | Heard
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where I can be found by a group that is formed of those who are left: a handle, see ``runtime.elastic``."""
+
+    TYPE: ClassVar[str] = "whereabouts"
+    handle: str
+
+
+Message = Bye | Identity | Abort | Position | Finding | Question | Heard | Whereabouts
 
 
 def record_of(message: Message) -> dict[str, Any]:
@@ -251,6 +260,10 @@ def _heard(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: i
     )
 
 
+def _whereabouts(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Whereabouts(handle=fields.text("handle"))
+
+
 _READERS: dict[str, _Reader] = {
     Bye.TYPE: _bye,
     Identity.TYPE: _identity,
@@ -259,4 +272,5 @@ _READERS: dict[str, _Reader] = {
     Finding.TYPE: _finding,
     Question.TYPE: _question,
     Heard.TYPE: _heard,
+    Whereabouts.TYPE: _whereabouts,
 }

@@ -34,7 +34,6 @@ class MycelProcessGroup(ProcessGroup):
 
     def __init__(self, group: TensorGroup, name: str = "") -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]  # the three-argument form throws
-        self.tensor_group = group
         self._backend = MycelBackend(group, name)
         self._name, self._description = name, ""
         self._set_default_backend(ProcessGroup.BackendType.CUSTOM)
@@ -47,6 +46,36 @@ class MycelProcessGroup(ProcessGroup):
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         """``mycel``."""
         return "mycel"
+
+    @property
+    def tensor_group(self) -> TensorGroup:
+        """The present group; ``reconfigure`` puts another one in its place."""
+        return self._backend.tensor_group
+
+    def rank(self) -> int:
+        """This process's rank in the group."""
+        return self._backend.tensor_group.rank()
+
+    def size(self) -> int:
+        """How many ranks the group has."""
+        return self._backend.tensor_group.size()
+
+    # Names by which torch's C++ side asks for the same.
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
+    @property
+    def supports_reconfigure(self) -> bool:
+        """Whether the group can be formed anew of other members: it can."""
+        return True
+
+    def get_reconfigure_handle(self) -> str:
+        """Where this process is found by those who form a group with it."""
+        return self._backend.get_reconfigure_handle()
+
+    def reconfigure(self, opts: Any) -> Any:
+        """Form the group anew of other members; see ``mycel.elastic.reconfigure``."""
+        return self._backend.reconfigure(opts)
 
     # No backend is registered for CPUs, since none can be: what reaches torch's C++ side past the routes is refused.
     # Torch keeps a group's name and description in its backends.
@@ -96,11 +125,11 @@ class MycelProcessGroup(ProcessGroup):
 
     def shutdown(self) -> None:
         """Finish what is under way, tell the others goodbye and close all connections."""
-        self.tensor_group.shutdown()
+        self._backend.shutdown()
 
     def abort(self) -> None:
         """Fail what is under way on every rank."""
-        self.tensor_group.abort()
+        self._backend.abort()
 
 
 def _passed_on(name: str, spelling: str) -> Callable[..., Any]:

@@ -155,6 +155,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
     def shutdown(self) -> None:
         """Finish what is under way, tell the others goodbye and close all connections; nothing in a forked child."""
         self._fallback.close()
+        self._messages.close()
         if self._communicator is not None:
             self._communicator.close()
             if self._communicator.is_inherited:
@@ -167,6 +168,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         """Fail what is under way on every rank."""
         if self._communicator is not None:
             self._communicator.abort()
+        self._messages.abort()
         if self._devices is not None:
             self._devices.backend.abort()
 

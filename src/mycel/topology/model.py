@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
@@ -210,6 +210,32 @@ class Topology:
             return self._induced(kept, members)
         except TopologyError:
             return self._induced(list(range(len(self.vertices))), members)
+
+    def reordered(self, order: Sequence[int]) -> Topology:
+        """The same fabric with its ranks in another order: rank ``i`` of the result is rank ``order[i]`` here.
+
+        Raises:
+            TopologyError: the order does not hold each rank once.
+
+        Examples:
+            >>> ends = tuple(Vertex(kind="rank", label=label) for label in "abc")
+            >>> ring = tuple(Link(src=i, dst=(i + 1) % 3, capacity=1 + i) for i in range(3))
+            >>> turned = Topology(name="ring", unit="link", vertices=ends, links=ring).reordered([2, 0, 1])
+            >>> [turned.label(vertex) for vertex in turned.ranks], turned.capacity[0, 1]
+            (['c', 'a', 'b'], 3)
+        """
+        if sorted(order) != list(range(self.num_ranks)):
+            raise TopologyError(f"{self.name}: {list(order)} is no order of {self.num_ranks} ranks")
+        if list(order) == sorted(order):
+            return self
+        place = list(range(len(self.vertices)))  # from the vertex that was to the vertex that will be
+        for number, rank in enumerate(order):
+            place[self.ranks[rank]] = self.ranks[number]
+        vertices = list(self.vertices)
+        for was, now in enumerate(place):
+            vertices[now] = self.vertices[was]
+        links = tuple(replace(link, src=place[link.src], dst=place[link.dst]) for link in self.links)
+        return Topology(name=self.name, unit=self.unit, vertices=tuple(vertices), links=links)
 
     def with_vertices(self, vertices: Iterable[Vertex]) -> Topology:
         """The same links between other vertices."""

@@ -1,0 +1,49 @@
+"""Groups that are formed anew while ranks come and go."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mycel.topology.builders import ring
+from mycel.topology.json_format import to_json
+
+RunRanks = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_cases_of_torch(run_ranks: RunRanks, size: int) -> None:
+    run_ranks(size, "elastic", "torch_cases", backend=None)
+
+
+def test_torchs_own_interface(run_ranks: RunRanks) -> None:
+    if not all(run_ranks(3, "elastic", "by_torchs_own_names", backend=None)):
+        pytest.skip("this torch has no interface for groups whose members change; make test-newest tries it")
+
+
+def test_groups_meshes_and_ddp_of_the_new_ranks(run_ranks: RunRanks) -> None:
+    run_ranks(4, "elastic", "groups_of_the_new_ranks", backend=None)
+
+
+def test_who_does_not_come_is_named(run_ranks: RunRanks) -> None:
+    for late, gone in run_ranks(3, "elastic", "who_does_not_come", backend=None)[:-1]:
+        assert "rank 2 (pid" in late and "did not come within 0.5 s; 2 of 3 members did" in late
+        assert "rank 2 (pid" in gone and "gone" in gone
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_survivors_shrink_the_group(run_ranks: RunRanks, lost: int) -> None:
+    """Without the first rank, too, which has the store that the job began with."""
+    assert sum(took > 0 for took in run_ranks(4, "elastic", "shrink", lost, backend=None)) == 3
+
+
+def test_schedules_are_for_the_part_of_the_fabric_that_is_there(run_ranks: RunRanks, tmp_path: Path) -> None:
+    file = tmp_path / "ring.json"
+    file.write_text(json.dumps(to_json(ring(num_ranks=4, bandwidth="1 Gbit/s"))))
+    seen = run_ranks(4, "elastic", "over_a_fabric", backend=None, env={"MYCEL_TOPOLOGY": str(file)})
+    assert seen[1] == [(["0", "1", "2", "3"], 8), (["1", "2", "3"], 4), (["2", "3", "0", "1"], 8)]
+    assert seen[0] == [seen[1][0], seen[1][2]]
