@@ -127,7 +127,7 @@ class Communicator:
             reroutes=reroutes,
         )
         self._watched = Watched(
-            self._faults,
+            self._faults.hearing,
             members or range(size),
             [address.host for address in rendezvous.addresses],
             [(address.ip, address.port) for address in rendezvous.addresses],
