@@ -23,7 +23,7 @@ from mycel.runtime.communicator import Communicator
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
-__all__ = ["MycelWork", "await_futures", "span_of"]
+__all__ = ["MycelWork", "span_of"]
 
 _log = logging.getLogger(__name__)
 
