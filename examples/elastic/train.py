@@ -76,7 +76,9 @@ class Samples:
         return inputs, targets[:, -1]
 
 
-def whole_replicas(shards: int) -> Callable[[Sequence[elastic.Candidate]], Sequence[elastic.Candidate] | None]:
+def whole_replicas(
+    shards: int, world_size: int
+) -> Callable[[Sequence[elastic.Candidate]], Sequence[elastic.Candidate] | None]:
     """Whom a round takes: replicas of which all ranks are there, the newest state among them."""
 
     def choose(candidates: Sequence[elastic.Candidate]) -> Sequence[elastic.Candidate] | None:
@@ -85,6 +87,8 @@ def whole_replicas(shards: int) -> Callable[[Sequence[elastic.Candidate]], Seque
         places = [[replica * shards + i for i in range(shards)] for replica in replicas]
         whole = [row for row in places if all(place in by_place for place in row)]
         newest = max(candidate.note for candidate in candidates)
+        if newest < 0 and len(by_place) < world_size:
+            return None  # the job begins when all are there
         # Survivors are at most a step apart, and who is behind can follow.
         if not any(all(by_place[place].note >= newest - 1 for place in row) for row in whole):
             return None
@@ -93,11 +97,25 @@ def whole_replicas(shards: int) -> Callable[[Sequence[elastic.Candidate]], Seque
     return choose
 
 
-def train(options: argparse.Namespace, store: dist.Store, place: int, world_size: int) -> None:
-    """For so many seconds from the job's first step; says of each step what it cost, as a line of JSON."""
+def train(
+    options: argparse.Namespace,
+    store: dist.Store,
+    place: int,
+    world_size: int,
+    is_over: Callable[[float], bool] | None = None,
+) -> None:
+    """Train until the time is over; says of each step what it cost, as a line of JSON.
+
+    Args:
+        options: of the training.
+        store: in which ranks agree on who is there.
+        place, world_size: this rank's, and how many there are when all are there.
+        is_over: whether to stop, so many seconds after the job's first step; one rank that says so is enough.
+    """
+    is_over = is_over or (lambda seconds: seconds > options.seconds)
     elastic.start_alone(timeout=timedelta(seconds=options.patience))
     roster = elastic.Roster(
-        store, place=place, choose=whole_replicas(options.shards), expected=world_size, settle_s=0.3
+        store, place=place, choose=whole_replicas(options.shards, world_size), expected=world_size, settle_s=0.3
     )
     training, samples = training_of(options), Samples(options)
     in_group = stop = False
@@ -107,7 +125,7 @@ def train(options: argparse.Namespace, store: dist.Store, place: int, world_size
                 join(training, roster, store, timedelta(seconds=4 * options.patience))
                 began = float(store.compare_set("began", "", str(time.time())))
                 in_group = True
-            over = time.time() - began > options.seconds
+            over = is_over(time.time() - began)
             loss, stop, wanted = take_step(training, samples, over=over, wanted=roster.is_wanted)
         except RuntimeError as error:
             if not isinstance(error, CommunicationError) and elastic.failure() is None:

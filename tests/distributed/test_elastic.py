@@ -47,3 +47,19 @@ def test_schedules_are_for_the_part_of_the_fabric_that_is_there(run_ranks: RunRa
     seen = run_ranks(4, "elastic", "over_a_fabric", backend=None, env={"MYCEL_TOPOLOGY": str(file)})
     assert seen[1] == [(["0", "1", "2", "3"], 8), (["1", "2", "3"], 4), (["2", "3", "0", "1"], 8)]
     assert seen[0] == [seen[1][0], seen[1][2]]
+
+
+@pytest.mark.parametrize(("size", "shards"), [(3, 1), (4, 2)])
+def test_training_goes_on_while_a_rank_is_killed_and_comes_back(run_ranks: RunRanks, size: int, shards: int) -> None:
+    """DDP, and HSDP of whole replicas: each step is taken once, with the loss of the run that nobody disturbs."""
+    lives = run_ranks(size, "elastic", "example", shards, 1, backend=None, preload=["torch.distributed.fsdp"])
+    taken = [line for lines in lives for said in lines for line in said if "step" in line]
+    losses = {line["step"]: line["loss"] for line in taken}
+    assert all(line["loss"] == pytest.approx(losses[line["step"]], abs=1e-12) for line in taken)
+    assert sorted(losses) == list(range(1, max(losses) + 1)), "no step is missing"
+    assert {line["size"] for line in taken} >= {size, size - shards}
+    assert any("step" in line and line["size"] == size for line in lives[1][1]), "it came back"
+    lost = {line["lost"] for lines in lives for said in lines for line in said if "lost" in line}
+    assert len(lost) <= 2
+    (truth,) = run_ranks(1, "elastic", "reference", max(losses), backend=None)
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(truth, abs=1e-9)

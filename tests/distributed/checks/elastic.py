@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import signal
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +25,8 @@ from mycel.errors import CommunicationError, PeerLostError, UsageError
 from mycel.runtime import tensor_group
 
 LIMIT = timedelta(seconds=30)
+#: Of the example.
+SMALL = ("--width", "4", "--length", "4")
 
 
 class Others:
@@ -249,3 +256,50 @@ def assert_reduces_in_new_group() -> None:
     tensor = torch.ones(1)
     dist.all_reduce(tensor, group=dist.new_group())
     assert tensor.item() == dist.get_world_size()
+
+
+def example(rank: int, size: int, shards: int, lost: int) -> list[list[dict[str, Any]]]:
+    """The example's rank, of which one is killed and comes back; what each of its lives has said."""
+    folder = Path(os.environ["STORE_FILE"]).parent
+    lives = [folder / f"said{rank}.{life}" for life in range(1 + (rank == lost))]
+    for said in lives:
+        pid = os.fork()
+        if pid == 0:
+            _live(rank, size, shards, said)
+        if said is not lives[-1]:
+            while not said.exists() or len(said.read_text().splitlines()) < 4:
+                time.sleep(0.01)
+            os.kill(pid, signal.SIGKILL)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        assert code == (0 if said is lives[-1] else -signal.SIGKILL)
+    return [[json.loads(line) for line in said.read_text().splitlines() if line.startswith("{")] for said in lives]
+
+
+def _live(rank: int, size: int, shards: int, said: Path) -> None:
+    """One life of a rank; never returns. Who has come back ends the job with its fifth step."""
+    code = 1
+    try:
+        train = _example()
+        os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
+        steps = iter(range(5 if said.suffix == ".1" else 1_000_000))
+        options = train.parse_arguments(["--shards", str(shards), *SMALL])
+        store = dist.FileStore(os.environ["STORE_FILE"], -1)
+        train.train(options, store, rank, size, lambda seconds: next(steps, None) is None)
+        sys.stdout.flush()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def reference(rank: int, size: int, num_steps: int) -> list[float]:
+    """Losses of the run that nobody disturbs."""
+    train = _example()
+    losses: list[float] = train.reference(train.parse_arguments(SMALL), num_steps)
+    return losses
+
+
+def _example() -> Any:
+    sys.path.insert(0, str(Path(__file__).parents[3] / "examples" / "elastic"))
+    return importlib.import_module("train")
