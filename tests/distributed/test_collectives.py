@@ -48,7 +48,7 @@ def test_monitored_barrier(run_ranks: RunRanks) -> None:
     run_ranks(3, "collectives", "monitored")
 
 
-def test_operations_that_gloo_carries_out_do_not_hang(run_ranks: RunRanks) -> None:
+def test_what_no_schedule_carries_does_not_hang(run_ranks: RunRanks) -> None:
     run_ranks(4, "collectives", "many_not_scheduled")
 
 

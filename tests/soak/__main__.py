@@ -1,12 +1,16 @@
 """Random collectives, one after the other and several at once, with every result checked.
 
     python -m tests.soak [--count 100000] [--ranks 4] [--seed 0] [--backend mycel]
+    python -m tests.soak --unrest 3600    so many seconds, with things going on that are no failures
 
 Kinds, sizes (none to a megabyte), types, reductions, groups, roots and whether a call is asynchronous are drawn from
 one seed, so that all ranks draw the same. Contributions are small integers, in which every type and order of summing
 is exact: a result is right bit for bit or wrong. Memory and descriptors are noted half of the way, when caches are
 full, and at the end, each time after the allocator has given back what is free: a leak of a few hundred bytes a call
 shows.
+
+With ``--unrest`` four ranks run on an emulated cluster (root is needed) while ranks are stopped for 8 s, links are
+down for 5 s, and the processors have other work: every result must be right, and no rank may see an error.
 """
 
 from __future__ import annotations
@@ -14,19 +18,21 @@ from __future__ import annotations
 import argparse
 import ctypes
 import gc
+import itertools
 import json
 import os
 import random
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.soak.unrest import run_unrest
 from torch import Tensor
 
 from mycel.runtime.prepared import PREPARED
@@ -164,8 +170,28 @@ def _footprint() -> tuple[int, int]:
     return pages * os.sysconf("SC_PAGE_SIZE") - PREPARED.num_bytes, len(list(Path("/proc/self/fd").iterdir()))
 
 
-def soak(count: int, seed: int) -> dict[str, Any]:
-    """Run in an initialised process group of at least 2 ranks; what was counted."""
+def _numbers(count: int, stop: Path | None) -> Iterator[int]:
+    """Up to ``count``, or until ``stop`` exists, upon which the ranks agree."""
+    if stop is None:
+        yield from range(count)
+        return
+    for number in itertools.count():
+        if number % 50 == 0:
+            is_over = torch.tensor([int(stop.exists())])
+            dist.all_reduce(is_over, dist.ReduceOp.MAX)
+            if is_over.item():
+                return
+        yield number
+
+
+def soak(count: int, seed: int, stop: Path | None = None) -> dict[str, Any]:
+    """Run in an initialised process group of at least 2 ranks; what was counted.
+
+    Args:
+        count: collectives; with ``stop``, half of it is when memory is noted first.
+        seed: of the draws.
+        stop: a file that ends the run when it appears.
+    """
     n = dist.get_world_size()
     members: list[list[int]] = [list(range(n))]
     members += [[r for r in range(n) if r % 2 == parity] for parity in (0, 1) if n >= 4]
@@ -175,7 +201,7 @@ def soak(count: int, seed: int) -> dict[str, Any]:
     pending: list[tuple[Any, Callable[[], None]]] = []
     early, started = (0, 0), time.monotonic()
     done = 0
-    for number in range(count):
+    for number in _numbers(count, stop):
         draw = Draw.of(dice, members)
         if number == count // 2:
             early = _footprint()
@@ -218,7 +244,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ranks", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--backend", choices=("mycel", "gloo"), default="mycel")
+    parser.add_argument("--unrest", type=float, help="seconds to run on an emulated cluster without peace")
     options = parser.parse_args(arguments)
+    if options.unrest is not None:
+        return run_unrest(options.unrest, options.seed)
     import mycel.runtime
 
     mycel.runtime.warm()

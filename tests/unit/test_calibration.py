@@ -64,12 +64,56 @@ def test_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [file.name for file in folder.iterdir()] == [calibration_file(folder).name]
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", json.dumps({**asdict(SLOW), "cores": "5"})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        "[" * 200_000,
+        *(
+            json.dumps({**asdict(SLOW), **wrong})
+            for wrong in (
+                {"cores": "5"},
+                {"cores": 0},
+                {"cores": -1},
+                {"cores": True},
+                {"cores": 2.5},
+                {"cores": 10**400},
+                {"message_s": -1.0},
+                {"wake_s": float("nan")},
+                {"copy_s_per_gb": float("inf")},
+                {"add_s_per_gb": 10**400},
+                {"add_s_per_gb": 1e300},
+                {"message_s": None},
+            )
+        ),
+    ],
+    ids=lambda content: content[:40],
+)
 def test_a_broken_file_is_measured_over(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
     calibration_file(tmp_path).write_text(content)
     assert known_costs(tmp_path) == SLOW
     assert costs_from_text(calibration_file(tmp_path).read_text()) == SLOW
+
+
+def test_a_number_too_long_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
+    calibration_file(tmp_path).write_text(costs_to_text(SLOW).replace("5", "5" * 5000))
+    assert known_costs(tmp_path) == SLOW
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder"])
+def test_something_else_than_a_file(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading a pipe would wait for somebody who writes."""
+    monkeypatch.setattr(calibration, "measure_costs", lambda: SLOW)
+    if kind == "pipe":
+        os.mkfifo(calibration_file(tmp_path))
+    else:
+        calibration_file(tmp_path).mkdir()
+    assert known_costs(tmp_path) == SLOW
 
 
 def test_a_folder_that_refuses_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from tests.effort import long
 
+from mycel import compiled as module
 from mycel.collectives import maxflow
 from mycel.compiled import compiled, interpreted_while_small
 from mycel.topology.load import load_topology
@@ -66,3 +68,53 @@ def test_little_is_interpreted_and_much_compiled(monkeypatch: pytest.MonkeyPatch
     monkeypatch.delitem(sys.modules, "numba")
     assert interpreted_while_small(function, 30_000)(1) == 2
     assert interpreted_while_small(function, 30_000) is function, "60,000 steps are more than importing numba costs"
+
+
+class ReadOnly:
+    """Stands for numba on a machine where code can be kept in the folder that its settings name, or nowhere."""
+
+    def __init__(self) -> None:
+        self.config = self
+        self.CACHE_DIR = ""
+        self.asked: list[tuple[bool, str]] = []
+
+    def njit(self, *, cache: bool = False) -> Any:
+        self.asked.append((cache, self.CACHE_DIR))
+        if cache and not self.CACHE_DIR:
+            raise RuntimeError("cannot cache function 'f': no locator available for file 'f.py'")
+        return lambda function: function
+
+
+def test_an_image_that_nobody_may_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code is kept among the temporary files, in a folder of the user's own; numba's settings stay as they were."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    module._private_folder.cache_clear()
+    numba = ReadOnly()
+    module._cached_on_disk(numba, len, {})
+    (folder,) = tmp_path.iterdir()
+    assert numba.asked == [(True, ""), (True, str(folder))]
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert numba.CACHE_DIR == ""
+
+
+def test_a_folder_that_others_may_write_to_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    module._private_folder.cache_clear()
+    (tmp_path / f"mycel-compiled-{os.geteuid()}").mkdir(mode=0o755)
+    numba = ReadOnly()
+    for _ in range(2):
+        module._cached_on_disk(numba, len, {})
+    assert numba.asked == [(True, ""), (False, "")] * 2
+    assert caplog.text.count("compiled code cannot be kept") == 1
+    module._private_folder.cache_clear()
+
+
+def test_what_else_numba_refuses_is_raised() -> None:
+    class Broken(ReadOnly):
+        def njit(self, *, cache: bool = False) -> Any:
+            raise RuntimeError("something else")
+
+    with pytest.raises(RuntimeError, match="something else"):
+        module._cached_on_disk(Broken(), len, {})

@@ -100,6 +100,16 @@ def test_schedules_are_made_once_until_they_are_forgotten() -> None:
     assert len(asked) == 2
 
 
+def test_groups_over_equal_fabrics_share_schedules_and_parts() -> None:
+    first, second = (verified_schedules(ring(num_ranks=4), "all_gather", None) for _ in range(2))
+    assert first is not second  # either may be changed
+    assert first.keys() == second.keys() and all(first[method] is second[method] for method in first)
+    assert verified_schedules(star(num_ranks=4), "all_gather", None)["forest"] is not first["forest"]
+    planners: list[Planner[Any]] = [Planner(rank, made, choose, unproved) for rank in (1, 1, 2)]
+    one, same, other = (planner.plan("all_gather", None, "forest") for planner in planners)
+    assert one is same and other.rank == 2
+
+
 def test_methods_asked_for_serve_where_they_can() -> None:
     assert set(verified_schedules(FABRIC, "all_reduce", None, ["ring"])) == {"ring"}
     assert set(verified_schedules(FABRIC, "broadcast", 0, ["bruck"])) == set(made("broadcast", 0))

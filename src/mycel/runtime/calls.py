@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from mycel.collectives.spec import CollectiveName
 from mycel.runtime.faults import Attempt
@@ -90,7 +90,8 @@ class Ticket:
         settle: puts results to where the caller wants them; ``None``: they are there, or it has done so.
         is_through: it has been run, where there is no job to say so.
         error: why it failed.
-        finished: opened once it is over and settled, and so are those before it.
+        is_finished: it is over and settled, and so are those before it.
+        latch: opened then; ``None`` where nobody can wait for it.
         callbacks: called then, in the order of the collectives; they return at once.
     """
 
@@ -99,8 +100,9 @@ class Ticket:
     settle: Callable[[], None] | None = None
     is_through: bool = False
     error: BaseException | None = None
-    finished: Latch = field(default_factory=Latch)
-    callbacks: list[Callable[[Ticket], None]] = field(default_factory=list)
+    is_finished: bool = False
+    latch: Latch | None = None
+    callbacks: tuple[Callable[[Ticket], None], ...] = ()
 
     @property
     def what(self) -> str:
@@ -129,7 +131,9 @@ class Ticket:
             except Exception as error:  # the tensors have changed, say: the caller's error, not the group's
                 self.error = error
         self.settle = None
-        self.finished.open()
-        callbacks, self.callbacks = self.callbacks, []
+        self.is_finished = True
+        if self.latch is not None:
+            self.latch.open()
+        callbacks, self.callbacks = self.callbacks, ()
         for callback in callbacks:
             callback(self)

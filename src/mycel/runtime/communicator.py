@@ -34,8 +34,9 @@ from mycel.runtime.flight import FlightLog
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
+from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
-from mycel.runtime.planner import Planner, sends_directly, verified_schedules
+from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
 from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
@@ -156,6 +157,7 @@ class Communicator:
             Rerouter(rank, self._run_once, self._go_on, self._queue.take, self._internal) if reroutes else None
         )
         self._opening: Errand | None = None
+        self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
         self._closed = self._forked = False
@@ -202,7 +204,7 @@ class Communicator:
             return False
         try:
             self._queue.take()
-            return not len(self._queue)
+            return self._queue.oldest is None
         finally:
             self._turns.order.release()
 
@@ -219,6 +221,10 @@ class Communicator:
         if self._rerouter is not None:  # the answer would change with the fabric, while calls are under way
             return False
         return sends_directly(self.planner.schedules("all_to_all"))
+
+    def sends_parts_directly(self, name: CollectiveName, root: int) -> bool:
+        """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
+        return self._rerouter is None and sends_parts_directly(self.planner.schedules(name, root))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
         """Open the channels that a collective's schedules use. Every rank must come here to get on.
@@ -322,7 +328,8 @@ class Communicator:
             ticket = self._turns.run(call, timeout_s, settle)
         else:
             ticket = self._reroute(self._rerouter, call, timeout_s, settle)
-        self.wait(ticket)
+        if not ticket.is_finished:
+            self.wait(ticket)
 
     def start(
         self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None
@@ -353,7 +360,7 @@ class Communicator:
         Raises:
             CommunicationError: it failed.
         """
-        if not ticket.finished.is_open and not self._queue.wait(ticket, timeout_s):
+        if not ticket.is_finished and not self._queue.wait(ticket, timeout_s):
             return False
         if ticket.error is not None:
             raise ticket.error
@@ -361,9 +368,9 @@ class Communicator:
 
     def is_finished(self, ticket: Ticket) -> bool:
         """Whether a collective is over, right or wrong, and its results where they belong."""
-        if not ticket.finished.is_open:
+        if not ticket.is_finished:
             self._queue.take()
-        return ticket.finished.is_open
+        return ticket.is_finished
 
     def when_done(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback``, which returns at once, when the collective is finished; at once where it is."""
@@ -398,7 +405,7 @@ class Communicator:
         Its number is the engine's to give: a signal handler that interrupts this may call something before it.
         """
         self._check()
-        likely = self._queue.number + 1
+        likely = self._last + 1
         attempt = self._attempt(f"{call.title or call.name} #{likely}", self._limit_s(timeout_s), (likely, 0, 0))
         ticket = self._prepare(call, attempt, 0)
         ticket.settle = settle
@@ -445,22 +452,23 @@ class Communicator:
     def _count(self, ticket: Ticket) -> None:
         """Write down the header of a call that has its number."""
         if ticket.job is not None:
-            self._rename(ticket)
+            self._last = self._rename(ticket.attempt, ticket.job)
             self._faults.recent.append(ticket.attempt.header)
 
-    def _rename(self, ticket: Ticket) -> None:
-        """Give an attempt the number that its job has got, if it is not the likely one."""
-        attempt, job = ticket.attempt, ticket.job
-        if job is not None and (number := int(job.fields[e.J_HEADER + 1])) != attempt.header[0]:
+    def _rename(self, attempt: Attempt, job: Job) -> int:
+        """The number that a job has got; its attempt gets it too, if it is not the likely one."""
+        number = int(job.fields[e.J_HEADER + 1])
+        if number != attempt.header[0]:
             attempt.header = (number, *attempt.header[1:])
             attempt.what = f"{attempt.what.rpartition('#')[0]}#{number}"
+        return number
 
     def _judge(self, status: int, ticket: Ticket) -> None:
         """Decide what a run's status means: return to let it go on, or raise, which is the ticket's error then."""
         job, attempt = ticket.job, ticket.attempt
         if job is None or status == e.INTERRUPTED:
             return
-        self._rename(ticket)
+        self._rename(attempt, job)
         begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
         attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
@@ -537,6 +545,29 @@ class Communicator:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
 
+    # -- messages between two ranks -----------------------------------------------------------------------
+
+    def lines(self) -> Lines:
+        """What messages between two ranks need of the group."""
+        return Lines(
+            rank=self.rank,
+            size=self.size,
+            topology=self.topology,
+            rendezvous=self._rendezvous,
+            address_of=self._address_of,
+            pace_of=self._pace,
+            failure=lambda: self._faults.cause,
+            give_up=self.give_up,
+            control=self._control,
+        )
+
+    def give_up(self, kind: str, message: str) -> CommunicationError:
+        """Fail the group on all ranks, for a reason of a kind (``Faults.poison``); the cause, to be raised."""
+        cause = self._faults.poison(kind, message)
+        self._hang_up()
+        self._write_down(cause)
+        return cause
+
     # -- the end ------------------------------------------------------------------------------------------
 
     def abort(self, why: str = "aborted by the user") -> None:
@@ -548,10 +579,7 @@ class Communicator:
 
     def disagree(self, message: str) -> CommunicationError:
         """Fail the group, for ranks have called different things; the cause, to be raised."""
-        cause = self._faults.poison("mismatch", message)
-        self._hang_up()
-        self._write_down(cause)
-        return cause
+        return self.give_up("mismatch", message)
 
     def finish(self) -> None:
         """Wait for what is queued to be over, right or wrong."""

@@ -57,6 +57,9 @@ _NAMES = {
     "device_ids": "device_ids",
     "sparse_indices": "sparseIndices",
 }
+_PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
+_num_modes = torch._C._len_torch_dispatch_stack
+_is_profiling = torch._C._autograd._profiler_enabled
 _BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _c10d: Any = torch._C._distributed_c10d  # its type information lacks a function
 _routing = threading.Lock()
@@ -71,20 +74,21 @@ def is_for_dispatcher(arguments: Iterable[Any]) -> bool:
     """Whether a call has to go through torch's dispatcher; nearly always not, and that is found in a microsecond.
 
     Args:
-        arguments: of the call.
+        arguments: of the call: tensors, lists of these, lists of lists, and others.
     """
-    return (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._autograd._profiler_enabled()
-        or any(map(_is_more_than_memory, arguments))
-    )
-
-
-def _is_more_than_memory(given: Any) -> bool:
-    kind: Any = type(given)
-    if kind is list:
-        return any(map(_is_more_than_memory, given))
-    return _is_special(kind) or (isinstance(given, torch.Tensor) and given.is_meta)
+    if _num_modes() or _is_profiling():
+        return True
+    for given in arguments:
+        kind: Any = type(given)
+        if kind is list:
+            if is_for_dispatcher(given):
+                return True
+        elif kind in _PLAIN:
+            if given.is_meta:
+                return True
+        elif _is_special(kind):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=1024)

@@ -63,11 +63,11 @@ J_FAILED_CHANNEL = 26
 J_ERRNO = 27
 J_STARTED_NS = 28
 J_ENDED_NS = 29
-J_WORK = 30  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
-J_ELEMENT_BYTES = 55
-J_LIMIT_NS = 56  # from the run's begin to its deadline; 0 where the deadline is given
-J_NUMBERS = 57  # address of the last sequence number that was given; a job whose own is 0 takes the next
-J_POSITION = 58  # in the ring, counted from the first; -1 where it is in none
+J_ELEMENT_BYTES = 30
+J_LIMIT_NS = 31  # from the run's begin to its deadline; 0 where the deadline is given
+J_NUMBERS = 32  # address of the last sequence number that was given; a job whose own is 0 takes the next
+J_POSITION = 33  # in the ring, counted from the first; -1 where it is in none
+J_WORK = 34  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
 JOB_FIELDS = 59
 
 # Fields of a row.

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import AllToAllOptions
 
 from mycel.runtime.communicator import Call
 from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.headers import ALL_TO_ALL_V
+from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.tensors import (
     apart_from,
     back_into,
@@ -126,21 +129,24 @@ class Exchanges(GroupCalls):
         )
         return self._issue(call, opts, outputs, settle)
 
-    # -- what Gloo and NCCL do ------------------------------------------------------------------------------
+    # -- messages between two ranks -------------------------------------------------------------------------
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Wait for every rank; rank 0 names those that do not come. The group stays usable either way."""
-        gloo: Any = self._fallback.gloo
-        gloo.monitored_barrier(self._timeout if timeout is None else bounded(timeout), wait_all_ranks)
+        self._messages.monitored_barrier(self._timeout if timeout is None else bounded(timeout), wait_all_ranks)
 
     def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
         """Receive from whoever sends first; see ``torch.distributed.recv``."""
-        return self._backend_of(tensors).recv_anysource(tensors, tag)
+        return self._messenger(tensors).recv_anysource(tensors, tag)
 
     def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
         """Send to one rank; see ``torch.distributed.send``."""
-        return self._backend_of(tensors).send(tensors, dst, tag)
+        return self._messenger(tensors).send(tensors, dst, tag)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Receive from one rank; see ``torch.distributed.recv``."""
-        return self._backend_of(tensors).recv(tensors, src, tag)
+        return self._messenger(tensors).recv(tensors, src, tag)
+
+    def _messenger(self, tensors: Sequence[Tensor]) -> ProcessGroup | PointToPoint:
+        """Who sends or receives tensors like these."""
+        return self._messages if self._messages.takes(tensors) else self._backend_of(tensors)

@@ -316,8 +316,10 @@ def dump_flight_records(folder: str | os.PathLike[str] | None = None) -> Path | 
 
 
 def _write_on_request(folder: Path) -> None:
+    process = os.getpid()
+
     def at_exit() -> None:
-        if _recorder is not None:
+        if _recorder is not None and os.getpid() == process:  # a forked child has nothing to tell
             _dump_or_warn(_recorder, folder, "the process ended")
 
     def on_signal(number: int, frame: FrameType | None) -> None:

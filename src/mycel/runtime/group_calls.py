@@ -14,6 +14,7 @@ from torch.distributed import ProcessGroup
 from mycel.runtime.communicator import Call, Communicator
 from mycel.runtime.device.group import DeviceGroup
 from mycel.runtime.fallback import Fallback
+from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
 from mycel.runtime.timeouts import given_s
@@ -49,6 +50,7 @@ class GroupCalls:
         self._communicator = communicator
         self._fallback = fallback
         self._devices = devices
+        self._messages = PointToPoint(communicator)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
 
     def rank(self) -> int:

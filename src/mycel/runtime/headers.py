@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from mycel.collectives.spec import CollectiveName
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 
 __all__ = [
     "ALL_TO_ALL_V",
     "COMMIT",
     "ELEMENTS",
+    "PARTS",
     "UNKNOWN_ELEMENT",
     "describe_header",
     "pack_kind",
@@ -49,6 +51,8 @@ UNKNOWN_ELEMENT = 255
 
 #: What messages call an all_to_all with split sizes, whose headers state what goes between two ranks.
 ALL_TO_ALL_V = "all_to_all with split sizes"
+#: What messages call a gather or scatter of parts of any length, each of which only its two ends know.
+PARTS: dict[CollectiveName, str] = {"gather": "gather of parts", "scatter": "scatter of parts"}
 #: What messages call the round after a collective in which ranks tell each other that they have come through.
 COMMIT = "commit"
 _NAMES = (
@@ -63,7 +67,9 @@ _NAMES = (
     "scatter",
     ALL_TO_ALL_V,
     COMMIT,
+    *PARTS.values(),
 )
+_OF_PARTS = (ALL_TO_ALL_V, *PARTS.values())
 #: Code of an average in headers, where other codes are those of ``reduce_kernels.ReduceOp``.
 _AVERAGE = 15
 
@@ -97,7 +103,7 @@ def unpack_kind(kind: int) -> tuple[str, int, str]:
 
 def states_own_bytes(kind: int) -> bool:
     """Whether ranks state different numbers of bytes for the same collective of this kind."""
-    return kind & 0xFF == _NAMES.index(ALL_TO_ALL_V)
+    return unpack_kind(kind)[0] in _OF_PARTS
 
 
 def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Callable[[int], str]) -> str:
@@ -105,7 +111,7 @@ def describe_header(sequence: int, kind: int, num_bytes: int, dtype_names: Calla
     name, dtype, op = unpack_kind(kind)
     root = (kind >> 24) & 0xFFFFFF
     size = f" of {num_bytes} bytes"
-    if name == ALL_TO_ALL_V:
+    if name in _OF_PARTS:
         size = f"{size} between the two" if num_bytes else ""
     text = f"{name} #{sequence}{size} of {dtype_names(dtype)}"
     if name in ("all_reduce", "reduce_scatter", "reduce"):

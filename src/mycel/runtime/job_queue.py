@@ -25,7 +25,7 @@ import numpy as np
 
 from mycel.errors import CommunicationError, MycelError
 from mycel.runtime import engine as e
-from mycel.runtime.calls import Ticket
+from mycel.runtime.calls import Latch, Ticket
 from mycel.runtime.timeouts import LONGEST_S
 
 __all__ = ["JobQueue"]
@@ -54,15 +54,13 @@ class JobQueue:
         self._address: int = self._ring.ctypes.data
         #: Where the last sequence number stands; jobs take the next one.
         self.numbers_address = self._address + e.RING_NUMBERS * 8
-        self._tickets: deque[Ticket] = deque()
+        #: Oldest first.
+        self.tickets: deque[Ticket] = deque()
         self._taking = threading.RLock()
         self._claims = [True]
         self._threads: tuple[threading.Thread, ...] = ()
         self._wake_fd = self._done_fd = -1
         self._is_closing = False
-
-    def __len__(self) -> int:
-        return len(self._tickets)
 
     @property
     def number(self) -> int:
@@ -73,13 +71,13 @@ class JobQueue:
     def oldest(self) -> Ticket | None:
         """The ticket that is next to be finished."""
         with contextlib.suppress(IndexError):
-            return self._tickets[0]
+            return self.tickets[0]
         return None
 
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another ticket."""
-        return len(self._tickets) >= e.RING_CAPACITY - 1
+        return len(self.tickets) >= e.RING_CAPACITY - 1
 
     # -- in -----------------------------------------------------------------------------------------------
 
@@ -109,32 +107,34 @@ class JobQueue:
         """
         self.submit_last()
         if ticket.job is not None and ticket.job.fields[e.J_POSITION] < 0:
-            self._tickets.append(ticket)  # from here on it comes before what a signal handler calls
+            ticket.latch = ticket.latch or Latch()
+            self.tickets.append(ticket)  # from here on it comes before what a signal handler calls
         self.submit_last()
 
     def submit_last(self) -> None:
         """Hand the last ticket's job to the engine's thread, unless it has it."""
-        if self._tickets and (job := self._tickets[-1].job) is not None and job.fields[e.J_POSITION] < 0:
+        if self.tickets and (job := self.tickets[-1].job) is not None and job.fields[e.J_POSITION] < 0:
             e.submit(self._address, job.address)
             os.eventfd_write(self._wake_fd, 1)
 
     def hold(self, ticket: Ticket) -> None:
         """Keep a ticket in the order; it is run elsewhere, or there is nothing to run. As ``submit``, once."""
-        if not ticket.finished.is_open and ticket not in self._tickets:
-            self._tickets.append(ticket)
+        if not ticket.is_finished and ticket not in self.tickets:
+            ticket.latch = ticket.latch or Latch()
+            self.tickets.append(ticket)
         self.take()
 
     # -- out ----------------------------------------------------------------------------------------------
 
     def take(self) -> None:
         """Take off the tickets that are over, in their order; settle each, and tell who waits."""
-        if not self._tickets:
+        if not self.tickets:
             return
         with self._taking:
             while (ticket := self.oldest) is not None and ticket.is_over:
                 ticket.finish()
                 with contextlib.suppress(ValueError):  # a signal handler has
-                    self._tickets.remove(ticket)
+                    self.tickets.remove(ticket)
 
     def wait(self, ticket: Ticket, timeout_s: float | None = None) -> bool:
         """Wait until a ticket is finished; ``False``: it is not after ``timeout_s``.
@@ -143,11 +143,11 @@ class JobQueue:
         """
         until = time.monotonic() + (LONGEST_S if timeout_s is None else timeout_s)
         held: BaseException | None = None
-        while True:
+        while not ticket.is_finished and ticket.latch is not None:
             self.take()
             left = until - time.monotonic()
             try:
-                if ticket.finished.wait(min(left, _LOOK_S)) or left <= 0:
+                if ticket.latch.wait(min(left, _LOOK_S)) or left <= 0:
                     break
             except KeyboardInterrupt:
                 raise
@@ -155,13 +155,13 @@ class JobQueue:
                 held = held or error
         if held is not None:
             raise held
-        return ticket.finished.is_open
+        return ticket.is_finished
 
     def when_finished(self, ticket: Ticket, callback: Callable[[Ticket], None]) -> None:
         """Call ``callback`` once a ticket is finished, at once where it is. It must return at once."""
         with self._taking:
-            if not ticket.finished.is_open:
-                ticket.callbacks.append(callback)
+            if not ticket.is_finished:
+                ticket.callbacks += (callback,)
                 return
         callback(ticket)
 
@@ -184,13 +184,13 @@ class JobQueue:
     def _running(self) -> Ticket:
         """The ticket whose job the engine's thread is at."""
         position = self._ring[e.RING_COMPLETED]
-        return next(t for t in tuple(self._tickets) if t.job is not None and t.job.fields[e.J_POSITION] == position)
+        return next(t for t in tuple(self.tickets) if t.job is not None and t.job.fields[e.J_POSITION] == position)
 
     def _fail(self, error: BaseException) -> None:
         """Give every job in the ring the error, and take it out."""
         cause = error if isinstance(error, MycelError) else self._internal(error, "the engine's thread")
         submitted = int(self._ring[e.RING_SUBMITTED])
-        for ticket in tuple(self._tickets):
+        for ticket in tuple(self.tickets):
             job = ticket.job
             if job is not None and not job.done and 0 <= job.fields[e.J_POSITION] < submitted:
                 ticket.error = cause
@@ -199,7 +199,7 @@ class JobQueue:
 
     def _complete(self) -> None:
         """Body of the thread that takes tickets off when nobody else does."""
-        while not self._is_closing or self._tickets:
+        while not self._is_closing or self.tickets:
             try:
                 os.eventfd_read(self._done_fd)
             except OSError:
@@ -213,7 +213,7 @@ class JobQueue:
 
     def close(self) -> None:
         """Wait for what is under way, each within its time-out, and end the threads."""
-        for ticket in tuple(self._tickets):
+        for ticket in tuple(self.tickets):
             # Its time counts from when it begins, about when the one before has ended.
             if not self.wait(ticket, ticket.timeout_s + 5.0):
                 _log.error("%s has not ended; the group is closed nevertheless", ticket.what)
@@ -235,11 +235,11 @@ class JobQueue:
     def give_up(self, error: CommunicationError) -> None:
         """In a forked child, where none of the threads is: give all that is under way an error."""
         self._taking = threading.RLock()
-        for ticket in tuple(self._tickets):
+        for ticket in tuple(self.tickets):
             ticket.error = ticket.error or error
-            ticket.settle, ticket.callbacks = None, []
-            ticket.finished.open()
-        self._tickets.clear()
+            ticket.settle, ticket.callbacks = None, ()
+            ticket.finish()
+        self.tickets.clear()
         for descriptor in (self._wake_fd, self._done_fd):
             if descriptor >= 0:
                 os.close(descriptor)

@@ -16,14 +16,13 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
 from mycel.runtime.communicator import Call
 from mycel.runtime.fallback import one_by_one
 from mycel.runtime.group_calls import GroupCalls
+from mycel.runtime.pointed import parts_call
 from mycel.runtime.tensors import (
     aliases,
     back_into,
-    check_list,
     element_code,
     flattened,
     gather_call,
-    moving_call,
     put_later,
     put_results,
     uneven_lengths,
@@ -120,30 +119,25 @@ class Movements(GroupCalls):
     def gather(
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: GatherOptions | None = None
     ) -> dist.Work:
-        """Gather equal tensors at the root; see ``torch.distributed.gather``."""
+        """Gather tensors, whose lengths may differ, at the root; see ``torch.distributed.gather``."""
         opts = opts or GatherOptions()
         outputs = output_lists[0] if output_lists else []
         if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(inputs).gather(output_lists, inputs, opts)
-        if self.rank() == opts.rootRank:
-            check_list("gather", outputs, inputs[0], self.size())
         source = flattened(inputs)
-        target = source.new_empty(source.numel() * len(outputs))
-        call = moving_call("gather", source.numel() * self.size(), target, source, root=opts.rootRank)
+        target = source.new_empty(sum(t.numel() for t in outputs))
+        call = parts_call(self._communicator, "gather", opts.rootRank, target, source, outputs)
         return self._issue(call, opts, outputs, put_later(target, outputs))
 
     def scatter(
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
     ) -> dist.Work:
-        """Give each rank a tensor of the root's; see ``torch.distributed.scatter``."""
+        """Give each rank a tensor of the root's, of any length; see ``torch.distributed.scatter``."""
         opts = opts or ScatterOptions()
         inputs = input_lists[0] if input_lists else []
         if len(outputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(outputs).scatter(outputs, input_lists, opts)
-        if self.rank() == opts.rootRank:
-            check_list("scatter", inputs, outputs[0], self.size())
         target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
-        settle = back_into(target, outputs)
-        call = moving_call("scatter", target.numel() * self.size(), target, source, root=opts.rootRank)
-        return self._issue(call, opts, outputs, settle)
+        call = parts_call(self._communicator, "scatter", opts.rootRank, target, source, inputs)
+        return self._issue(call, opts, outputs, back_into(target, outputs))

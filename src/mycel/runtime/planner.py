@@ -24,7 +24,7 @@ from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
 from mycel.topology.model import Topology
 
-__all__ = ["Planner", "sends_directly", "verified_schedules"]
+__all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedules"]
 
 P = TypeVar("P", bound=Held)
 
@@ -176,6 +176,21 @@ class _Same(NamedTuple):
 @lru_cache(maxsize=256)
 def _template(of: _Same, rank: int) -> RankTemplate:
     return RankTemplate(of.schedule, rank)
+
+
+def sends_parts_directly(made: Mapping[str, Schedule]) -> bool:
+    """Whether a gather or scatter goes straight between the root and each rank, and nothing else would be faster.
+
+    If so only the root needs to know how long all parts are.
+
+    Args:
+        made: schedules of the collective for one root, by method.
+    """
+    direct, flow = made.get("direct"), made.get("flow")
+    if direct is None or (flow is not None and direct.algbw < flow.algbw):
+        return False
+    root = direct.collective.root
+    return all({t.src, t.dst} == {direct.block_of(t.chunk), root} for t in direct.transfers)
 
 
 def _rounded_up(num_bytes: int) -> int:

@@ -333,9 +333,12 @@ class Job:
             0,
             0,
             0,
+            prepared.item_bytes,
+            limit_ns,
+            numbers_address,
+            -1,
             address + (e.J_WORK + 1) * 8,
         )
-        fields[e.J_ELEMENT_BYTES :] = (prepared.item_bytes, limit_ns, numbers_address, -1)
         self.prepared = prepared
         self.fields = fields
         self.keep = keep

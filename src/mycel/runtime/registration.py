@@ -21,7 +21,7 @@ __all__ = ["create", "over_tensor_group", "register"]
 _made: weakref.WeakValueDictionary[str, MycelBackend] = weakref.WeakValueDictionary()
 
 
-def register(*_: Any) -> None:
+def register() -> None:
     """Register backend ``mycel`` with torch; does nothing where it is registered.
 
     Torch from 2.14 on calls this when a backend ``mycel`` is asked for: see the entry point in ``pyproject.toml``.

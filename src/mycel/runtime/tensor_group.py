@@ -69,6 +69,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         global_ranks: of the group's members, in group order.
         world_size, name: ranks of the whole job, and what logs call the group.
         held: of the default group, the store that torch lets go of when the group is destroyed.
+        known_as: see ``Fabric``.
 
     Raises:
         UsageError: what the environment asks for does not fit.
@@ -86,13 +87,14 @@ class TensorGroup(Reductions, Movements, Exchanges):
         world_size: int,
         name: str = "",
         held: Store | None = None,
+        known_as: Sequence[int] | None = None,
     ) -> None:
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
         settings = read_settings()
         if settings.restarts:  # torchrun's store may hold what the ranks before them have said
             store = PrefixStore(f"restart{settings.restarts}/", store)
-        fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
+        fabric = Fabric(settings, global_ranks, world_size, known_as) if size > 1 else None
         communicator: Communicator | None = None
         timeout, ip, life = bounded(timeout), "127.0.0.1", "alone"
         if fabric is not None:
@@ -155,6 +157,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
     def shutdown(self) -> None:
         """Finish what is under way, tell the others goodbye and close all connections; nothing in a forked child."""
         self._fallback.close()
+        self._messages.close()
         if self._communicator is not None:
             self._communicator.close()
             if self._communicator.is_inherited:
@@ -167,6 +170,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         """Fail what is under way on every rank."""
         if self._communicator is not None:
             self._communicator.abort()
+        self._messages.abort()
         if self._devices is not None:
             self._devices.backend.abort()
 

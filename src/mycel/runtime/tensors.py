@@ -21,7 +21,6 @@ __all__ = [
     "aliases",
     "apart_from",
     "back_into",
-    "check_list",
     "dtype_name",
     "element_code",
     "flattened",
@@ -246,18 +245,3 @@ def split_elements(tensor: Tensor, sizes: list[int], n: int, which: str) -> list
         )
     width = tensor.numel() // rows if rows else 0
     return [size * width for size in sizes]
-
-
-def check_list(name: str, tensors: Sequence[Tensor], model: Tensor, n: int) -> None:
-    """The root has one tensor a rank, each like its own.
-
-    Raises:
-        ValueError: it has not.
-    """
-    odd = [i for i, t in enumerate(tensors) if t.numel() != model.numel() or t.dtype != model.dtype]
-    if len(tensors) != n or odd:
-        what = f"tensor {odd[0]} has {tensors[odd[0]].numel()} elements" if odd else f"{len(tensors)} tensors"
-        raise ValueError(
-            f"{name} over {n} ranks: in the root's list, {what}; expected {n} tensors of "
-            f"{model.numel()} elements of {model.dtype}"
-        )

@@ -76,9 +76,11 @@ class Turns:
     def run(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
         """Run a call to its end, or queue it behind others; what went wrong is raised, or the ticket's error."""
         with self.order:
-            self.finish_interrupted()
-            self._queue.take()
-            return self._take(_Turn(call, timeout_s, settle, is_blocking=not len(self._queue)))
+            if self._turn is not None:
+                self.finish_interrupted()
+            if self._queue.tickets:
+                self._queue.take()
+            return self._take(_Turn(call, timeout_s, settle, not self._queue.tickets))
 
     def start(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
         """Queue a call; it proceeds by itself."""
@@ -86,7 +88,7 @@ class Turns:
             with self.order:
                 self.finish_interrupted()
                 if not self._queue.is_full:
-                    return self._take(_Turn(call, timeout_s, settle, is_blocking=False))
+                    return self._take(_Turn(call, timeout_s, settle, False))
                 oldest = self._queue.oldest
             if oldest is not None:
                 self._queue.wait(oldest, oldest.timeout_s)
@@ -106,7 +108,7 @@ class Turns:
             elif ticket.job is not None:
                 self._queue.submit(ticket)
                 self._count(ticket)
-            elif not ticket.finished.is_open:
+            else:
                 self._queue.hold(ticket)
             return ticket
         finally:
@@ -118,12 +120,14 @@ class Turns:
         What a signal handler raises meanwhile is raised when that is done, but for KeyboardInterrupt.
         """
         held: BaseException | None = None
-        surprises = 0
-        while ticket.job is not None and not ticket.is_over:
+        surprises, job = 0, ticket.job
+        while job is not None and ticket.error is None:
             status = e.INTERRUPTED
             try:
-                status = e.execute(ticket.job.address)
-                if status not in (e.DONE, e.INTERRUPTED):
+                status = e.execute(job.address)
+                if status == e.DONE:  # at once, where a signal handler has run it
+                    break
+                if status != e.INTERRUPTED:
                     self._judge(status, ticket)
             except KeyboardInterrupt:  # half a collective is on the wires, and the others wait
                 self._abort(f"interrupted in {ticket.what}")

@@ -1,11 +1,13 @@
-"""Compiles engine and planner ahead of time, so that many ranks starting at once find them in numba's cache."""
+"""Compiles what ranks need ahead of time, so that many of them starting at once find it in numba's cache."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from mycel.collectives.proof import prove_lowering
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
+from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
 from mycel.runtime.calibration import measure_costs
 from mycel.topology.builders import loopback
@@ -45,5 +47,7 @@ def warm() -> None:
     ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
     e.serve(ring.ctypes.data, 0, 0)
     measure_costs()
-    for name in ("all_gather", "reduce_scatter"):
-        synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))
+    for name in ("all_gather", "reduce_scatter", "all_reduce"):
+        schedule = synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))
+        verify_schedule(schedule)
+        prove_lowering(schedule)

@@ -167,7 +167,7 @@ class MycelWork(dist.Work):
             raw: torch.futures.Future[Any] = torch.futures.Future()
             self._told = Latch()
             self._future = raw.then(self._value)
-            if self._communicator is None or self._ticket is None or self._ticket.finished.is_open:
+            if self._communicator is None or self._ticket is None or self._ticket.is_finished:
                 raw.set_result(None)
             else:
                 self._communicator.when_done(self._ticket, partial(self._tell, self._communicator, raw))

@@ -281,8 +281,8 @@ def gather_and_scatter(rank: int, size: int) -> None:
     work.wait()
     assert (wide == rank).all()
     if rank == 0:
-        with pytest.raises(ValueError, match="tensor 1 has 3 elements"):
-            dist.scatter(torch.zeros(2), [torch.zeros(2), *(torch.zeros(3) for _ in range(size - 1))], src=0)
+        with pytest.raises(ValueError, match="tensor 0 has 3 elements"):
+            dist.scatter(torch.zeros(2), [torch.zeros(3)] * size, src=0)
 
 
 def reduce_to_root(rank: int, size: int) -> None:
@@ -403,7 +403,7 @@ def uneven(rank: int, size: int) -> None:
 
 
 def not_scheduled(rank: int, size: int) -> None:
-    """What mycel has no schedules for yet works all the same."""
+    """What has no schedule works all the same: messages, and what torch makes of several calls."""
     came = torch.zeros(3)
     sending = dist.isend(torch.full((3,), float(rank)), (rank + 1) % size)
     dist.recv(came, (rank - 1) % size)
@@ -431,7 +431,7 @@ def not_scheduled(rank: int, size: int) -> None:
 
 
 def many_not_scheduled(rank: int, size: int) -> None:
-    """Operations that Gloo's own threads carry out, one after the other: none of them may hang."""
+    """Barriers and messages that no schedule carries, one after the other: none of them may hang."""
     for _ in range(200):
         monitored_barrier()
         came = torch.zeros(1)

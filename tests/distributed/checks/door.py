@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -215,13 +213,3 @@ def new_groups(rank: int, size: int) -> int:
     for group in groups:
         dist.destroy_process_group(group)
     return len({id(schedule) for of_group in made for schedule in of_group.values()}) - len(made[0])
-
-
-def by_name(rank: int, size: int) -> str:
-    """The backend's name alone starts it, in torch that looks for it."""
-    store = dist.FileStore(os.environ["STORE_FILE"], size)
-    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
-    tensor = torch.ones(3)
-    dist.all_reduce(tensor)
-    assert tensor.tolist() == [float(size)] * 3
-    return str(dist.get_backend())

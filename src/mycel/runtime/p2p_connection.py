@@ -1,0 +1,213 @@
+"""One connection that carries frames: what is to go out, in turns, and what comes in, to its place.
+
+Short frames go before the next piece of a long message, so that a long one delays others by a piece at most. Bytes
+of long frames come straight to where they belong; short ones through a buffer, many with one call.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from dataclasses import dataclass
+from typing import Protocol
+
+from mycel.runtime.p2p_frames import FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
+from mycel.runtime.p2p_matching import Transfer
+
+__all__ = ["Connection", "Reader"]
+
+#: Bytes of a piece of a long message.
+PIECE_BYTES = 1 << 20
+_BUFFER_BYTES = 1 << 16
+#: Bytes from which on what is still to come of a frame is read to its place, not through the buffer.
+_DIRECT_BYTES = 1 << 13
+#: Bytes taken from one connection before others get their turn.
+_TURN_BYTES = 4 << 20
+_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
+
+
+class Reader(Protocol):
+    """Who looks at what comes."""
+
+    def begin(self, connection: Connection, frame: Frame) -> memoryview | None:
+        """A frame begins; where its bytes go, if it has any."""
+
+    def end(self, connection: Connection, frame: Frame) -> None:
+        """All bytes of a frame are in their place."""
+
+    def sent(self, transfer: Transfer, num_bytes: int) -> None:
+        """Bytes of a transfer have been handed to the kernel."""
+
+
+@dataclass(slots=True, eq=False)
+class _Outgoing:
+    """A frame on its way out: its parts, and whose bytes it has."""
+
+    parts: list[memoryview]
+    left: int
+    transfer: Transfer | None
+    num_bytes: int
+
+
+@dataclass(slots=True, eq=False)
+class _Stripe:
+    """The part of a long message that goes over this connection."""
+
+    transfer: Transfer
+    place: int
+    end: int
+
+
+class Connection:
+    """One end of a connection.
+
+    Args:
+        sock: connected and non-blocking.
+        peer: rank at the other end.
+        reader: sees what comes.
+
+    Attributes:
+        is_waiting: the kernel takes no more for now, and is to say when it does.
+        is_broken: the other end sends nothing any more, or nothing gets there.
+        watched: events that the kernel is asked for.
+        note: bytes of the last note.
+    """
+
+    def __init__(self, sock: socket.socket, peer: int, reader: Reader) -> None:
+        self.sock, self.peer = sock, peer
+        self.descriptor = sock.fileno()
+        self.is_waiting = self.is_broken = False
+        self.watched = 0
+        self.note = bytearray()
+        self._reader = reader
+        self._short: deque[_Outgoing] = deque()
+        self._long: deque[_Stripe] = deque()
+        self._writing: _Outgoing | None = None
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0
+        self._frame: Frame | None = None
+        self._target: memoryview | None = None
+        self._place = 0
+
+    # -- out ----------------------------------------------------------------------------------------------
+
+    @property
+    def has_more(self) -> bool:
+        """Whether anything is still to go out."""
+        return bool(self._writing or self._short or self._long)
+
+    def post(self, frame: Frame, payload: memoryview | None = None, transfer: Transfer | None = None) -> None:
+        """Have a frame go out after those before it."""
+        parts = [memoryview(pack_frame(frame))]
+        if payload is not None:
+            parts.append(payload)
+        self._short.append(_Outgoing(parts, FRAME_BYTES + frame.length, transfer, frame.length))
+
+    def post_part(self, transfer: Transfer, begin: int, end: int) -> None:
+        """Have a part of a long message go out, in pieces between which other frames may go."""
+        self._long.append(_Stripe(transfer, begin, end))
+
+    def _next(self) -> _Outgoing | None:
+        if self._short:
+            return self._short.popleft()
+        if not self._long:
+            return None
+        stripe = self._long.popleft()
+        begin, end = stripe.place, min(stripe.end, stripe.place + PIECE_BYTES)
+        stripe.place = end
+        if end < stripe.end:
+            self._long.append(stripe)  # other long messages get their turn
+        frame = Frame(Kind.PIECE, number=stripe.transfer.number, length=end - begin, value=begin)
+        parts = [memoryview(pack_frame(frame)), stripe.transfer.view[begin:end]]
+        return _Outgoing(parts, FRAME_BYTES + end - begin, stripe.transfer, end - begin)
+
+    def write(self) -> None:
+        """Hand over what the kernel takes."""
+        try:
+            while True:
+                going = self._writing
+                if going is None:
+                    going = self._writing = self._next()
+                    if going is None:
+                        self.is_waiting = False
+                        return
+                sent = self.sock.sendmsg(going.parts, (), _FLAGS)
+                going.left -= sent
+                if going.left:
+                    _advance(going.parts, sent)
+                    continue
+                self._writing = None
+                if going.transfer is not None:
+                    self._reader.sent(going.transfer, going.num_bytes)
+        except BlockingIOError:
+            self.is_waiting = True
+        except OSError:
+            self.is_broken = True
+
+    # -- in -----------------------------------------------------------------------------------------------
+
+    def read(self) -> None:
+        """Take in what has come.
+
+        Raises:
+            CommunicationError: it is nothing of ours.
+        """
+        taken = 0
+        try:
+            while taken < _TURN_BYTES:
+                self._parse()
+                target = self._target
+                if target is not None and len(target) - self._place >= _DIRECT_BYTES:
+                    got, room = self.sock.recv_into(target[self._place :]), len(target) - self._place
+                    self._place += got
+                else:
+                    if self._begin:
+                        kept = self._end - self._begin
+                        self._buffer[:kept] = bytes(self._buffer[self._begin : self._end])
+                        self._begin, self._end = 0, kept
+                    got, room = self.sock.recv_into(self._buffer[self._end :]), _BUFFER_BYTES - self._end
+                    self._end += got
+                if not got:
+                    self.is_broken = True
+                    return
+                taken += got
+                if got < room:  # that was all; if more has come since, the kernel will say so
+                    self._parse()
+                    return
+            self._parse()
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.is_broken = True
+
+    def _parse(self) -> None:
+        """Tell of all that is complete."""
+        while True:
+            if self._frame is None:
+                if self._end - self._begin < FRAME_BYTES:
+                    return
+                self._frame = frame = unpack_frame(self._buffer, self._begin)
+                self._begin += FRAME_BYTES
+                self._target, self._place = self._reader.begin(self, frame), 0
+            frame, target = self._frame, self._target
+            if target is not None and self._place < len(target):
+                size = min(self._end - self._begin, len(target) - self._place)
+                target[self._place : self._place + size] = self._buffer[self._begin : self._begin + size]
+                self._begin += size
+                self._place += size
+                if self._place < len(target):
+                    return
+            self._frame = self._target = None
+            self._reader.end(self, frame)
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self.is_broken = True
+        self.sock.close()
+
+
+def _advance(parts: list[memoryview], num_bytes: int) -> None:
+    """Take what has gone off the front of the parts."""
+    while num_bytes >= len(parts[0]):
+        num_bytes -= len(parts.pop(0))
+    parts[0] = parts[0][num_bytes:]

@@ -1,0 +1,135 @@
+"""A rank's lines to the others, as its messages need them: paths, connections, and what is known of a rank's end."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Set
+
+from mycel.collectives.program import Channel
+from mycel.errors import CommunicationError, PeerLostError
+from mycel.runtime.control import Control
+from mycel.runtime.p2p_routes import Route, find_routes
+from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.topology.model import Topology
+
+__all__ = ["Lines"]
+
+#: For news of why a connection has ended: whoever has failed says so over its control connections first.
+_NEWS_S = 2.0
+
+
+class Lines:
+    """What an endpoint stands on; made by ``Communicator.lines``.
+
+    Args:
+        rank, size: in the group.
+        topology: the fabric between its ranks.
+        rendezvous: this rank's listener, with everyone's addresses.
+        address_of: at which address a channel's destination is reached over its path.
+        pace_of: bytes a second at which a channel sends at most; ``None`` for no limit.
+        failure: why the group has failed, if it has; a thread of the process's reads what the others say.
+        give_up: fails the group on all ranks, for a reason of a kind; the error.
+        control: the group's control connections.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        topology: Topology,
+        rendezvous: Rendezvous,
+        address_of: Callable[[Channel], str],
+        pace_of: Callable[[Channel], int | None],
+        failure: Callable[[], CommunicationError | None],
+        give_up: Callable[[str, str], CommunicationError],
+        control: Control,
+    ) -> None:
+        self.rank, self.size = rank, size
+        self._control = control
+        self._topology = topology
+        self._rendezvous = rendezvous
+        self._address_of, self._pace_of = address_of, pace_of
+        self._failure, self.fail = failure, give_up
+        self._routes: dict[int, tuple[Route, ...]] = {}
+
+    @property
+    def gone(self) -> Set[int]:
+        """Ranks whose process or control connection has ended, with a goodbye or without."""
+        return self._control.gone | self._control.ended
+
+    @property
+    def failure(self) -> CommunicationError | None:
+        """Why the group has failed; ``None`` while it has not."""
+        return self._failure()
+
+    def routes(self, peer: int) -> tuple[Route, ...]:
+        """Paths to a rank; the first carries short messages."""
+        if peer not in self._routes:
+            self._routes[peer] = find_routes(self._topology, self.rank, peer, self._address_of)
+        return self._routes[peer]
+
+    @property
+    def listening(self) -> tuple[int, ...]:
+        """Descriptors that become readable when another rank calls."""
+        return self._rendezvous.listening
+
+    def dial(self, peer: int, number: int, deadline: float) -> socket.socket:
+        """A connection to a rank over one of its ``routes``, paced as a channel there would be.
+
+        Raises:
+            CommunicationError: the rank cannot be reached.
+        """
+        channel = self.routes(peer)[number].channel
+        return self._rendezvous.call(peer, number, self._address_of(channel), self._pace_of(channel), deadline)
+
+    def accept(self) -> list[tuple[int, int, socket.socket]]:
+        """Connections that others have opened since: rank, number of its path, socket. Does not wait."""
+        return self._rendezvous.calls()
+
+    def lost(self, peer: int, what: str) -> CommunicationError:
+        """The error where a rank's connections have ended; the group has failed by it unless the rank said goodbye.
+
+        Args:
+            peer: whose.
+            what: was under way, in words.
+        """
+        until = time.monotonic() + _NEWS_S
+        while True:
+            if (cause := self.failure) is not None:
+                return cause
+            if peer in self._control.left:
+                return PeerLostError(f"rank {peer} left (it had finished, or destroyed its group) during {what}")
+            if peer in self.gone or time.monotonic() >= until:
+                return self.fail(
+                    "lost",
+                    f"rank {peer} was lost during {what}: its connections closed (process died or was killed?)",
+                )
+            time.sleep(0.01)
+
+    @staticmethod
+    def finish(sock: socket.socket, until: float) -> None:
+        """Send nothing more, and wait until the other end's kernel has all that was sent.
+
+        A TCP connection that is closed with something unread throws away what it has not delivered.
+        """
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_WR)
+            while sock.family != socket.AF_UNIX and time.monotonic() < until:
+                with contextlib.suppress(BlockingIOError):
+                    while sock.recv(1 << 16):
+                        pass
+                    return
+                if not _num_unacknowledged(sock):
+                    return
+                time.sleep(0.001)
+
+
+def _num_unacknowledged(sock: socket.socket) -> int:
+    (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    return int(count)

@@ -1,0 +1,99 @@
+"""Gather and scatter of parts of any length, of which a rank other than the root knows only its own.
+
+Where parts go straight between the root and a rank, each end states how long the part is, and nobody else has to
+know. Where ranks must pass on the parts of others, they learn all lengths from the root first: a small all_gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mycel.collectives.spec import CollectiveName
+from mycel.runtime.calls import Call
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.headers import PARTS
+from mycel.runtime.tensors import element_code, gather_call, moving_call
+
+__all__ = ["parts_call"]
+
+
+def _check(name: str, parts: Sequence[Tensor], own: Tensor, rank: int, n: int) -> None:
+    """The root has one tensor a rank, all of its own's type, and its own part is as long as its tensor."""
+    if len(parts) != n:
+        raise ValueError(f"{name} over {n} ranks: in the root's list, {len(parts)} tensors; expected {n}")
+    for number, part in enumerate(parts):
+        if part.dtype != own.dtype or (number == rank and part.numel() != own.numel()):
+            raise ValueError(
+                f"{name} over {n} ranks: in the root's list, tensor {number} has {part.numel()} elements of "
+                f"{part.dtype}; the root's own tensor has {own.numel()} of {own.dtype}"
+            )
+
+
+def parts_call(
+    communicator: Communicator | None,
+    name: CollectiveName,
+    root: int,
+    target: Tensor,
+    source: Tensor,
+    parts: Sequence[Tensor],
+) -> Call:
+    """The call of a gather or scatter.
+
+    Args:
+        communicator: the group's, which has several ranks.
+        name: ``gather`` or ``scatter``.
+        root: which rank has the whole.
+        target, source: contiguous: the whole at the root, this rank's part on the other side; empty where nothing is.
+        parts: the root's list; empty elsewhere.
+
+    Raises:
+        ValueError: the root's list has not one tensor a rank, all of the type and its own of the length of its
+            tensor; or lengths differ, and the tensors are on devices.
+        MismatchError: ranks do not agree on a length, where these are told beforehand.
+    """
+    if communicator is None:
+        raise RuntimeError("a group of one rank has no communicator")
+    rank, n = communicator.rank, communicator.size
+    part = source if name == "gather" else target
+    own = part.numel()
+    if rank == root:
+        _check(name, parts, part, rank, n)
+    if not target.is_cpu:
+        if len({each.numel() for each in parts}) > 1:
+            raise ValueError(f"{name} over {n} ranks: on {target.device}, parts must be of one length")
+        return moving_call(name, own * n, target, source, root=root)
+    lengths = [part.numel() for part in parts] or [own if r == rank else 0 for r in range(n)]
+    direct = communicator.sends_parts_directly(name, root)
+    if not direct:
+        lengths = _told_by(communicator, name, root, lengths)
+    return Call(
+        name=name,
+        title=PARTS[name] if direct else None,
+        root=root,
+        num_elements=sum(lengths),
+        item_bytes=target.element_size(),
+        input_address=source.data_ptr(),
+        output_address=target.data_ptr(),
+        element=element_code(target.dtype),
+        block_elements=tuple(lengths) if direct or len(set(lengths)) > 1 else None,
+        knows_all=not direct,
+        keep=(target, source),
+    )
+
+
+def _told_by(communicator: Communicator, name: str, root: int, lengths: list[int]) -> list[int]:
+    """The root's lengths, which those of the others must agree with."""
+    n = communicator.size
+    stated = torch.empty(n, n, dtype=torch.int64)
+    communicator.run(gather_call(stated.view(-1), torch.tensor(lengths, dtype=torch.int64)))
+    whole, own = stated[root], stated.diagonal()
+    for rank in (own != whole).nonzero().view(-1).tolist()[:1]:  # every rank sees the same first one
+        raise communicator.disagree(
+            f"ranks do not agree: in {name}, rank {rank} has {own[rank]} elements, for which the root, rank {root}, "
+            f"has {whole[rank]}"
+        )
+    counted: list[int] = whole.tolist()
+    return counted
