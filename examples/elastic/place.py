@@ -19,6 +19,7 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 import train
 
+import mycel
 from mycel import runtime
 
 #: Seconds that a killed rank stays away.
@@ -53,6 +54,8 @@ def main() -> None:
     """Until the rank ends by itself."""
     torch.set_num_threads(1)
     runtime.warm()
+    for name in ("all_reduce", "broadcast"):  # loads what makes schedules, which a rank that is back needs at once
+        mycel.synthesize(mycel.load_topology("star:ranks=3"), name)
     train.text()
     if os.environ["RANK"] == "0":
         serve_store()

@@ -64,7 +64,7 @@ def test_a_round_is_closed_by_the_next_if_the_first_has_vanished() -> None:
 def test_the_job_says_who_is_in() -> None:
     def pairs(candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
         chosen = everyone(candidates)
-        return chosen if chosen is not None and len(chosen) % 2 == 0 else None
+        return chosen if len(chosen) % 2 == 0 else None
 
     store = dist.HashStore()
     rosters = [Roster(store, place=place, choose=pairs, settle_s=0.05) for place in range(2)]
@@ -76,7 +76,7 @@ def test_the_job_says_who_is_in() -> None:
 def test_who_is_not_chosen_waits_until_somebody_else_comes() -> None:
     def evens(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
         places = {candidate.place for candidate in candidates}
-        return [c for c in everyone(candidates) or () if c.place % 2 == 0 or places >= {1, 3}]
+        return [c for c in everyone(candidates) if c.place % 2 == 0 or places >= {1, 3}]
 
     store = dist.HashStore()
     first, spare = (Roster(store, place=place, choose=evens, settle_s=0.3) for place in (0, 1))

@@ -70,6 +70,12 @@ def get_handle(group: ProcessGroup | None = None, *, towards: Store | None = Non
 
     Raises:
         TypeError: the group is not of backend ``mycel``.
+
+    Examples:
+        >>> start_alone()
+        >>> get_handle() == get_handle()
+        True
+        >>> dist.destroy_process_group()
     """
     return _adapter(_chosen(group)).get_handle(towards)
 
@@ -161,6 +167,11 @@ def shrink_group(
         UsageError: a rank is none of the group, or this one, or nobody would be left.
         CommunicationError: a survivor is gone, too, or did not come.
         TypeError: the group is not of backend ``mycel``.
+
+    Examples:
+        On all ranks but 3, after a collective has failed because rank 3 was lost::
+
+            mycel.elastic.shrink_group([3])
     """
     chosen = _chosen(group)
     adapter = _adapter(chosen)

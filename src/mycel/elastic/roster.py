@@ -17,6 +17,7 @@ from typing import Any
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from mycel.brief import brief
 from mycel.errors import CollectiveTimeoutError, UsageError
 
 __all__ = ["Candidate", "Roster", "Round", "everyone"]
@@ -37,11 +38,17 @@ class Candidate:
         handle: of its group; see ``mycel.elastic.handle``.
         place: which rank of the fabric, or of the whole job, it is.
         note: what it wants to say to those who choose, such as the step that it has come to.
+
+    Examples:
+        >>> Candidate(handle="a handle", place=3)
+        Candidate(handle='a handle', place=3, note=0)
     """
 
     handle: str
     place: int
     note: int = 0
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +58,16 @@ class Round:
     Attributes:
         number: serves as the id of the group that is formed.
         members: who is in, by rank.
+
+    Examples:
+        >>> Round(number=3, members=(Candidate(handle="a", place=0), Candidate(handle="b", place=5))).handles
+        ['a', 'b']
     """
 
     number: int
     members: tuple[Candidate, ...]
+
+    __repr__ = brief
 
     @property
     def handles(self) -> list[str]:
@@ -79,8 +92,16 @@ class _Result:
         return cls(members=members, seen=seen)
 
 
-def everyone(candidates: Sequence[Candidate]) -> Sequence[Candidate] | None:
-    """All who have come, in the order of their places."""
+def everyone(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """All who have come, in the order of their places.
+
+    Args:
+        candidates: who has come.
+
+    Examples:
+        >>> [c.place for c in everyone([Candidate(handle="b", place=5), Candidate(handle="a", place=0)])]
+        [0, 5]
+    """
     return sorted(candidates, key=lambda candidate: candidate.place)
 
 

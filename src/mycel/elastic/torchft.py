@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import secrets
 from datetime import timedelta
 from typing import Any
 
@@ -53,7 +54,9 @@ def _process_group_class() -> Any:
         def _create_pg(self, store: Store, rank: int, world_size: int) -> dist.ProcessGroup:
             places, num_places = _places(list(self._global_ranks or ()), world_size, str(self._replica_id))
             name = f"torchft-{self._quorum_id}-{self._group_rank}"
-            group = TensorGroup(store, rank, world_size, self._timeout, places, num_places, name)
+            # In the next quorum the same rank may be another replica, which is not lost because this one was.
+            known_as = [secrets.randbits(64) for _ in range(world_size)]
+            group = TensorGroup(store, rank, world_size, self._timeout, places, num_places, name, None, known_as)
             return over_tensor_group(group, store, name)
 
         def abort(self, errored: bool = True) -> None:

@@ -23,14 +23,21 @@ class Fabric:
         settings: what the environment asks for.
         group: global ranks of the group, in group order.
         world_size: ranks in the whole job.
+        known_as: numbers by which other groups of this process know the members; their global ranks if not given.
+
+    Attributes:
+        members: these numbers, in group order.
 
     Raises:
         UsageError: the given topology is for another number of ranks.
         TopologyError: the topology or wiring file is malformed.
     """
 
-    def __init__(self, settings: Settings, group: Sequence[int], world_size: int) -> None:
+    def __init__(
+        self, settings: Settings, group: Sequence[int], world_size: int, known_as: Sequence[int] | None = None
+    ) -> None:
         self._group = tuple(group)
+        self.members: tuple[int, ...] = tuple(known_as or group)
         self._wiring = read_wiring(settings.wiring) if settings.wiring is not None else None
         self._whole: Topology | None = None
         if settings.topology is not None:
@@ -41,11 +48,6 @@ class Fabric:
                     "start as many processes as the topology has ranks, or unset MYCEL_TOPOLOGY"
                 )
             self._whole = whole
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Global ranks of the group, in group order."""
-        return self._group
 
     @property
     def described(self) -> bool:

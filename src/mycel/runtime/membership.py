@@ -64,7 +64,7 @@ def meet(
         unix=settings.local != "tcp",
         secret=job_secret(settings),
         store_server=StoreServer.of(held) if held is not None and rank == 0 else None,
-        observe=partial(check_members, tuple(global_ranks)),
+        observe=partial(check_members, fabric.members),
     )
     if held is not None:
         rendezvous.say_what_is_trusted()

@@ -69,6 +69,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         global_ranks: of the group's members, in group order.
         world_size, name: ranks of the whole job, and what logs call the group.
         held: of the default group, the store that torch lets go of when the group is destroyed.
+        known_as: see ``Fabric``.
 
     Raises:
         UsageError: what the environment asks for does not fit.
@@ -86,13 +87,14 @@ class TensorGroup(Reductions, Movements, Exchanges):
         world_size: int,
         name: str = "",
         held: Store | None = None,
+        known_as: Sequence[int] | None = None,
     ) -> None:
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
         settings = read_settings()
         if settings.restarts:  # torchrun's store may hold what the ranks before them have said
             store = PrefixStore(f"restart{settings.restarts}/", store)
-        fabric = Fabric(settings, global_ranks, world_size) if size > 1 else None
+        fabric = Fabric(settings, global_ranks, world_size, known_as) if size > 1 else None
         communicator: Communicator | None = None
         timeout, ip, life = bounded(timeout), "127.0.0.1", "alone"
         if fabric is not None:

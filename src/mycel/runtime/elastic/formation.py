@@ -48,8 +48,9 @@ class Plan:
 
 
 G = TypeVar("G", bound=_Group)
-#: Store, rank, size, time-out, places of the members by rank, ranks of the fabric, name.
-Make = Callable[[Store, int, int, timedelta, Sequence[int], int, str], G]
+#: What ``TensorGroup`` takes: store, rank, size, time-out, places of the members by rank, ranks of the fabric, name,
+#: a store that torch holds, and numbers that tell members apart.
+Make = Callable[[Store, int, int, timedelta, Sequence[int], int, str, None, Sequence[int]], G]
 
 
 class Formation:
@@ -133,7 +134,9 @@ class Formation:
             left = timedelta(seconds=max(0.1, deadline - time.monotonic()))
             store.set_timeout(left)
             name = f"elastic-{plan.uuid}"
-            made = make(store, rank, len(plan.members), left, plan.places, plan.num_places, name)
+            # Whoever is at a rank, or a place, may be somebody else next time: members are told apart by their keys.
+            known_as = [int(member.key, 16) for member in plan.members]
+            made = make(store, rank, len(plan.members), left, plan.places, plan.num_places, name, None, known_as)
         except BaseException:
             store.close()
             raise
