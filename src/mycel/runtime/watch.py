@@ -53,13 +53,10 @@ class Watched:
         """This process's."""
         return self.machines[self.hearing.rank]
 
-    def lost_of(self, wanted: Collection[int]) -> str:
-        """Why ranks among these, by their global numbers, are lost; empty where none is known to be."""
-        named = {self.members[rank] for rank in self.hearing.lost}
-        if named & set(wanted) and self.hearing.cause is not None:
-            return str(self.hearing.cause)
-        dead = sorted({self.members[rank] for rank in self.hearing.control.dead} & set(wanted))
-        return f"{_named(dead)} was lost: its connections closed (process died or was killed?)" if dead else ""
+    def lost_of(self, wanted: Collection[int]) -> list[int]:
+        """Which of these, by their global numbers, are lost: those that a cause names, else all that have died."""
+        named = {self.members[rank] for rank in self.hearing.lost} & set(wanted)
+        return sorted(named or {self.members[rank] for rank in self.hearing.control.dead} & set(wanted))
 
     def on(self, machines: Collection[str]) -> tuple[int, ...]:
         """Ranks on these machines that have not left."""
@@ -299,9 +296,12 @@ def check_members(members: Sequence[int]) -> None:
         PeerLostError: a group of this process knows that one of them is lost.
     """
     for group in _watch.groups:
-        why = group.lost_of(members)
-        if why:
-            raise PeerLostError(f"a new group of {_named(members)} cannot be made: {why}")
+        lost = group.lost_of(members)
+        if lost:  # no more is said: ranks would not say the same, as they learn of it from different groups
+            raise PeerLostError(
+                f"a new group of {_named(members)} cannot be made, for {_named(lost)} was lost: its process ended or "
+                "its machine does not answer"
+            )
 
 
 def _named(ranks: Sequence[int]) -> str:
