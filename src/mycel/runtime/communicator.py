@@ -41,6 +41,7 @@ from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
+from mycel.runtime.transport.address import machine_numbers
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand, Turns
 from mycel.runtime.verdict import without_links
@@ -107,7 +108,7 @@ class Communicator:
         if unknown := [method for method in methods or () if method not in _METHODS]:
             raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
         is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
-        machines = _machines([address.host for address in rendezvous.addresses])
+        machines = machine_numbers([address.host for address in rendezvous.addresses])
         self._methods = methods
         # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
         self._direct = Choice(
@@ -619,15 +620,3 @@ class Communicator:
         for sock in self._open:
             sock.close()
         self._open.clear()
-
-
-def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
-    """A number for the machine of each rank (``Address.host``); its network namespaces share its processors.
-
-    Examples:
-        >>> _machines(["a/net:[1]", "b", "a/net:[2]"])
-        (0, 1, 0)
-    """
-    names = [host.partition("/")[0] for host in hosts]
-    known = list(dict.fromkeys(names))
-    return tuple(known.index(name) for name in names)
