@@ -251,12 +251,9 @@ class Communicator:
 
     def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
         """Sockets of channels, opened where they are not: while signal handlers may call collectives themselves."""
-        if all(channel in self._sockets for channel in channels):
-            pass
-        elif threading.current_thread() is not threading.main_thread():
-            self._open_channels(channels, attempt)
-        else:
-            self._open_apart(channels, attempt)
+        if not all(channel in self._sockets for channel in channels):
+            is_main = threading.current_thread() is threading.main_thread()
+            (self._open_apart if is_main else self._open_channels)(channels, attempt)
         return [self._sockets[channel] for channel in channels]
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
