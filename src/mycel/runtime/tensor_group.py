@@ -73,6 +73,12 @@ class TensorGroup(Reductions, Movements, Exchanges):
         UsageError: what the environment asks for does not fit.
         TopologyError: the topology or wiring file is malformed.
         CommunicationError: a peer does not come, or cannot be reached.
+
+    Examples:
+        >>> group = TensorGroup(dist.HashStore(), 0, 1, timedelta(seconds=5), [0], 1)
+        >>> group.size(), group.communicator is None  # alone, there is nobody to communicate with
+        (1, True)
+        >>> group.shutdown()
     """
 
     def __init__(
