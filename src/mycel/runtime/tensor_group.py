@@ -77,11 +77,10 @@ class TensorGroup(Reductions, Movements, Exchanges):
         CommunicationError: a peer does not come, or cannot be reached.
 
     Examples:
-        >>> dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1)
-        >>> group = tensor_group()
-        >>> group.number, group.timeout  # collectives so far, and how long one may take
-        (0, datetime.timedelta(seconds=1800))
-        >>> dist.destroy_process_group()
+        >>> group = TensorGroup(dist.HashStore(), 0, 1, timedelta(seconds=5), [0], 1)
+        >>> group.size(), group.communicator is None  # alone, there is nobody to communicate with
+        (1, True)
+        >>> group.shutdown()
     """
 
     def __init__(
