@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from loopback import group_of
 from mycel.bench.measurement import describe_hardware, describe_versions
+from mycel.topology import load_topology
 from mycel.units import format_seconds, format_size, parse_size
 from record import append, stamp
 
@@ -79,6 +80,8 @@ def show(size: int, figures: dict[str, list[float]], output: Path | None) -> Non
     if output is None:
         return
     rows = []
+    described = os.environ.get("MYCEL_TOPOLOGY")
+    fabric = load_topology(described).name if described else "loopback"
     for variant, values in figures.items():
         p10, median, p90 = (float(np.quantile(values, q)) for q in (0.1, 0.5, 0.9))
         rows.append(
@@ -87,7 +90,7 @@ def show(size: int, figures: dict[str, list[float]], output: Path | None) -> Non
                 "bytes": size,
                 "world_size": dist.get_world_size(),
                 "variant": variant,
-                "topology": Path(os.environ.get("MYCEL_TOPOLOGY", "loopback")).stem,
+                "topology": fabric,
                 "median_s": median,
                 "p10_s": p10,
                 "p90_s": p90,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.effort import long
 from tests.faults.__main__ import Cell, cells, matrix
 
 from mycel.emulate.support import check_support
@@ -36,6 +37,11 @@ def test_one_switch() -> None:
         Cell(fault="mismatch", variant="collective", collective="all_reduce"),
         Cell(fault="mismatch", variant="root", collective="broadcast"),
         Cell(fault="mismatch", variant="order", collective="barrier"),
+        Cell(fault="children", collective="broadcast"),
+        Cell(fault="orphan", collective="all_reduce"),
+        Cell(fault="new_group", collective="all_reduce"),
+        Cell(fault="handler", collective="reduce_scatter"),
+        Cell(fault="swap", collective="all_reduce"),
     ]
     with matrix("star4") as ranks:
         outcomes = [ranks.outcome(cell) for cell in chosen]
@@ -51,4 +57,20 @@ def test_a_ring() -> None:
             ranks.outcome(Cell(fault=fault, collective=collective))
             for fault, collective in (("half", "all_reduce"), ("kill", "reduce_scatter"))
         ]
+    assert not [outcome for outcome in outcomes if outcome.complaints]
+
+
+@long
+@pytest.mark.namespaces
+@needs_emulation
+@pytest.mark.parametrize("cluster", ["star4", "ring4"])
+def test_a_machine_goes_dark(cluster: str) -> None:
+    """Named within ten seconds at a time-out of half an hour; on the ring, the way to others is gone with it."""
+    chosen = [
+        Cell(fault="power", collective="all_gather"),
+        Cell(fault="power", variant="new_group", collective="all_reduce"),
+        Cell(fault="power", variant="between", collective="all_reduce"),
+    ]
+    with matrix(cluster) as ranks:
+        outcomes = [ranks.outcome(cell) for cell in chosen]
     assert not [outcome for outcome in outcomes if outcome.complaints]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 from mycel.emulate import check_support, launch
 from mycel.errors import EmulationError
@@ -27,6 +28,12 @@ def test_everything(run_ranks: RunRanks, world_size: int, local: str) -> None:
 
 def test_on_a_ring_where_some_ranks_have_no_cable(run_ranks: RunRanks) -> None:
     run_ranks(4, "messages", "any_source", env={"MYCEL_TOPOLOGY": str(CLUSTERS / "ring4.yaml")})
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=long) for seed in range(1, 20))])
+@pytest.mark.parametrize("local", ["unix", "tcp"])
+def test_any_messages_in_any_order(run_ranks: RunRanks, seed: int, local: str) -> None:
+    run_ranks(4, "messages", "random_exchanges", seed, env={"MYCEL_LOCAL": local})
 
 
 def test_nothing_goes_over_gloo(run_ranks: RunRanks) -> None:

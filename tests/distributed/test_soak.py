@@ -8,7 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tests.effort import long
 from tests.soak.__main__ import KINDS, Draw
+from tests.soak.unrest import run_unrest
+
+from mycel.emulate.support import check_support
+from mycel.errors import EmulationError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -18,6 +24,16 @@ def test_random_collectives_are_right() -> None:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
     assert run.stdout.count("collectives right") == 4, run.stdout + run.stderr[-4000:]
+
+
+@long
+@pytest.mark.namespaces
+def test_unrest_raises_no_alarm() -> None:
+    try:
+        check_support()
+    except EmulationError as error:
+        pytest.skip(str(error))
+    assert run_unrest(30.0, seed=3) == 0
 
 
 def test_every_kind_is_drawn_and_alike_on_every_rank() -> None:

@@ -33,6 +33,8 @@ GOOD_CALLS = 2
 LIMIT_S = 30.0
 #: Part of the time-out by which a slow rank is late: no reason for an error.
 SLOWNESS = 0.5
+#: Seconds by which a rank is late where the others are to be in a call meanwhile.
+LATE_S = 1.0
 
 Run = Callable[..., None]
 
@@ -199,8 +201,11 @@ def loop(cell: dict[str, Any], store: dist.Store) -> None:
     say(cell, first=first, second=second)
 
 
-def in_a_handler(run: Run) -> None:
-    """All ranks meet in a signal handler, as before a preemption, in the middle of a call or right behind it."""
+def in_a_handler(run: Run, *, is_late: bool) -> None:
+    """All ranks meet in a signal handler, as before a preemption, in the middle of a call that waits for a late rank.
+
+    The late one meets them right behind its call.
+    """
     met: list[int] = []
 
     def meet(number: int, frame: object) -> None:
@@ -208,9 +213,14 @@ def in_a_handler(run: Run) -> None:
         met.append(number)
 
     before = signal.signal(signal.SIGUSR1, meet)
-    caller = threading.Timer(0.01, os.kill, (os.getpid(), signal.SIGUSR1))
-    caller.start()
-    run()
+    caller = threading.Timer(LATE_S / 2, os.kill, (os.getpid(), signal.SIGUSR1))
+    if is_late:
+        time.sleep(LATE_S)
+        run()
+        caller.start()
+    else:
+        caller.start()
+        run()
     caller.join()
     signal.signal(signal.SIGUSR1, before)
     if met != [signal.SIGUSR1]:
@@ -240,7 +250,7 @@ def bear(cell: dict[str, Any], store: dist.Store) -> None:
             if cell["fault"] == "store" and RANK == 0:
                 os.kill(cell["store"], signal.SIGKILL)
             if cell["fault"] == "handler":
-                in_a_handler(run)
+                in_a_handler(run, is_late=cell["victim"] == RANK)
             if cell["fault"] == "swap":
                 swapped()
         run()

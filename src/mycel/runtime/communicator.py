@@ -41,6 +41,7 @@ from mycel.runtime.prepared import Job, Origin, Prepared, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
+from mycel.runtime.transport.address import machine_numbers
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand, Turns
 from mycel.runtime.verdict import without_links
@@ -107,7 +108,7 @@ class Communicator:
         if unknown := [method for method in methods or () if method not in _METHODS]:
             raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
         is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
-        machines = _machines([address.host for address in rendezvous.addresses])
+        machines = machine_numbers([address.host for address in rendezvous.addresses])
         self._methods = methods
         # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
         self._direct = Choice(
@@ -127,7 +128,7 @@ class Communicator:
             reroutes=reroutes,
         )
         self._watched = Watched(
-            self._faults,
+            self._faults.hearing,
             members or range(size),
             [address.host for address in rendezvous.addresses],
             [(address.ip, address.port) for address in rendezvous.addresses],
@@ -160,6 +161,8 @@ class Communicator:
         self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
+        #: Place of the last work that the caller knows to be over, and so all before it.
+        self.known_over = -1
         self._closed = self._forked = False
         let_go_in_children(self)
 
@@ -248,12 +251,9 @@ class Communicator:
 
     def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
         """Sockets of channels, opened where they are not: while signal handlers may call collectives themselves."""
-        if all(channel in self._sockets for channel in channels):
-            pass
-        elif threading.current_thread() is not threading.main_thread():
-            self._open_channels(channels, attempt)
-        else:
-            self._open_apart(channels, attempt)
+        if not all(channel in self._sockets for channel in channels):
+            is_main = threading.current_thread() is threading.main_thread()
+            (self._open_apart if is_main else self._open_channels)(channels, attempt)
         return [self._sockets[channel] for channel in channels]
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
@@ -617,15 +617,3 @@ class Communicator:
         for sock in self._open:
             sock.close()
         self._open.clear()
-
-
-def _machines(hosts: Sequence[str]) -> tuple[int, ...]:
-    """A number for the machine of each rank (``Address.host``); its network namespaces share its processors.
-
-    Examples:
-        >>> _machines(["a/net:[1]", "b", "a/net:[2]"])
-        (0, 1, 0)
-    """
-    names = [host.partition("/")[0] for host in hosts]
-    known = list(dict.fromkeys(names))
-    return tuple(known.index(name) for name in names)

@@ -85,9 +85,9 @@ class Control:
         self.descriptors[-1] = self._alert
         #: Ranks that said goodbye before their connection ended.
         self.left: set[int] = set()
-        #: Ranks whose connection ended.
+        #: Ranks whose connection ended, or whose process.
         self.gone: set[int] = set()
-        #: Ranks whose process is known to have ended without a goodbye, whoever else holds its connections.
+        #: Those of them whose process ended without a goodbye, whoever else holds its connections.
         self.ended: set[int] = set()
         #: Ranks to which the way was broken for so long that the kernel gave up, and those that broke the rules.
         self.cut: set[int] = set()
@@ -211,7 +211,7 @@ class Control:
     @property
     def dead(self) -> set[int]:
         """Ranks that have gone without a goodbye: nobody will hear of them again."""
-        return (self.gone | self.ended) - self.left
+        return self.gone - self.left
 
     def silence_s(self, peer: int) -> float | None:
         """Seconds since the kernel at the other end was last heard; ``None`` where there is no TCP connection."""
@@ -224,6 +224,7 @@ class Control:
         with self._lock:
             if peer not in self.left:
                 self.ended.add(peer)
+                self.gone.add(peer)
                 self.alert()
 
     def _drop(self, peer: int) -> None:

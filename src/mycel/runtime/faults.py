@@ -25,43 +25,25 @@ A thread of the process's listens too (``watch``), during calls and between them
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from mycel.collectives.program import Channel
-from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchError, PeerLostError
+from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
 from mycel.runtime.control import NO_WAY, Control
-from mycel.runtime.evidence import Evidence, Hop, collect, has_stalled, probe
+from mycel.runtime.evidence import Hop, collect, has_stalled, probe
 from mycel.runtime.headers import describe_header
-from mycel.runtime.inquiry import Inquiry
-from mycel.runtime.messages import (
-    Abort,
-    Finding,
-    Heard,
-    Identity,
-    Message,
-    Position,
-    Question,
-    shortened,
-)
+from mycel.runtime.hearing import Hearing
 from mycel.runtime.prepared import Job
-from mycel.runtime.processes import own_identity
 from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states
 from mycel.topology.model import Topology
 
-__all__ = ["Alarm", "Attempt", "Ears", "Faults", "LinksFailed"]
+__all__ = ["Alarm", "Attempt", "Faults", "LinksFailed"]
 
-_ERRORS: dict[str, type[CommunicationError]] = {
-    "lost": PeerLostError,
-    "timeout": CollectiveTimeoutError,
-    "mismatch": MismatchError,
-    "failed": CommunicationError,
-}
 _LONGEST_GRACE_S = 2.0
 #: Calls before the present one that a rank remembers.
 _RECENT = 128
@@ -71,8 +53,6 @@ _SETTLING_S = 0.6
 _LOOK_S = 0.5
 #: How often a run is looked at that waits for a rank whose process has ended, and for how long nothing may come.
 _ENDED_LOOK_S, _ENDED_S = 0.1, 1.0
-#: Questions and answers that have been passed on and are known if they come again.
-_KNOWN = 4096
 
 
 @dataclass(slots=True, kw_only=True)
@@ -123,16 +103,6 @@ class Awaiting(Protocol):
         """The channel whose opening finds no answer."""
 
 
-class Ears(Protocol):
-    """What knows which machines this process hears (``watch``)."""
-
-    def asked(self, machine: str) -> bool:
-        """Somebody asks who hears a machine; whether this process is to answer."""
-
-    def heard(self, machine: str) -> None:
-        """Somebody else hears a machine."""
-
-
 class Faults:
     """Judges what a run ran into; one a communicator.
 
@@ -158,82 +128,39 @@ class Faults:
     ) -> None:
         self.rank, self.size = rank, size
         self.control = control
+        self.hearing = Hearing(rank, size, control)
         self.topology = topology
         self.reroutes = reroutes
-        #: Told of questions about silent machines, and of answers.
-        self.ears: Ears | None = None
         self._dtype_names = dtype_names
         self._channels = channels
-        self._lock = threading.RLock()
-        self._cause: CommunicationError | None = None
-        self._named_lost: set[int] = set()
-        self._identities: dict[int, Identity] = {}
         #: Headers of the last calls.
         self.recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT)
-        self._inquiry = Inquiry(rank)
-        self._known: OrderedDict[tuple[str, int, int], None] = OrderedDict()
-        self._asked = 0
         self._progress: tuple[tuple[int, ...], float] = ((), 0.0)
-        steps = {1 << i for i in range(max(1, (size - 1).bit_length()))}
-        self._near = sorted({(rank + s) % size for s in steps} | {(rank - s) % size for s in steps} - {rank})
-        identity = own_identity()
-        if identity is not None:
-            control.tell_all(identity)
 
     @property
     def cause(self) -> CommunicationError | None:
         """Why the group has failed; ``None`` while it has not."""
-        return self._cause
+        return self.hearing.cause
 
     @property
     def epoch(self) -> int:
         """How often links have failed and the group has gone on without them."""
-        return self._inquiry.number[0]
-
-    @property
-    def lost(self) -> set[int]:
-        """Ranks that the cause names as lost; those that nobody has missed yet are ``control.dead``."""
-        with self._lock:
-            return set(self._named_lost)
-
-    @property
-    def identities(self) -> dict[int, Identity]:
-        """The process of each rank that has said which it is."""
-        with self._lock:
-            return dict(self._identities)
+        return self.hearing.inquiry[0]
 
     def poison(self, kind: str, message: str, *, ranks: Iterable[int] = ()) -> CommunicationError:
-        """Set the cause, unless there is one already, and tell the others.
-
-        Args:
-            kind: one of ``messages.KINDS``.
-            message: for people.
-            ranks: that are lost.
-        """
-        with self._lock:
-            if self._cause is None:
-                ranks, message = tuple(ranks), shortened(message)
-                self._fail(kind, message, ranks)
-                self._notify(Abort(by=self.rank, kind=kind, cause=message, ranks=ranks))
-            return self._cause or CommunicationError(message)
-
-    def _fail(self, kind: str, message: str, ranks: Iterable[int]) -> None:
-        """Set the cause, and have the engine look up."""
-        self._named_lost.update(ranks)
-        self._cause = _ERRORS[kind](message)
-        self.control.alert()
+        """Set the cause, unless there is one already, and tell the others; see ``Hearing.poison``."""
+        return self.hearing.poison(kind, message, ranks=ranks)
 
     def again(self) -> CommunicationError:
         """The error for a call on a group that has failed before."""
-        cause = self._cause or CommunicationError("the process group has failed")
+        cause = self.cause or CommunicationError("the process group has failed")
         return type(cause)(f"the process group failed earlier: {cause}")
 
     def next_epoch(self, topology: Topology) -> None:
         """Go on with a new fabric, and forget what was said about the old one."""
-        with self._lock:
-            self.topology = topology
-            self.recent.clear()  # the same calls may now run over other schedules
-            self._inquiry.next_epoch()
+        self.topology = topology
+        self.recent.clear()  # the same calls may now run over other schedules
+        self.hearing.next_epoch()
 
     def judge(self, status: int, job: Job, attempt: Attempt) -> None:
         """Decide what a run's status means: return to let it go on, or raise.
@@ -247,7 +174,7 @@ class Faults:
             CommunicationError: the group has failed; the cause is the same on every surviving rank.
             LinksFailed: see there.
         """
-        if status == e.CONTROL and self._observe():
+        if status == e.CONTROL and self.hearing.attend():
             self._conclude_run(job, attempt)
         elif status == e.CLOSED:
             self._on_closed(job, attempt)
@@ -255,10 +182,10 @@ class Faults:
             self._conclude_run(job, attempt, mismatch=self._mismatch(job))
         elif status == e.TIMED_OUT:
             self._on_timeout(job, attempt)
-        if self._cause is None and self.control.ended:
+        if self.cause is None and self.control.ended:
             self._miss_ended(job, attempt)
-        if self._cause is not None:
-            raise self._cause
+        if self.cause is not None:
+            raise self.cause
 
     def first_look_ns(self, attempt: Attempt) -> int:
         """When the engine is to stop a run for the first time, as CLOCK_MONOTONIC nanoseconds."""
@@ -284,15 +211,15 @@ class Faults:
             LinksFailed: see there.
             Alarm: a rank asks where everybody stands; answer with ``not_connected``.
         """
-        alarm = self._observe()
-        if self._cause is not None:
-            raise self._cause
+        alarm = self.hearing.attend()
+        if self.cause is not None:
+            raise self.cause
         if alarm and not self.reroutes:
             raise Alarm
         if alarm:
             self._conclude(attempt, (rendezvous.awaited,), unanswered=rendezvous.unanswered)
-        if self._cause is not None:
-            raise self._cause
+        if self.cause is not None:
+            raise self.cause
 
     def not_connected(
         self, attempt: Attempt, peer: int, unanswered: Channel | None, *, lost: bool
@@ -312,68 +239,7 @@ class Faults:
             self._on_lost(peer, attempt, (peer,))
         else:
             self._conclude(attempt, (peer,), unanswered=unanswered, may_wait=False)
-        return self._cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
-
-    # -- listening --------------------------------------------------------------------------------------------
-
-    def observe(self) -> None:
-        """Take in what has been said, and have the engine look up where it matters to the run under way."""
-        self.control.flush()
-        with self._lock:
-            self._take()
-            if self._cause is not None or self._inquiry.is_open or self.control.ended:
-                self.control.alert()
-
-    def ask_for(self, machine: str) -> None:
-        """Ask the others who still hears a machine."""
-        with self._lock:
-            self._asked += 1
-            self._notify(Question(by=self.rank, number=self._asked, machine=machine))
-
-    def _notify(self, message: Message) -> None:
-        self.control.tell(range(self.size), message)
-
-    def _pass_on(self, message: Abort | Position | Finding | Question | Heard, peer: int) -> None:
-        self.control.tell([near for near in self._near if near not in (peer, message.by)], message)
-
-    def _observe(self, patience_s: float = 0.0) -> bool:
-        """Read control records: adopt an abort, file what ranks say. Whether anybody asks where this rank stands."""
-        if patience_s > 0:
-            self.control.wait(patience_s)
-        with self._lock:
-            self.control.calm()
-            self._take()
-            return self._inquiry.is_open
-
-    def _take(self) -> None:
-        for event in self.control.take():
-            message, peer = event.message, event.peer
-            if isinstance(message, Abort):
-                if self._cause is None:
-                    self._fail(message.kind, message.cause, message.ranks)
-                    self._pass_on(message, peer)
-            elif isinstance(message, Position | Finding):
-                if self._inquiry.file(message):
-                    self._pass_on(message, peer)
-            elif isinstance(message, Identity):
-                self._identities[peer] = message
-            elif isinstance(message, Question | Heard):
-                self._hear(message, peer)
-
-    def _hear(self, message: Question | Heard, peer: int) -> None:
-        """A question about a silent machine, or an answer: known ones come again by way of others."""
-        key = (message.TYPE, message.by, message.number)
-        if self.ears is None or message.by == self.rank or key in self._known:
-            return
-        self._known[key] = None
-        if len(self._known) > _KNOWN:
-            self._known.popitem(last=False)
-        self._pass_on(message, peer)
-        if isinstance(message, Heard):
-            self.ears.heard(message.machine)
-        elif self.ears.asked(message.machine):
-            self._asked += 1
-            self._notify(Heard(by=self.rank, number=self._asked, machine=message.machine))
+        return self.cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
 
     # -- the cases ----------------------------------------------------------------------------------------
 
@@ -390,17 +256,12 @@ class Faults:
         until = time.monotonic() + self.grace_s(attempt.timeout_s)
         alarm = False
         control = self.control
-        while (
-            self._cause is None
-            and not alarm
-            and peer not in control.gone | control.ended
-            and time.monotonic() < until
-        ):
-            alarm = self._observe(patience_s=0.05)
-        if self._cause is None and not alarm:
+        while self.cause is None and not alarm and peer not in control.gone and time.monotonic() < until:
+            alarm = self.hearing.attend(patience_s=0.05)
+        if self.cause is None and not alarm:
             # What the peer said before it went, and what others say of it, is already in the buffers.
-            alarm = self._observe(patience_s=0.05)
-        if alarm and self._cause is None and peer not in control.gone | control.ended:
+            alarm = self.hearing.attend(patience_s=0.05)
+        if alarm and self.cause is None and peer not in control.gone:
             self._conclude(attempt, waits_for, may_wait=False)
         self._lose(peer, attempt)
 
@@ -447,7 +308,7 @@ class Faults:
 
     def _on_timeout(self, job: Job, attempt: Attempt) -> None:
         stalled = self.reroutes and has_stalled(self._channels(), self.rank)
-        if stalled or time.monotonic() >= attempt.deadline or self._observe():
+        if stalled or time.monotonic() >= attempt.deadline or self.hearing.attend():
             self._conclude_run(job, attempt)
         else:
             job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
@@ -467,43 +328,33 @@ class Faults:
     ) -> None:
         """Say where this rank stands, hear the others, and decide: go on waiting, or set the cause, or raise."""
         began = time.monotonic()
-        book = self._inquiry
-        with self._lock:
-            own = Position(
-                by=self.rank,
-                inquiry=book.number,
-                state=State(
-                    what=attempt.what,
-                    waits_for=tuple(waits_for),
-                    header=attempt.header,
-                    is_committing=attempt.is_committing,
-                    limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
-                    mismatch=mismatch,
-                    recent=tuple(self.recent),
-                    may_wait=may_wait,
-                ),
+        self.hearing.say(
+            State(
+                what=attempt.what,
+                waits_for=tuple(waits_for),
+                header=attempt.header,
+                is_committing=attempt.is_committing,
+                limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
+                mismatch=mismatch,
+                recent=tuple(self.recent),
+                may_wait=may_wait,
             )
-            book.note(own)
-            self._notify(own)
+        )
         probe(self._channels(), self.rank)
         grace = self.grace_s(attempt.timeout_s)
         settled = began + min(_SETTLING_S, 0.4 * grace)
         until = began + 0.8 * grace
         if self.reroutes:
             until = max(until, attempt.deadline)
-        while self._cause is None:
-            self._observe(patience_s=0.02)
-            states, evidence = self._said()
+        while self.cause is None:
+            self.hearing.attend(patience_s=0.02)
+            states, evidence = self.hearing.said()
             now = time.monotonic()
             if len(states) == self.size and disagreement(states, self._dtype_names):
                 break
             if now >= settled and self.rank not in evidence:
-                found = collect(self._channels(), self.rank, frozenset(states), now - began, unanswered)
-                with self._lock:
-                    pieces = Finding.of(self.rank, book.number, found)
-                    book.note_found(pieces)
-                    for piece in pieces:
-                        self._notify(piece)
+                heard = frozenset(states)
+                self.hearing.say_found(collect(self._channels(), self.rank, heard, now - began, unanswered))
                 continue
             if now >= settled and (len(evidence) == self.size or mismatch):
                 break
@@ -511,23 +362,19 @@ class Faults:
                 break
         if not self.reroutes:
             self._let_others_decide(began + 0.95 * grace)
-        if self._cause is None:
+        if self.cause is None:
             self._decide()
-
-    def _said(self) -> tuple[dict[int, State], dict[int, Evidence]]:
-        with self._lock:
-            return self._inquiry.states, self._inquiry.evidence
 
     def _let_others_decide(self, until: float) -> None:
         """A rank that hears the others and is not heard by them is what they will complain of: wait for that."""
-        _, evidence = self._said()
+        _, evidence = self.hearing.said()
         others = [one for rank, one in evidence.items() if rank != self.rank]
         deaf = sum(self.rank not in one.heard for one in others)
-        while self._cause is None and deaf * 2 > len(others) and time.monotonic() < until:
-            self._observe(patience_s=0.02)
+        while self.cause is None and deaf * 2 > len(others) and time.monotonic() < until:
+            self.hearing.attend(patience_s=0.02)
 
     def _decide(self) -> None:
-        states, evidence = self._said()
+        states, evidence = self.hearing.said()
         verdict = judge_states(states, evidence, self.topology, self._dtype_names)
         if self.reroutes and verdict.kind == "timeout" and len(evidence) == len(states) == self.size:
             if verdict.links and is_whole_without(self.topology, verdict.links):
@@ -536,7 +383,6 @@ class Faults:
                 resume = min(state.header[0] + state.is_committing for state in states.values())
                 raise LinksFailed(verdict.links, verdict.message, resume)
             if all(state.may_wait and not state.limit_s for state in states.values()):
-                with self._lock:  # every rank comes to this: there is no other way, and there is time yet
-                    self._inquiry.again()
+                self.hearing.inquire_again()  # every rank comes to this: there is no other way, and there is time
                 return
         self.poison(verdict.kind, verdict.message)

@@ -18,7 +18,7 @@ from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
 from mycel.runtime.timeouts import given_s
-from mycel.runtime.work import MycelWork, await_futures, span_of
+from mycel.runtime.work import MycelWork, span_of
 
 __all__ = ["GroupCalls"]
 
@@ -113,6 +113,4 @@ class GroupCalls:
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
-            if communicator.telling:
-                await_futures(communicator)
-        return MycelWork(None, None, result)
+        return MycelWork(communicator, None, result)

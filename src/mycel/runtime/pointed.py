@@ -7,6 +7,7 @@ know. Where ranks must pass on the parts of others, they learn all lengths from 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -66,9 +67,10 @@ def parts_call(
             raise ValueError(f"{name} over {n} ranks: on {target.device}, parts must be of one length")
         return moving_call(name, own * n, target, source, root=root)
     lengths = [part.numel() for part in parts] or [own if r == rank else 0 for r in range(n)]
+    element = element_code(target.dtype)
     direct = communicator.sends_parts_directly(name, root)
     if not direct:
-        lengths = _told_by(communicator, name, root, lengths)
+        lengths = _told_by(communicator, name, root, element, lengths)
     return Call(
         name=name,
         title=PARTS[name] if direct else None,
@@ -77,19 +79,29 @@ def parts_call(
         item_bytes=target.element_size(),
         input_address=source.data_ptr(),
         output_address=target.data_ptr(),
-        element=element_code(target.dtype),
+        element=element,
         block_elements=tuple(lengths) if direct or len(set(lengths)) > 1 else None,
         knows_all=not direct,
         keep=(target, source),
     )
 
 
-def _told_by(communicator: Communicator, name: str, root: int, lengths: list[int]) -> list[int]:
+def _told_by(
+    communicator: Communicator, name: CollectiveName, root: int, element: int, lengths: list[int]
+) -> list[int]:
     """The root's lengths, which those of the others must agree with."""
     n = communicator.size
-    stated = torch.empty(n, n, dtype=torch.int64)
-    communicator.run(gather_call(stated.view(-1), torch.tensor(lengths, dtype=torch.int64)))
-    whole, own = stated[root], stated.diagonal()
+    stated = torch.empty(n, n + 1, dtype=torch.int64)
+    call = gather_call(stated.view(-1), torch.tensor([root, *lengths], dtype=torch.int64))
+    communicator.run(replace(call, title=PARTS[name], element=element))  # messages speak of what was called
+    roots: list[int] = stated[:, 0].tolist()
+    if len(set(roots)) > 1:
+        words = []
+        for other in sorted(set(roots), key=lambda other: (roots.count(other), other)):  # the odd one out comes first
+            callers = ", ".join(f"rank {rank}" for rank in range(n) if roots[rank] == other)
+            words.append(f"{callers} called {name} with root {other}")
+        raise communicator.disagree(f"ranks do not agree: {', '.join(words)}")
+    whole, own = stated[root, 1:], stated[:, 1:].diagonal()
     for rank in (own != whole).nonzero().view(-1).tolist()[:1]:  # every rank sees the same first one
         raise communicator.disagree(
             f"ranks do not agree: in {name}, rank {rank} has {own[rank]} elements, for which the root, rank {root}, "

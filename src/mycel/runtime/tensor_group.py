@@ -75,6 +75,13 @@ class TensorGroup(Reductions, Movements, Exchanges):
         UsageError: what the environment asks for does not fit.
         TopologyError: the topology or wiring file is malformed.
         CommunicationError: a peer does not come, or cannot be reached.
+
+    Examples:
+        >>> dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1)
+        >>> group = tensor_group()
+        >>> group.number, group.timeout  # collectives so far, and how long one may take
+        (0, datetime.timedelta(seconds=1800))
+        >>> dist.destroy_process_group()
     """
 
     def __init__(

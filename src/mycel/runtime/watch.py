@@ -2,7 +2,7 @@
 
 One a process, for all of its groups. It sleeps until somebody says something on a control connection, and once a
 second asks its kernel for how long nothing has come from each other machine (``silence``). What it learns is filed in
-each group's ``Faults``, so that the call that is under way ends, and the next one does not begin.
+each group's ``Hearing``, so that the call that is under way ends, and the next one does not begin.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import weakref
 from collections.abc import Collection, Sequence
 
 from mycel.errors import PeerLostError
-from mycel.runtime.faults import Faults
 from mycel.runtime.forks import let_go_in_children
+from mycel.runtime.hearing import Hearing
 from mycel.runtime.messages import Identity
 from mycel.runtime.processes import follow
 from mycel.runtime.silence import DOUBT_S, LOST_S, Silences
@@ -36,47 +36,44 @@ class Watched:
     """A group, as the thread sees it; watched until it is closed or nobody holds it any more.
 
     Args:
-        faults: the group's.
+        hearing: the group's.
         members: global ranks, in group order.
         machines: name of each rank's machine, in group order.
         places: address and port at which each rank listens.
     """
 
     def __init__(
-        self, faults: Faults, members: Sequence[int], machines: Sequence[str], places: Sequence[tuple[str, int]]
+        self, hearing: Hearing, members: Sequence[int], machines: Sequence[str], places: Sequence[tuple[str, int]]
     ) -> None:
-        self.faults = faults
+        self.hearing = hearing
         self.members, self.machines, self.places = tuple(members), tuple(machines), tuple(places)
 
     @property
     def own_machine(self) -> str:
         """This process's."""
-        return self.machines[self.faults.rank]
+        return self.machines[self.hearing.rank]
 
-    def lost_of(self, wanted: Collection[int]) -> str:
-        """Why ranks among these, by their global numbers, are lost; empty where none is known to be."""
-        named = {self.members[rank] for rank in self.faults.lost}
-        if named & set(wanted) and self.faults.cause is not None:
-            return str(self.faults.cause)
-        dead = sorted({self.members[rank] for rank in self.faults.control.dead} & set(wanted))
-        return f"{_named(dead)} was lost: its connections closed (process died or was killed?)" if dead else ""
+    def lost_of(self, wanted: Collection[int]) -> list[int]:
+        """Which of these, by their global numbers, are lost: those that a cause names, else all that have died."""
+        named = {self.members[rank] for rank in self.hearing.lost} & set(wanted)
+        return sorted(named or {self.members[rank] for rank in self.hearing.control.dead} & set(wanted))
 
     def on(self, machines: Collection[str]) -> tuple[int, ...]:
         """Ranks on these machines that have not left."""
-        left = self.faults.control.left
+        left = self.hearing.control.left
         return tuple(rank for rank, name in enumerate(self.machines) if name in machines and rank not in left)
 
     def observe(self) -> None:
         """Take in what has been said; whatever goes wrong with that becomes the group's error."""
         try:
-            self.faults.observe()
+            self.hearing.observe()
         except Exception as error:
             self.fail(error)
 
     def fail(self, error: Exception) -> None:
         """Have those who wait hear of an error of the thread's."""
-        _log.exception("rank %d: watching the other ranks failed", self.faults.rank)
-        self.faults.poison("failed", f"rank {self.faults.rank}: watching the other ranks failed: {error!r}")
+        _log.exception("rank %d: watching the other ranks failed", self.hearing.rank)
+        self.hearing.poison("failed", f"rank {self.hearing.rank}: watching the other ranks failed: {error!r}")
 
     def give_up(self, machines: Sequence[str], *, is_cut_off: bool) -> None:
         """Fail the group, if it has ranks on these machines, which nobody hears any more."""
@@ -97,7 +94,7 @@ class Watched:
                 else f"{_named(ranks)} were lost: their machines have"
             )
             message = f"{whose} not answered any rank for {LOST_S:g} s (power or network?)"
-        self.faults.poison("lost", message, ranks=ranks)
+        self.hearing.poison("lost", message, ranks=ranks)
 
     def close(self) -> None:
         """Watch it no longer."""
@@ -140,7 +137,7 @@ class _Watch:
         return [group for group in (reference() for reference in self._groups) if group is not None]
 
     def add(self, group: Watched) -> None:
-        group.faults.ears = self
+        group.hearing.ears = self
         let_go_in_children(self)
         with self._lock:
             self._groups = (*self._groups, weakref.ref(group))
@@ -174,7 +171,7 @@ class _Watch:
         for group in self.groups:
             if machine == group.own_machine:
                 return True
-            ages = (group.faults.control.silence_s(rank) for rank in group.on((machine,)))
+            ages = (group.hearing.control.silence_s(rank) for rank in group.on((machine,)))
             if any(age is not None and age < DOUBT_S for age in ages):
                 return True
         return False
@@ -211,7 +208,7 @@ class _Watch:
         """Until somebody says something, a process ends, or groups come or go. Holds no group meanwhile."""
         poller = select.poll()
         poller.register(self._bell, select.POLLIN)
-        for descriptor, events in [pair for group in self.groups for pair in group.faults.control.watched()]:
+        for descriptor, events in [pair for group in self.groups for pair in group.hearing.control.watched()]:
             poller.register(descriptor, events)
         for descriptor in self._followed.values():
             if descriptor >= 0:
@@ -224,7 +221,7 @@ class _Watch:
         """Follow the processes that have said who they are, and tell groups of those that have ended."""
         users: dict[Identity, list[tuple[Watched, int]]] = {}
         for group in self.groups:
-            for peer, identity in group.faults.identities.items():
+            for peer, identity in group.hearing.identities.items():
                 users.setdefault(identity, []).append((group, peer))
         for identity in [identity for identity in self._followed if identity not in users]:
             if (descriptor := self._followed.pop(identity)) >= 0:
@@ -235,9 +232,9 @@ class _Watch:
                 self._followed[identity] = -2 if found is None else found
         for identity in self._ended():
             for group, peer in users[identity]:
-                if peer not in group.faults.control.ended:
+                if peer not in group.hearing.control.ended:
                     group.observe()  # it may have said goodbye
-                    group.faults.control.note_ended(peer)
+                    group.hearing.control.note_ended(peer)
 
     def _ended(self) -> list[Identity]:
         running = {descriptor: identity for identity, descriptor in self._followed.items() if descriptor >= 0}
@@ -253,13 +250,13 @@ class _Watch:
         """Look for machines that say nothing."""
         ages: dict[str, float] = {}
         places: dict[str, tuple[str, int]] = {}
-        groups = [group for group in self.groups if group.faults.cause is None]
+        groups = [group for group in self.groups if group.hearing.cause is None]
         for group in groups:
             for rank in group.on(set(group.machines) - {group.own_machine}):
                 machine = group.machines[rank]
                 if ages.get(machine, DOUBT_S) < DOUBT_S:
                     continue  # one that is heard is enough
-                age = group.faults.control.silence_s(rank)
+                age = group.hearing.control.silence_s(rank)
                 if age is not None:
                     ages[machine] = min(age, ages.get(machine, age))
                     places[machine] = group.places[rank]
@@ -267,7 +264,7 @@ class _Watch:
         self._dial(decision.dial, places, now)
         for machine in decision.ask:
             for group in groups:
-                group.faults.ask_for(machine)
+                group.hearing.ask_for(machine)
         if decision.lost:
             for group in groups:
                 group.give_up(decision.lost, is_cut_off=decision.is_cut_off)
@@ -299,9 +296,12 @@ def check_members(members: Sequence[int]) -> None:
         PeerLostError: a group of this process knows that one of them is lost.
     """
     for group in _watch.groups:
-        why = group.lost_of(members)
-        if why:
-            raise PeerLostError(f"a new group of {_named(members)} cannot be made: {why}")
+        lost = group.lost_of(members)
+        if lost:  # no more is said: ranks would not say the same, as they learn of it from different groups
+            raise PeerLostError(
+                f"a new group of {_named(members)} cannot be made, for {_named(lost)} was lost: its process ended or "
+                "its machine does not answer"
+            )
 
 
 def _named(ranks: Sequence[int]) -> str:

@@ -23,7 +23,7 @@ from mycel.runtime.communicator import Communicator
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
-__all__ = ["MycelWork", "await_futures", "span_of"]
+__all__ = ["MycelWork", "span_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -99,8 +99,8 @@ class MycelWork(dist.Work):
     as a ``mycel.comm.Pending``, which knows nothing of torch's interface.
 
     Args:
-        communicator: the group's.
-        ticket: the collective; ``None`` where it is over already.
+        communicator: the group's, if it is one of ours that runs it.
+        ticket: the collective; ``None``: it was a blocking call, which is over.
         result: tensors that hold the result afterwards.
     """
 
@@ -115,6 +115,14 @@ class MycelWork(dist.Work):
         #: Place among all works of the process, and among callbacks of futures, from which this was started.
         self.order = next(_orders)
         self.depth: int = getattr(_depth, "value", 0)
+        if communicator is not None and ticket is None:
+            self._be_over(communicator)
+
+    def _be_over(self, communicator: Communicator) -> None:
+        """The caller is about to know that this is over, and with it all before it."""
+        if communicator.telling:
+            await_futures(communicator)
+        communicator.known_over = max(communicator.known_over, self.order)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the collective; raises what went wrong."""
@@ -124,8 +132,8 @@ class MycelWork(dist.Work):
                 if not self._communicator.wait(self._ticket, limit_s):
                     raise RuntimeError(f"{self._ticket.what}: still under way after {limit_s:g} s of waiting")
             finally:
-                if self._communicator.telling:
-                    await_futures(self._communicator)
+                if self._ticket.is_finished:
+                    self._be_over(self._communicator)
         return True
 
     def is_completed(self) -> bool:
@@ -135,10 +143,13 @@ class MycelWork(dist.Work):
         if not self._communicator.is_finished(self._ticket):
             return False
         depth = getattr(_depth, "value", 0)
-        return not any(
+        if any(
             work.depth >= depth and work.order <= self.order and not work.is_told
             for work in tuple(self._communicator.telling)
-        )
+        ):
+            return False
+        self._communicator.known_over = max(self._communicator.known_over, self.order)
+        return True
 
     def is_success(self) -> bool:
         """Whether the collective is over and right."""
@@ -160,6 +171,10 @@ class MycelWork(dist.Work):
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the result's tensors.
 
+        It is done if the caller knows the collective to be over. If not, it becomes so in the thread for it even if
+        the collective is over: else a callback that starts collectives would do so now in one thread, now in another,
+        as it happens, and differently on each rank.
+
         A failure is raised from a callback behind the future: an exception set from outside crashes DDP's reducer,
         which reads the value without asking.
         """
@@ -167,10 +182,15 @@ class MycelWork(dist.Work):
             raw: torch.futures.Future[Any] = torch.futures.Future()
             self._told = Latch()
             self._future = raw.then(self._value)
-            if self._communicator is None or self._ticket is None or self._ticket.is_finished:
+            communicator, ticket = self._communicator, self._ticket
+            if (
+                communicator is None
+                or ticket is None
+                or (ticket.is_finished and self.order <= communicator.known_over)
+            ):
                 raw.set_result(None)
             else:
-                self._communicator.when_done(self._ticket, partial(self._tell, self._communicator, raw))
+                communicator.when_done(ticket, partial(self._tell, communicator, raw))
         return self._future
 
     def _tell(self, communicator: Communicator, raw: torch.futures.Future[Any], _: Ticket) -> None:

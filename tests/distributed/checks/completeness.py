@@ -173,7 +173,9 @@ def kinds_of_tensors(rank: int, size: int) -> None:
     sending.wait()
     assert (came == 1).all()
     sharded = distribute_tensor(torch.ones(size), init_device_mesh("cpu", (size,)), [Shard(0)])
-    with pytest.raises(TypeError, match="got a DTensor"):
+    with pytest.raises(
+        NotImplementedError, match="allreduce_"
+    ):  # as over Gloo: torch does not know what it should be
         dist.all_reduce(sharded)
 
     for given in (torch.full((3, 4), float(rank)).t(), torch.full((4,), float(rank))):

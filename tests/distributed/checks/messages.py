@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -155,6 +156,37 @@ def batches(rank: int, size: int) -> None:
             work.wait()
         assert (came[0] == other).all()
         dist.destroy_process_group(pair)
+
+
+def random_exchanges(rank: int, size: int, seed: int) -> None:
+    """Any messages between any ranks, begun and waited for in any order that keeps each tag's own."""
+    plan, order = random.Random(seed), random.Random(1000 * seed + rank)
+    for number in range(12):
+        messages = []
+        for key in range(plan.randrange(1, 25)):
+            src, dst = plan.sample(range(size), 2)
+            length = plan.choice((0, 1, 50, 5000, 16384, 16385, 40_000, 400_000))
+            messages.append((src, dst, plan.randrange(3), length, 100.0 * number + key))
+        mine = [message for message in messages if rank in message[:2]]
+        streams: dict[tuple[int, int, int], list[tuple[int, int, int, int, float]]] = {}
+        for message in mine:
+            streams.setdefault(message[:3], []).append(message)
+        works = []
+        while streams:
+            stream = order.choice(sorted(streams))
+            src, dst, tag, length, value = streams[stream].pop(0)
+            if not streams[stream]:
+                del streams[stream]
+            if src == rank:
+                works.append((dist.isend(torch.full((length,), value), dst, tag=tag), None, value))
+            else:
+                came = torch.zeros(length)
+                works.append((dist.irecv(came, src, tag=tag), came, value))
+        order.shuffle(works)
+        for work, came, value in works:
+            assert work is not None
+            work.wait()
+            assert came is None or bool((came == value).all())
 
 
 def objects(rank: int, size: int) -> None:

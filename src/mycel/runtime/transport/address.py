@@ -15,7 +15,7 @@ from mycel.errors import CommunicationError
 from mycel.settings import Settings
 from mycel.topology.addresses import interface_addresses, is_loopback, own_ip, route_to
 
-__all__ = ["Address", "innermost", "names_of_hosts", "own_address", "store_host"]
+__all__ = ["Address", "innermost", "machine_numbers", "names_of_hosts", "own_address", "store_host"]
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
@@ -158,3 +158,15 @@ def names_of_hosts(addresses: Sequence[Address]) -> list[str]:
                 name = f"{address.name or address.host}.{number}"
             names[address.host] = name
     return [names[address.host] for address in addresses]
+
+
+def machine_numbers(hosts: Sequence[str]) -> tuple[int, ...]:
+    """A number for the machine of each rank (``Address.host``); its network namespaces share its processors.
+
+    Examples:
+        >>> machine_numbers(["a/net:[1]", "b", "a/net:[2]"])
+        (0, 1, 0)
+    """
+    names = [host.partition("/")[0] for host in hosts]
+    known = list(dict.fromkeys(names))
+    return tuple(known.index(name) for name in names)

@@ -29,10 +29,10 @@ _log = logging.getLogger(__name__)
 #: the store must not drown in questions.
 _SOON_S, _LATER_S = 2e-4, 0.05
 _MANY_RANKS = 64
-#: How often a wait is interrupted to see whether another rank has failed, and how often what cannot be trusted is
-#: read again.
+#: How often a wait is interrupted to see whether another rank has failed, and how often what cannot be trusted, or
+#: is over, is read again.
 _LOOK_S = 1.0
-_AGAIN_S = 0.2
+_AGAIN_S, _STALE_S = 0.2, 0.005
 #: Errors that say themselves which rank is to blame.
 _KINDS: dict[str, type[CommunicationError]] = {
     "CollectiveTimeoutError": CollectiveTimeoutError,
@@ -80,6 +80,7 @@ class Board:
         self._observe = observe
         self._doubted: set[str] = set()
         self._has_heard = False
+        self._look = 0.0
         self.token = ""
         if rank == 0:
             token = secrets.token_hex(TOKEN_BYTES)
@@ -100,10 +101,14 @@ class Board:
         while True:
             text = self._raw("life", 0, deadline)
             token, is_right = self._opened(text, "life", 0)
+            if _is_over(self._rank, token):
+                self._pause(0, deadline, _STALE_S)
+                continue
             if token != self.token and _is_token(token):
                 self.token = token
                 publish()
             if is_right and _is_token(token):
+                _enter(self._rank, token)
                 return
             self._doubt("life", 0)
             self._pause(0, deadline)
@@ -222,14 +227,18 @@ class Board:
         elif self._observe is not None:
             self._observe()
 
-    def _pause(self, owner: int, deadline: float) -> None:
-        if time.monotonic() >= deadline:
+    def _pause(self, owner: int, deadline: float, pause_s: float = _AGAIN_S) -> None:
+        """Let some time pass before what cannot be used is read again."""
+        now = time.monotonic()
+        if now >= deadline:
+            why = "was not made with this job's secret" if self._doubted else "is of a group that has been destroyed"
             raise CollectiveTimeoutError(
-                f"rank {owner} has not joined the group of {self._size} ranks: what stands in the store for it was "
-                "not made with this job's secret"
+                f"rank {owner} has not joined the group of {self._size} ranks: what stands in the store for it {why}"
             )
-        self._heed()
-        time.sleep(_AGAIN_S)
+        if now >= self._look:
+            self._heed()
+            self._look = now + _LOOK_S
+        time.sleep(pause_s)
 
     # -- proofs -------------------------------------------------------------------------------------------
 
@@ -275,6 +284,22 @@ class Board:
                 self._rank,
                 owner,
             )
+
+
+#: Lives that ranks of this process have entered. A rank that destroys its group and makes a new one over the same
+#: store may be quicker than rank 0, and find what is over.
+_lives: dict[tuple[int, str], None] = {}
+_MOST_LIVES = 4096
+
+
+def _enter(rank: int, token: str) -> None:
+    _lives[rank, token] = None
+    while len(_lives) > _MOST_LIVES:
+        del _lives[next(iter(_lives))]
+
+
+def _is_over(rank: int, token: str) -> bool:
+    return (rank, token) in _lives
 
 
 def _is_token(text: str) -> bool:

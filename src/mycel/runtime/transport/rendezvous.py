@@ -22,6 +22,7 @@ from dataclasses import replace
 
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError
+from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.pacing import SO_MAX_PACING_RATE
 from mycel.runtime.transport.address import Address
 from mycel.runtime.transport.board import Board, Store
@@ -94,6 +95,7 @@ class Rendezvous:
         self.addresses: tuple[Address, ...] = ()
         self._closed = False
         self._reception = Reception(rank, size, local=local, secret=secret)
+        let_go_in_children(self)
         with self.failing_together():
             port = self._reception.listen([own.ip, *also])
             own = replace(own, port=port, local=local, serves_store=store_server is not None)
