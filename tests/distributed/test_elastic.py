@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 from mycel.topology.builders import ring
 from mycel.topology.json_format import to_json
@@ -49,7 +50,7 @@ def test_schedules_are_for_the_part_of_the_fabric_that_is_there(run_ranks: RunRa
     assert seen[0] == [seen[1][0], seen[1][2]]
 
 
-@pytest.mark.parametrize(("size", "shards"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(("size", "shards"), [(3, 1), pytest.param(4, 2, marks=long)])
 def test_training_goes_on_while_a_rank_is_killed_and_comes_back(run_ranks: RunRanks, size: int, shards: int) -> None:
     """DDP, and HSDP of whole replicas: each step is taken once, with the loss of the run that nobody disturbs."""
     lives = run_ranks(size, "elastic", "example", shards, 1, backend=None, preload=["torch.distributed.fsdp"])
@@ -57,7 +58,7 @@ def test_training_goes_on_while_a_rank_is_killed_and_comes_back(run_ranks: RunRa
     losses = {line["step"]: line["loss"] for line in taken}
     assert all(line["loss"] == pytest.approx(losses[line["step"]], abs=1e-12) for line in taken)
     assert sorted(losses) == list(range(1, max(losses) + 1)), "no step is missing"
-    assert {line["size"] for line in taken} >= {size, size - shards}
+    assert {line["size"] for line in taken} <= {size, size - shards}, "whole replicas only"
     assert any("step" in line and line["size"] == size for line in lives[1][1]), "it came back"
     lost = {line["lost"] for lines in lives for said in lines for line in said if "lost" in line}
     assert len(lost) <= 2
