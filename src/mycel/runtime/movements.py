@@ -20,6 +20,7 @@ from mycel.runtime.pointed import parts_call
 from mycel.runtime.tensors import (
     aliases,
     back_into,
+    check_parts,
     element_code,
     flattened,
     gather_call,
@@ -74,10 +75,10 @@ class Movements(GroupCalls):
         """Gather tensors, whose lengths may differ, into a list; see ``torch.distributed.all_gather``."""
         opts = opts or AllgatherOptions()
         outputs = output_lists[0] if len(output_lists) == 1 else []
-        fits = len(inputs) == 1 and len(outputs) == self.size() and outputs[self.rank()].numel() == inputs[0].numel()
-        fits = fits and all(t.dtype == inputs[0].dtype for t in outputs)
-        if not fits or not self._takes([*outputs, *inputs]):
+        if len(inputs) != 1 or not self._takes([*outputs, *inputs]):
             return self._backend_of(inputs).allgather(output_lists, inputs, opts)
+        n = self.size()
+        check_parts(f"all_gather over {n} ranks: in the list of outputs", outputs, inputs[0], self.rank(), n)
         source = flattened(inputs)
         target = source.new_empty(sum(t.numel() for t in outputs))
         call = gather_call(target, source, uneven_lengths(outputs))

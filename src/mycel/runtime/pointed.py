@@ -16,21 +16,9 @@ from mycel.collectives.spec import CollectiveName
 from mycel.runtime.calls import Call
 from mycel.runtime.communicator import Communicator
 from mycel.runtime.headers import PARTS
-from mycel.runtime.tensors import element_code, gather_call, moving_call
+from mycel.runtime.tensors import check_parts, element_code, gather_call, moving_call
 
 __all__ = ["parts_call"]
-
-
-def _check(name: str, parts: Sequence[Tensor], own: Tensor, rank: int, n: int) -> None:
-    """The root has one tensor a rank, all of its own's type, and its own part is as long as its tensor."""
-    if len(parts) != n:
-        raise ValueError(f"{name} over {n} ranks: in the root's list, {len(parts)} tensors; expected {n}")
-    for number, part in enumerate(parts):
-        if part.dtype != own.dtype or (number == rank and part.numel() != own.numel()):
-            raise ValueError(
-                f"{name} over {n} ranks: in the root's list, tensor {number} has {part.numel()} elements of "
-                f"{part.dtype}; the root's own tensor has {own.numel()} of {own.dtype}"
-            )
 
 
 def parts_call(
@@ -61,7 +49,7 @@ def parts_call(
     part = source if name == "gather" else target
     own = part.numel()
     if rank == root:
-        _check(name, parts, part, rank, n)
+        check_parts(f"{name} over {n} ranks: in the root's list", parts, part, rank, n)
     if not target.is_cpu:
         if len({each.numel() for each in parts}) > 1:
             raise ValueError(f"{name} over {n} ranks: on {target.device}, parts must be of one length")

@@ -20,6 +20,7 @@ from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import (
     back_into,
+    check_parts,
     flattened,
     put_later,
     scatter_call,
@@ -97,8 +98,10 @@ class Reductions(GroupCalls):
         """
         opts = opts or ReduceScatterOptions()
         inputs = input_lists[0] if len(input_lists) == 1 else []
-        fits = len(outputs) == 1 and len(inputs) == self.size() and inputs[self.rank()].numel() == outputs[0].numel()
-        known = self._reduction([*outputs, *inputs], opts) if fits else None
+        if len(outputs) == 1 and self._takes([*outputs, *inputs]):
+            n = self.size()
+            check_parts(f"reduce_scatter over {n} ranks: in the list of inputs", inputs, outputs[0], self.rank(), n)
+        known = self._reduction([*outputs, *inputs], opts) if len(outputs) == 1 else None
         if known is None:
             return self._backend_of(outputs).reduce_scatter(outputs, input_lists, opts)
         source = torch.cat([tensor.reshape(-1) for tensor in inputs])

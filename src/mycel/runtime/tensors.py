@@ -21,6 +21,7 @@ __all__ = [
     "aliases",
     "apart_from",
     "back_into",
+    "check_parts",
     "dtype_name",
     "element_code",
     "flattened",
@@ -229,6 +230,22 @@ def scatter_call(
         block_elements=block_elements,
         keep=(target, source),
     )
+
+
+def check_parts(where: str, parts: Sequence[Tensor], own: Tensor, rank: int, n: int) -> None:
+    """A list has one tensor a rank, all of this rank's own type, and its own part is as long as its own tensor.
+
+    Raises:
+        ValueError: it has not; ``where`` says whose list it is.
+    """
+    if len(parts) != n:
+        raise ValueError(f"{where}, {len(parts)} tensors; expected {n}")
+    for number, part in enumerate(parts):
+        if part.dtype != own.dtype or (number == rank and part.numel() != own.numel()):
+            raise ValueError(
+                f"{where}, tensor {number} has {part.numel()} elements of {part.dtype}; rank {rank}'s own tensor has "
+                f"{own.numel()} of {own.dtype}"
+            )
 
 
 def split_elements(tensor: Tensor, sizes: list[int], n: int, which: str) -> list[int]:

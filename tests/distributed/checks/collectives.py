@@ -429,6 +429,15 @@ def not_scheduled(rank: int, size: int) -> None:
         dist.all_gather_into_tensor(torch.zeros(5), torch.zeros(4))
     with pytest.raises(ValueError, match="input has 5 elements"):
         dist.reduce_scatter_tensor(torch.zeros(4), torch.zeros(5))
+    if rank == 0:  # lists that do not fit are refused by whoever has them, and the group lives
+        lists = [torch.zeros(4)] * size
+        with pytest.raises(ValueError, match=f"{size - 1} tensors; expected {size}"):
+            dist.all_gather(lists[1:], torch.zeros(4))
+        with pytest.raises(ValueError, match="tensor 0 has 4 elements"):
+            dist.all_gather(lists, torch.zeros(5))
+        with pytest.raises(ValueError, match="tensor 0 has 4 elements"):
+            dist.reduce_scatter(torch.zeros(5), lists)
+    dist.barrier()
 
 
 def many_not_scheduled(rank: int, size: int) -> None:
