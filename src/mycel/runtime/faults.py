@@ -342,8 +342,8 @@ class Faults:
                 may_wait=may_wait,
             )
         )
-        # Of two bytes out of band, the first becomes one of the data unless all before it has been read: so one in each
-        # collective, until all ranks have come through it.
+        # Of two bytes out of band, the first becomes one of the data unless all before it has been read: so there is
+        # one in each collective, for all ranks come through that before the next.
         is_probed = attempt.header[0] != self._probed
         if is_probed:
             self._probed = attempt.header[0]
