@@ -187,6 +187,8 @@ def collect(
     heard: frozenset[int],
     waited_s: float,
     unanswered: Channel | None = None,
+    *,
+    is_probed: bool = True,
 ) -> Evidence:
     """This rank's evidence, a little while after ``probe``.
 
@@ -196,6 +198,7 @@ def collect(
         heard: ranks whose state has been heard.
         waited_s: since the probe; tenths of a second.
         unanswered: a channel that could not even be opened, for want of an answer.
+        is_probed: whether there was a probe; else a channel on which nothing waits says nothing about its path.
     """
     stuck: list[tuple[int, Path, int]] = []
     if unanswered is not None:
@@ -209,7 +212,7 @@ def collect(
         if channel.src != rank:
             got.append((channel.src, channel.path, facts.received))
         elif not facts.is_pending:
-            clear.append(channel.path)
+            clear += [channel.path] if is_probed else []
         elif facts.unanswered_s >= _MOST * waited_s:
             stuck.append((channel.dst, channel.path, facts.least))
     return Evidence(stuck=tuple(stuck), clear=tuple(clear), got=tuple(got), heard=heard)

@@ -136,6 +136,7 @@ class Faults:
         #: Headers of the last calls.
         self.recent: deque[tuple[int, int, int]] = deque(maxlen=_RECENT)
         self._progress: tuple[tuple[int, ...], float] = ((), 0.0)
+        self._probed = -1  # number of the collective in which channels were probed last
 
     @property
     def cause(self) -> CommunicationError | None:
@@ -159,6 +160,7 @@ class Faults:
     def next_epoch(self, topology: Topology) -> None:
         """Go on with a new fabric, and forget what was said about the old one."""
         self.topology = topology
+        self._probed = -1
         self.recent.clear()  # the same calls may now run over other schedules
         self.hearing.next_epoch()
 
@@ -340,7 +342,12 @@ class Faults:
                 may_wait=may_wait,
             )
         )
-        probe(self._channels(), self.rank)
+        # Of two bytes out of band, the first becomes one of the data unless all before it has been read: so there is
+        # one in each collective, for all ranks come through that before the next.
+        is_probed = attempt.header[0] != self._probed
+        if is_probed:
+            self._probed = attempt.header[0]
+            probe(self._channels(), self.rank)
         grace = self.grace_s(attempt.timeout_s)
         settled = began + min(_SETTLING_S, 0.4 * grace)
         until = began + 0.8 * grace
@@ -354,7 +361,9 @@ class Faults:
                 break
             if now >= settled and self.rank not in evidence:
                 heard = frozenset(states)
-                self.hearing.say_found(collect(self._channels(), self.rank, heard, now - began, unanswered))
+                waited_s = now - began
+                found = collect(self._channels(), self.rank, heard, waited_s, unanswered, is_probed=is_probed)
+                self.hearing.say_found(found)
                 continue
             if now >= settled and (len(evidence) == self.size or mismatch):
                 break
