@@ -126,7 +126,6 @@ class Training:
     def _wrap(self, mesh: DeviceMesh | None) -> None:
         """Make model and optimizer for the default group."""
         model = make_model(self.length, self.width, self.seed)
-        self._bare = model
         self._model: nn.Module = model
         if mesh is not None:
             for layer in model:
@@ -154,9 +153,18 @@ class Training:
 
     # -- state as one vector: parameters, then what the optimizer keeps of each --------------------------------
 
+    def _parameters(self) -> list[nn.Parameter]:
+        """This rank's own, as the optimizer has them.
+
+        The model itself shows whole ones, gathered from all shards, of the layer that FSDP computes with, and keeps
+        them when a rank is lost there.
+        """
+        own: list[nn.Parameter] = self._optimizer.param_groups[0]["params"]
+        return own
+
     def _pack(self, *, empty: bool = False) -> Tensor:
         parts: list[Tensor] = []
-        for parameter in self._bare.parameters():
+        for parameter in self._parameters():
             own = _local(parameter.detach())
             state = {} if empty else self._optimizer.state[parameter]
             kept = [_local(state[key]) if key in state else torch.zeros_like(own) for key in _KEPT]
@@ -165,11 +173,11 @@ class Training:
 
     @torch.no_grad()
     def _unpack(self, vector: Tensor, step: int) -> None:
-        at = 0
-        for parameter in self._bare.parameters():
+        parameters = self._parameters()
+        lengths = [3 * _local(parameter).numel() for parameter in parameters]
+        for parameter, part in zip(parameters, vector.split(lengths), strict=True):  # of no other length than this
             own = _local(parameter)
-            pieces = vector[at : at + 3 * own.numel()].view(3, *own.shape)
-            at += 3 * own.numel()
+            pieces = part.view(3, *own.shape)
             own.copy_(pieces[0])
             state = {key: _as(parameter, pieces[number].clone()) for number, key in enumerate(_KEPT, start=1)}
             self._optimizer.state[parameter] = {"step": torch.tensor(float(step)), **state}

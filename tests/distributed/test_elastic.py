@@ -50,7 +50,15 @@ def test_schedules_are_for_the_part_of_the_fabric_that_is_there(run_ranks: RunRa
     assert seen[0] == [seen[1][0], seen[1][2]]
 
 
-@pytest.mark.parametrize(("size", "shards"), [(3, 1), pytest.param(4, 2, marks=long)])
+def test_a_step_that_fails_leaves_the_state_as_it_was(run_ranks: RunRanks) -> None:
+    """Wherever it fails, while FSDP holds whole parameters of some layers too."""
+    losses, others = run_ranks(2, "elastic", "failing_steps", preload=["torch.distributed.fsdp"])
+    assert len(losses) > 15, "a step is over ten collectives, forwards and back"
+    (truth,) = run_ranks(1, "elastic", "reference", len(losses), backend=None)
+    assert losses == others == pytest.approx(truth, abs=1e-9)
+
+
+@pytest.mark.parametrize(("size", "shards"), [(3, 1), pytest.param(4, 2, marks=long), pytest.param(8, 4, marks=long)])
 def test_training_goes_on_while_a_rank_is_killed_and_comes_back(run_ranks: RunRanks, size: int, shards: int) -> None:
     """DDP, and HSDP of whole replicas: each step is taken once, with the loss of the run that nobody disturbs."""
     lives = run_ranks(size, "elastic", "example", shards, 1, backend=None, preload=["torch.distributed.fsdp"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mycel import elastic
 from mycel.errors import CommunicationError, PeerLostError, UsageError
@@ -258,15 +260,55 @@ def assert_reduces_in_new_group() -> None:
     assert tensor.item() == dist.get_world_size()
 
 
+class FailingAt(TorchDispatchMode):
+    """Fails one collective, on every rank the same one."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._left = number
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d":
+            if self._left == 0:
+                raise PeerLostError("as if a rank was lost")
+            self._left -= 1
+        return func(*args, **(kwargs or {}))
+
+
+def failing_steps(rank: int, size: int) -> list[float]:
+    """Steps of HSDP, each of which fails at first, one collective later than the last; the losses."""
+    train = _example()
+    options = train.parse_arguments(["--shards", str(size), *SMALL])
+    training, samples = train.training_of(options), train.Samples(options)
+    losses: list[float] = []
+    training.join()
+    while True:
+        over = True
+        try:
+            with FailingAt(len(losses)):
+                loss, *_ = train.take_step(training, samples, over=False, wanted=False)
+        except PeerLostError:
+            over = False
+            training.join()
+            loss, *_ = train.take_step(training, samples, over=False, wanted=False)
+        losses.append(loss)
+        if over:  # a step has fewer collectives than that
+            return losses
+
+
 def example(rank: int, size: int, shards: int, lost: int) -> list[list[dict[str, Any]]]:
-    """The example's rank, of which one is killed and comes back; what each of its lives has said."""
+    """The example's rank, of which one is killed and comes back; what each of its lives has said.
+
+    With shards it dies within a step, after a reduce_scatter and before the all_reduce of the same gradients: the
+    others then fail in different collectives, some while they hold whole parameters.
+    """
     folder = Path(os.environ["STORE_FILE"]).parent
     lives = [folder / f"said{rank}.{life}" for life in range(1 + (rank == lost))]
     for said in lives:
         pid = os.fork()
         if pid == 0:
-            _live(rank, size, shards, said)
-        if said is not lives[-1]:
+            _live(rank, size, shards, said, dies=shards > 1 and said is not lives[-1])
+        if shards == 1 and said is not lives[-1]:
             while not said.exists() or len(said.read_text().splitlines()) < 4:
                 time.sleep(0.01)
             os.kill(pid, signal.SIGKILL)
@@ -275,7 +317,7 @@ def example(rank: int, size: int, shards: int, lost: int) -> list[list[dict[str,
     return [[json.loads(line) for line in said.read_text().splitlines() if line.startswith("{")] for said in lives]
 
 
-def _live(rank: int, size: int, shards: int, said: Path) -> None:
+def _live(rank: int, size: int, shards: int, said: Path, *, dies: bool) -> None:
     """One life of a rank; never returns. Who has come back ends the job with its fifth step."""
     code = 1
     try:
@@ -283,6 +325,8 @@ def _live(rank: int, size: int, shards: int, said: Path) -> None:
         os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
         steps = iter(range(5 if said.suffix == ".1" else 1_000_000))
         options = train.parse_arguments(["--shards", str(shards), *SMALL])
+        if dies:
+            _die_in_all_reduce(20)  # the fourth step's second of six
         store = dist.FileStore(os.environ["STORE_FILE"], -1)
         train.train(options, store, rank, size, lambda seconds: next(steps, None) is None)
         sys.stdout.flush()
@@ -291,6 +335,18 @@ def _live(rank: int, size: int, shards: int, said: Path) -> None:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def _die_in_all_reduce(number: int) -> None:
+    """Kill this process when it comes to the one of this number, from 1."""
+    real, calls = dist.all_reduce, itertools.count(1)
+
+    def all_reduce(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    dist.all_reduce = all_reduce
 
 
 def reference(rank: int, size: int, num_steps: int) -> list[float]:
