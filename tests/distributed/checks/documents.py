@@ -94,6 +94,26 @@ class Net(nn.Module):
 trainer = Trainer(model=Net(), args=arguments, train_dataset=rows)
 """
 
+#: Handles go over a store beside, as soon as one is asked for.
+HANDLES = """
+import os
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from mycel import elastic
+dist.destroy_process_group()
+beside, handles, own_handle, model = dist.FileStore("handles"), [], elastic.get_handle, torch.nn.Linear(4, 4)
+def get_handle():
+    beside.set(str(rank), own_handle())
+    handles.extend(beside.get(str(other)).decode() for other in range(world_size))
+    elastic.get_handle = own_handle
+    return handles[rank]
+elastic.get_handle = get_handle
+"""
+ROSTER = """
+from datetime import timedelta
+store, place, step, train = dist.PrefixStore("roster", beside), rank, 0, lambda: True
+"""
 BEFORE: dict[str, list[tuple[str, str]]] = {
     "README.md": [
         (
@@ -155,6 +175,11 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("QSDP(weight_bits", FSDP),
         ("torch.save(state", NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
         ("class Compress(", TRAINER),
+    ],
+    "docs/guides/elastic.md": [
+        ("mycel.elastic.shrink_group([3])", "import mycel.elastic\ntrain_step = lambda: None"),
+        ("elastic.start_alone()", HANDLES),
+        ("elastic.Roster(store", ROSTER),
     ],
     "docs/guides/faults.md": [
         (
