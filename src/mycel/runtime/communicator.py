@@ -77,7 +77,7 @@ class Communicator:
         members: global ranks, in group order; all of the job if not given.
 
     Attributes:
-        planner: this group's schedules and choices.
+        planner: this group's schedules and choices; ``reroutes`` is as given.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Communicator:
         reroutes: bool = False,
         members: Sequence[int] | None = None,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.reroutes = rank, size, reroutes
         self.topology = topology
         self._timeout_s = bounded_s(timeout_s)
         self._rendezvous = rendezvous
@@ -227,7 +227,7 @@ class Communicator:
 
     def sends_parts_directly(self, name: CollectiveName, root: int) -> bool:
         """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
-        return self._rerouter is None and sends_parts_directly(self.planner.schedules(name, root))
+        return sends_parts_directly(self.planner.schedules(name, root))
 
     def connect(self, name: CollectiveName, root: int | None = None) -> None:
         """Open the channels that a collective's schedules use. Every rank must come here to get on.

@@ -112,8 +112,9 @@ def remembered(arguments: tuple[Any, ...]) -> Iterator[None]:
     _called.now = _Called(next((a.reduceOp for a in arguments if hasattr(a, "reduceOp")), None), [])
     try:
         yield
-        for work in _called.now.works[:-1]:  # of a tensor made of several, of which the caller gets the last one's
-            work.wait()
+        if len(_called.now.works) > 1:  # of a tensor made of several, of which the caller gets one's work only
+            for work in _called.now.works:
+                work.wait()
     finally:
         _called.now = before
 

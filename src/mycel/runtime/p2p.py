@@ -107,7 +107,7 @@ class PointToPoint:
             verb=verb,
             peer=peer,
             tag=tag,
-            view=flat.view(torch.uint8).numpy().data if flat.numel() else memoryview(bytearray()),
+            view=_bytes_of(flat),
             dtype=_dtype_name(flat.dtype),
             timeout_s=self._group.timeout_s,
             keep=flat,
@@ -135,6 +135,13 @@ class PointToPoint:
         """Let what has been accepted get through, fail the rest, close all connections."""
         if self._made is not None:
             self._made.close()
+
+
+def _bytes_of(flat: Tensor) -> memoryview:
+    """The memory of a contiguous vector; one element may have any stride and still be contiguous."""
+    if not flat.numel():
+        return memoryview(bytearray())
+    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 @lru_cache(maxsize=64)

@@ -40,7 +40,7 @@ def parts_call(
 
     Raises:
         ValueError: the root's list has not one tensor a rank, all of the type and its own of the length of its
-            tensor; or lengths differ, and the tensors are on devices.
+            tensor; or lengths differ, and the tensors are on devices or links may be rerouted.
         MismatchError: ranks do not agree on a length, where these are told beforehand.
     """
     if communicator is None:
@@ -50,9 +50,11 @@ def parts_call(
     own = part.numel()
     if rank == root:
         check_parts(f"{name} over {n} ranks: in the root's list", parts, part, rank, n)
-    if not target.is_cpu:
+    if communicator.reroutes or not target.is_cpu:
+        # With rerouting, too, this must stay one collective: a signal handler could come between two.
         if len({each.numel() for each in parts}) > 1:
-            raise ValueError(f"{name} over {n} ranks: on {target.device}, parts must be of one length")
+            where = "with MYCEL_ON_LINK_FAILURE=replan" if target.is_cpu else f"on {target.device}"
+            raise ValueError(f"{name} over {n} ranks: {where}, parts must be of one length")
         return moving_call(name, own * n, target, source, root=root)
     lengths = [part.numel() for part in parts] or [own if r == rank else 0 for r in range(n)]
     element = element_code(target.dtype)

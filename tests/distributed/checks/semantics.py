@@ -462,11 +462,12 @@ def an_engine_thread_that_fails(rank: int, size: int) -> str:
         communicator._faults.judge = judge
         works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
         future = works[1].get_future()
+        while not works[0].is_completed():  # something for the engine to look up for
+            communicator._control.alert()
+            time.sleep(0.01)
     else:
         works = []
-        time.sleep(0.1)
-        for line in communicator._control._lines.values():  # a word, for rank 0's engine to look up
-            line.send({"type": "bye"}, 1.0)
+        time.sleep(1.0)
     errors = []
     for work in works:
         with pytest.raises(CommunicationError) as caught:
