@@ -180,6 +180,8 @@ class MessageWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the message is over, right or wrong; if so, a received one is in its tensor."""
+        if self._future is not None and self._future.done():  # its callbacks may be running still
+            return True
         if not self._transfer.is_done:
             self._endpoint.glance()
         return self._transfer.is_done
@@ -190,7 +192,7 @@ class MessageWork(dist.Work):
 
     def exception(self) -> BaseException | None:
         """What went wrong, if anything has."""
-        return self._transfer.error if self._transfer.is_done else None
+        return self._transfer.error if self.is_completed() else None
 
     def synchronize(self) -> None:
         """Wait, as torch asks it of device work."""
