@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,6 +38,25 @@ def _globals_of_process() -> dict[str, Any]:
         state["torch threads"] = torch.get_num_threads()
         state["torch gradients"] = torch.is_grad_enabled()
     return state
+
+
+@cache
+def _no_namespaces() -> str:
+    """Why no cluster can be emulated here; empty where one can."""
+    from mycel.emulate import check_support
+    from mycel.errors import EmulationError
+
+    try:
+        check_support()
+    except EmulationError as error:
+        return str(error)
+    return ""
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skips what is marked ``namespaces`` where there are none."""
+    if item.get_closest_marker("namespaces") is not None and (missing := _no_namespaces()):
+        pytest.skip(missing)
 
 
 def _is_ours(module: ModuleType) -> bool:

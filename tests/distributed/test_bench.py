@@ -18,21 +18,9 @@ from mycel.bench.ranks import run_ranks as launch_ranks
 from mycel.bench.run import bench_cases
 from mycel.collectives.cost import LOCAL_PIECE_BYTES, WHOLE_BYTES
 from mycel.collectives.synth import methods_for
-from mycel.emulate import check_support
-from mycel.errors import CommunicationError, EmulationError, UsageError
+from mycel.errors import CommunicationError, UsageError
 from mycel.topology import to_json
 from mycel.topology.builders import star
-
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
-emulated = pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 
 
 def _ignore(rank: int, record: dict[str, Any]) -> None:
@@ -45,7 +33,6 @@ def _run_mycel(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.namespaces
-@emulated
 def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
     topology = star(num_ranks=3, bandwidth="400 Mbit/s")
     file = tmp_path / "star.json"
@@ -162,7 +149,6 @@ def test_ranks_that_hang_are_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.namespaces
-@emulated
 def test_a_failing_rank_of_a_cluster_is_heard() -> None:
     code = "import os, sys; sys.exit('out of memory' if os.environ['RANK'] == '0' else 0)"
     with pytest.raises(CommunicationError, match="rank 0: out of memory"):

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tests.effort import long
 
-from mycel.emulate import check_support, launch
-from mycel.errors import EmulationError
+from mycel.emulate import launch
 from mycel.runtime import warm
 from mycel.topology.builders import two_boxes
 
@@ -52,16 +51,7 @@ def test_what_no_schedule_carries_does_not_hang(run_ranks: RunRanks) -> None:
     run_ranks(4, "collectives", "many_not_scheduled")
 
 
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_on_an_emulated_cluster(tmp_path: Path) -> None:
     """Two nodes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []

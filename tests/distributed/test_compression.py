@@ -11,8 +11,6 @@ import pytest
 
 from mycel.bench.ranks import run_ranks as launch_ranks
 from mycel.data_parallel.compress import COMPRESSORS, make_compressor
-from mycel.emulate import check_support
-from mycel.errors import EmulationError
 from mycel.topology.builders import star
 
 RunRanks = Callable[..., list[Any]]
@@ -109,10 +107,6 @@ def test_bytes_metered_equal_the_formula(run_ranks: RunRanks) -> None:
 @pytest.mark.namespaces
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
 def test_bytes_metered_equal_the_interfaces(backend: str) -> None:
-    try:
-        check_support()
-    except EmulationError as error:
-        pytest.skip(str(error))
     names = ["bf16", "int4", "sign", "top_k", "powersgd"]
     records: list[dict[str, Any]] = []
     launch_ranks(

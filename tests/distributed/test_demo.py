@@ -11,24 +11,13 @@ import pytest
 
 import mycel.demo.run
 from mycel.demo.run import DemoOptions, run_demo, write_report
-from mycel.emulate import check_support
 from mycel.errors import EmulationError
 from mycel.topology.builders import star
-
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
 
 SMALL = ("--width", "32", "--layers", "1")
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_demo_on_an_emulated_cluster(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "from mycel.cli import main; main()", "demo", "--ranks", "3", "--steps", "4"]
     command += [*SMALL, "--size", "4KB", "--json", "--output", str(tmp_path / "report")]

@@ -9,21 +9,10 @@ from typing import Any
 import pytest
 from tests.distributed.checks.documents import BEFORE, EMULATED, RANKS, blocks, run_blocks
 
-from mycel.emulate import check_support
-from mycel.errors import EmulationError
-
 RunRanks = Callable[..., list[Any]]
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(f.relative_to(ROOT)) for f in (ROOT / "README.md", *ROOT.glob("docs/**/*.md")))
 WITH_PYTHON = [page for page in PAGES if blocks(page)]
-
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
 
 
 def test_nothing_is_prepared_for_pages_without_python() -> None:
@@ -40,7 +29,6 @@ def test_python_in_documents_runs(run_ranks: RunRanks, page: str, tmp_path: Path
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 @pytest.mark.parametrize("page", EMULATED)
 def test_python_that_starts_clusters_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")

@@ -9,21 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from mycel.emulate import EmulatedCluster, check_support, launch
+from mycel.emulate import EmulatedCluster, launch
 from mycel.errors import EmulationError, UsageError
 from mycel.topology import Link, Topology, Vertex
 from mycel.topology.builders import ring, star, two_boxes
 
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [pytest.mark.namespaces, pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")]
+pytestmark = pytest.mark.namespaces
 
 #: Rank 0 sends so many bytes to an address of rank 1, which answers when all are there; rank 0 prints seconds.
 STREAM = """

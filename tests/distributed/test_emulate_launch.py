@@ -14,23 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from mycel.emulate import EmulatedCluster, check_support, launch, start
+from mycel.emulate import EmulatedCluster, launch, start
 from mycel.emulate.support import can_make_user_namespace
-from mycel.errors import EmulationError, UsageError
+from mycel.errors import UsageError
 from mycel.topology import load_topology, to_json
 from mycel.topology.builders import star, two_boxes
 from mycel.topology.wiring import read_wiring
 
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
-pytestmark = [pytest.mark.namespaces, pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")]
+pytestmark = pytest.mark.namespaces
 
 DEADLINE_S = 30.0
 FOREVER = "import signal; print('ready'); signal.pause()"

@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 
-from mycel.emulate import check_support, launch
-from mycel.errors import EmulationError
+from mycel.emulate import launch
 from mycel.runtime import warm
 from mycel.topology.builders import two_boxes
 
@@ -58,16 +57,7 @@ def test_one_command() -> None:
     assert "over 2 ranks of mycel" in done.stdout
 
 
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_over_an_emulated_cluster(run_ranks: RunRanks) -> None:
     """Over links as over loopback: where packets go changes nothing that is learned."""
     heard: list[str] = []

@@ -6,20 +6,6 @@ import pytest
 from tests.effort import long
 from tests.faults.__main__ import Cell, cells, matrix
 
-from mycel.emulate.support import check_support
-from mycel.errors import EmulationError
-
-
-def _emulation_missing() -> str | None:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return None
-
-
-needs_emulation = pytest.mark.skipif(_emulation_missing() is not None, reason=_emulation_missing() or "")
-
 
 def test_the_matrix_is_whole() -> None:
     every = cells()
@@ -27,7 +13,6 @@ def test_the_matrix_is_whole() -> None:
 
 
 @pytest.mark.namespaces
-@needs_emulation
 def test_one_switch() -> None:
     chosen = [
         Cell(fault="kill", collective="all_to_all"),
@@ -49,7 +34,6 @@ def test_one_switch() -> None:
 
 
 @pytest.mark.namespaces
-@needs_emulation
 def test_a_ring() -> None:
     """No switch: ranks relay data, and what they tell each other."""
     with matrix("ring4") as ranks:
@@ -62,7 +46,6 @@ def test_a_ring() -> None:
 
 @long
 @pytest.mark.namespaces
-@needs_emulation
 @pytest.mark.parametrize("cluster", ["star4", "ring4"])
 def test_a_machine_goes_dark(cluster: str) -> None:
     """Named within ten seconds at a time-out of half an hour; on the ring, the way to others is gone with it."""

@@ -15,8 +15,6 @@ from pathlib import Path
 import pytest
 
 from mycel.emulate.launch import start
-from mycel.emulate.support import check_support
-from mycel.errors import EmulationError
 from mycel.topology.load import load_topology
 
 PROGRAM = Path(__file__).parent / "programs" / "fault.py"
@@ -24,14 +22,6 @@ CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 TIMEOUT_S = 6.0
 #: The harness's own limit for a whole run; imports of torch on a busy machine take most of it.
 LIMIT_S = 120.0
-
-
-def _emulation_missing() -> str | None:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return None
 
 
 def _on_loopback(world_size: int, arguments: Sequence[str]) -> list[dict[str, object]]:
@@ -123,7 +113,6 @@ def test_survivors_name_the_rank_on_loopback(how: str, world_size: int, victim: 
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(_emulation_missing() is not None, reason=_emulation_missing() or "")
 @pytest.mark.parametrize(
     ("how", "cluster", "victim", "mode"),
     [

@@ -10,9 +10,7 @@ from typing import Any
 
 import pytest
 
-from mycel.emulate import check_support
 from mycel.emulate.launch import launch
-from mycel.errors import EmulationError
 from mycel.report.flight.findings import examine
 from mycel.report.flight.links import carried, suspect
 from mycel.report.flight.records import read_dumps
@@ -99,16 +97,7 @@ def test_a_failure_writes_records_and_says_where(run_ranks: RunRanks, tmp_path: 
         assert sum(second["messages_done"]) < sum(program["messages"])
 
 
-def _emulation_missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_emulation_missing()), reason=_emulation_missing() or "supported")
 def test_the_report_names_the_slow_cable_and_the_late_rank(tmp_path: Path) -> None:
     """Rank 3's cable carries 100 of the 400 Mbit/s that the topology file promises; rank 1 is late each time."""
     real = load_topology(CLUSTERS / "slow_nic.yaml")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from tests.effort import long
 
-from mycel.emulate import check_support, launch
-from mycel.errors import EmulationError
+from mycel.emulate import launch
 from mycel.runtime import warm
 from mycel.topology.builders import two_boxes
 
@@ -78,16 +77,7 @@ def test_pipelines_of_torch(run_ranks: RunRanks) -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_long_messages_take_both_paths_of_a_fabric(tmp_path: Path) -> None:
     """Two ranks of a box have their own switch and the way around by the core: both carry their part."""
     heard: list[str] = []

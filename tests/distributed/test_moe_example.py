@@ -10,22 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from mycel.emulate import check_support
-from mycel.errors import EmulationError
-
 PROGRAM = Path(__file__).resolve().parents[2] / "examples" / "moe_lm" / "train.py"
 
 
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.namespaces
-@pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")
 def test_one_command(tmp_path: Path) -> None:
     env = {k: v for k, v in os.environ.items() if not k.startswith("MYCEL_")} | {"OMP_NUM_THREADS": "1"}
     small = ["--quick", "--steps", "3", "--batch-size", "2", "--length", "32", "--output", str(tmp_path)]

@@ -11,23 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mycel.emulate import check_support, launch, start
-from mycel.errors import EmulationError
+from mycel.emulate import launch, start
 from mycel.probe.compare import compare
 from mycel.topology import load_topology
 from mycel.topology.builders import star
 from mycel.topology.model import Topology
-
-
-def _missing() -> str:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return ""
-
-
-emulated = [pytest.mark.namespaces, pytest.mark.skipif(bool(_missing()), reason=_missing() or "supported")]
 
 #: Slow enough for a busy machine to fill: what is tested is the way from sockets to the file.
 CLUSTER = """
@@ -56,7 +44,7 @@ def cluster(tmp_path: Path) -> Topology:
 
 
 class TestEmulated:
-    pytestmark = emulated
+    pytestmark = pytest.mark.namespaces
 
     def test_four_ranks_behind_shared_uplinks_are_found(self, cluster: Topology, tmp_path: Path) -> None:
         lines: list[tuple[int, str]] = []

@@ -14,22 +14,12 @@ from typing import Any
 import pytest
 
 from mycel.emulate.launch import start
-from mycel.emulate.support import check_support
-from mycel.errors import EmulationError
 from mycel.topology.load import load_topology
 
 PROGRAMS = Path(__file__).parent / "programs"
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 #: The harness's own limit; imports of torch on a busy machine take most of it.
 LIMIT_S = 120.0
-
-
-def _emulation_missing() -> str | None:
-    try:
-        check_support()
-    except EmulationError as error:
-        return str(error)
-    return None
 
 
 def test_a_new_group_in_the_same_processes(run_ranks: Callable[..., list[Any]]) -> None:
@@ -52,7 +42,6 @@ def test_torchrun_restarts_the_job_after_a_rank_was_killed(tmp_path: Path) -> No
 
 
 @pytest.mark.namespaces
-@pytest.mark.skipif(_emulation_missing() is not None, reason=_emulation_missing() or "")
 def test_training_goes_on_without_a_link() -> None:
     """DDP on a ring of four; a cable is cut in the middle: no error, the same losses, over the other three."""
     steps, lines = 30, []

@@ -13,9 +13,6 @@ from tests.effort import long
 from tests.soak.__main__ import KINDS, Draw
 from tests.soak.unrest import run_unrest
 
-from mycel.emulate.support import check_support
-from mycel.errors import EmulationError
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -29,10 +26,6 @@ def test_random_collectives_are_right() -> None:
 @long
 @pytest.mark.namespaces
 def test_unrest_raises_no_alarm() -> None:
-    try:
-        check_support()
-    except EmulationError as error:
-        pytest.skip(str(error))
     assert run_unrest(30.0, seed=3) == 0
 
 

@@ -8,10 +8,7 @@ progress.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import socket
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,11 +22,12 @@ from mycel.collectives.spec import CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
-from mycel.errors import CommunicationError, PeerLostError, TopologyError, UsageError
+from mycel.errors import CommunicationError, TopologyError, UsageError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Ticket
+from mycel.runtime.channels import Channels
 from mycel.runtime.control import Control
-from mycel.runtime.faults import Alarm, Attempt, Faults, LinksFailed
+from mycel.runtime.faults import Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.headers import pack_kind
@@ -42,8 +40,8 @@ from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
 from mycel.runtime.transport.address import machine_numbers
-from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
-from mycel.runtime.turns import Errand, Turns
+from mycel.runtime.transport.rendezvous import Rendezvous
+from mycel.runtime.turns import Turns
 from mycel.runtime.verdict import without_links
 from mycel.runtime.watch import Watched, watch
 from mycel.topology.model import Topology
@@ -117,16 +115,16 @@ class Communicator:
         self._control = Control(
             rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
         )
-        self._sockets: dict[Channel, int] = {}
         self._faults = Faults(
             rank=rank,
             size=size,
             control=self._control,
             dtype_names=dtype_names,
             topology=topology,
-            channels=lambda: dict(self._sockets),
+            channels=lambda: dict(self._channels.descriptors),
             reroutes=reroutes,
         )
+        self._channels = Channels(rank, rendezvous, address_of, self._pace, self._faults, self.abort)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -143,8 +141,7 @@ class Communicator:
         )
         self._flight = flight
         if flight is not None:
-            flight.watch(self._sockets)
-        self._open: list[socket.socket] = []
+            flight.watch(self._channels.descriptors)
         self._queue = JobQueue(self._judge, self._internal)
         self._turns = Turns(
             self._queue,
@@ -157,7 +154,6 @@ class Communicator:
         self._rerouter = (
             Rerouter(rank, self._run_once, self._go_on, self._queue.take, self._internal) if reroutes else None
         )
-        self._opening: Errand | None = None
         self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
@@ -239,55 +235,9 @@ class Communicator:
         try:
             for plan in plans:
                 attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
-                self._open_channels(plan.channels, attempt)
+                self._channels.open(plan.channels, attempt)
         except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
             raise self._faults.poison("timeout", str(failed)) from None
-
-    def _open_channels(self, channels: Sequence[Channel], attempt: Attempt) -> None:
-        missing = [channel for channel in channels if channel not in self._sockets]
-        for channel, sock in zip(missing, self._connect(missing, attempt) if missing else (), strict=True):
-            self._open.append(sock)
-            self._sockets[channel] = sock.fileno()
-
-    def _descriptors(self, channels: tuple[Channel, ...], attempt: Attempt) -> list[int]:
-        """Sockets of channels, opened where they are not: while signal handlers may call collectives themselves."""
-        if not all(channel in self._sockets for channel in channels):
-            is_main = threading.current_thread() is threading.main_thread()
-            (self._open_apart if is_main else self._open_channels)(channels, attempt)
-        return [self._sockets[channel] for channel in channels]
-
-    def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
-        try:
-            if self._opening is not None:  # this is a signal handler
-                self._opening.wait()
-            self._opening = Errand(lambda: self._open_channels(channels, attempt))
-            self._opening.wait()
-        except KeyboardInterrupt:
-            self.abort(f"interrupted in {attempt.what}")
-            raise
-        finally:
-            self._opening = None
-
-    def _connect(self, channels: list[Channel], attempt: Attempt) -> list[socket.socket]:
-        rendezvous = self._rendezvous
-        try:
-            return rendezvous.connect(
-                channels,
-                self._address_of,
-                self._pace,
-                attempt.timeout_s,
-                deadline=attempt.deadline,
-                observe=lambda: self._faults.observe_connecting(attempt, rendezvous),
-                epoch=self._faults.epoch,
-            )
-        except (Alarm, CommunicationError) as error:
-            if self._faults.cause is not None:
-                raise self._faults.cause from None
-            if isinstance(error, LocalFailure):
-                raise self._faults.poison("failed", f"rank {self.rank}: {error}") from None
-            _log.debug("rank %d: %s: %s", self.rank, attempt.what, error)
-            lost = isinstance(error, PeerLostError)
-            raise self._faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
 
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
@@ -296,7 +246,7 @@ class Communicator:
         return prepare(
             program,
             call.item_bytes,
-            self._descriptors(program.channels, attempt),
+            self._channels.sockets(program.channels, attempt),
             self._control.descriptors,
             states_channel_bytes=not call.knows_all,
             origin=Origin(
@@ -429,9 +379,9 @@ class Communicator:
                 call, choice, lambda plan, program, elements: self._lay_out(program, call, choice, attempt)
             )
             name = (call.name, call.root, choice.method)
-            self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._sockets)
+            self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
         except CommunicationError as error:
-            self._hang_up()
+            self._channels.shut_down()
             self._write_down(error)
             raise
         job = Job(
@@ -475,7 +425,7 @@ class Communicator:
             self._faults.judge(status, job, attempt)
         except CommunicationError as error:
             ticket.error = error
-            self._hang_up()
+            self._channels.shut_down()
             self._write_down(error)
             raise
         except LinksFailed as failed:
@@ -489,7 +439,7 @@ class Communicator:
         try:
             _log.error("%s", text, exc_info=error)
             cause = self._faults.poison("failed", text)
-            self._hang_up()
+            self._channels.shut_down()
             self._write_down(cause)
         except Exception:
             _log.exception("rank %d could not tell the others", self.rank)
@@ -514,17 +464,14 @@ class Communicator:
         Raises:
             CommunicationError: nothing is left to go on with.
         """
-        self._hang_up()
+        self._channels.shut_down()
         try:
             topology = without_links(self.topology, failed.links)
         except TopologyError:
             raise self._faults.poison(
                 "timeout", f"{failed}; the ranks cannot all reach each other without it, so the group cannot go on"
             ) from None
-        self._sockets.clear()
-        for sock in self._open:
-            sock.close()
-        self._open.clear()
+        self._channels.close()
         self.planner.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
@@ -535,15 +482,6 @@ class Communicator:
         """Have the last calls written to a file, once, whose place becomes a note of the error."""
         if self._flight is not None:
             self._flight.failed(error)
-
-    def _hang_up(self) -> None:
-        """Shut the data channels down, so that peers wait for this rank no longer.
-
-        They are closed later: the engine's thread may still look at their descriptors.
-        """
-        for sock in self._open:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
 
     # -- messages between two ranks -----------------------------------------------------------------------
 
@@ -564,7 +502,7 @@ class Communicator:
     def give_up(self, kind: str, message: str) -> CommunicationError:
         """Fail the group on all ranks, for a reason of a kind (``Faults.poison``); the cause, to be raised."""
         cause = self._faults.poison(kind, message)
-        self._hang_up()
+        self._channels.shut_down()
         self._write_down(cause)
         return cause
 
@@ -575,7 +513,7 @@ class Communicator:
         if self._forked:
             return
         self._faults.poison("failed", f"rank {self.rank}: {why}")
-        self._hang_up()
+        self._channels.shut_down()
 
     def disagree(self, message: str) -> CommunicationError:
         """Fail the group, for ranks have called different things; the cause, to be raised."""
@@ -601,9 +539,7 @@ class Communicator:
             self._flight.close()
         self._watched.close()
         self._control.close()
-        for sock in self._open:
-            sock.close()
-        self._open.clear()
+        self._channels.close()
         self._rendezvous.close()
         self.planner.forget()
 
@@ -613,7 +549,4 @@ class Communicator:
         self._turns.give_up()
         self.telling.clear()
         self._queue.give_up(self._not_ours())
-        self._sockets.clear()
-        for sock in self._open:
-            sock.close()
-        self._open.clear()
+        self._channels.close()

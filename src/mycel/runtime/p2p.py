@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd.profiler import record_function
 
 from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
@@ -19,6 +18,8 @@ from mycel.runtime.monitored import pass_barrier
 from mycel.runtime.p2p_endpoint import Endpoint
 from mycel.runtime.p2p_matching import Transfer
 from mycel.runtime.tensors import back_into, flattened
+from mycel.runtime.timeouts import given_s
+from mycel.runtime.work import span_of
 from mycel.untraced import untraced
 
 __all__ = ["MessageWork", "PointToPoint"]
@@ -70,7 +71,7 @@ class PointToPoint:
         self._check("send", dst)
         flat = flattened([tensors[0].detach()])
         transfer = self._transfer("send", dst, tag, flat, None)
-        with _span("send", flat):
+        with span_of("send", _length(flat)) or nullcontext():
             self._endpoint.send(transfer)
         return MessageWork(self._endpoint, transfer, tensors)
 
@@ -96,7 +97,8 @@ class PointToPoint:
         own = tensors[0].detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
         flat = flattened([own])
         transfer = self._transfer("recv", src, tag, flat, back_into(flat, [own]))
-        with _span("recv" if src is not None else "recvAnySource", flat):
+        name = "recv" if src is not None else "recvAnySource"
+        with span_of(name, _length(flat)) or nullcontext():
             self._endpoint.receive(transfer)
         return MessageWork(self._endpoint, transfer, tensors)
 
@@ -144,16 +146,13 @@ def _bytes_of(flat: Tensor) -> memoryview:
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
+def _length(flat: Tensor) -> int:
+    return flat.numel() * flat.element_size()
+
+
 @lru_cache(maxsize=64)
 def _dtype_name(dtype: torch.dtype) -> bytes:
     return str(dtype).removeprefix("torch.").encode()[:16]
-
-
-def _span(name: str, flat: Tensor) -> Any:
-    """The range that profiles show for the start of a message."""
-    if not torch._C._autograd._profiler_enabled():
-        return nullcontext()
-    return record_function(f"mycel:{name}", f"{flat.numel() * flat.element_size()} bytes")
 
 
 @untraced
@@ -173,7 +172,7 @@ class MessageWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; raises what went wrong."""
-        limit = timeout.total_seconds() if timeout is not None and timeout > timedelta(0) else None
+        limit = given_s(timeout)
         if not self._endpoint.wait(self._transfer, limit):
             raise RuntimeError(f"{self._transfer.what}: timeout, still under way after {limit:g} s of waiting")
         return True

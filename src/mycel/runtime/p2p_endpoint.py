@@ -9,16 +9,15 @@ State is changed under one lock, which is never held while waiting. Callers are 
 from __future__ import annotations
 
 import json
-import os
 import select
 import socket
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 from mycel.errors import CommunicationError
+from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_exchange import EAGER_BYTES, Exchange, Outlet
 from mycel.runtime.p2p_frames import Frame, Kind
@@ -38,6 +37,7 @@ _IDLE_TICKS = 50
 _LINGER_S = 5.0
 #: For a rank to be reached, whatever the time-out: it has been reached before, when the group was made.
 _LONGEST_DIAL_S = 300.0
+_INHERITED = "a process that was forked cannot use its parent's process group; make a group of its own"
 
 
 class Endpoint:
@@ -50,7 +50,6 @@ class Endpoint:
     def __init__(self, lines: Lines) -> None:
         self.rank, self.size = lines.rank, lines.size
         self._lines = lines
-        self._pid = os.getpid()
         self._exchange = Exchange(lines.rank, self._write)
         self._lock = threading.Lock()
         self._holder = 0  # the thread that holds the lock
@@ -62,12 +61,12 @@ class Endpoint:
         self._ended: set[int] = set()
         self._failed: BaseException | None = None
         self._next_look = 0.0
-        self._is_closed = False
+        self._is_closed = self._is_inherited = False
         self._wanted = threading.Event()
         self._thread: threading.Thread | None = None
         for descriptor in lines.listening:
             self._epoll.register(descriptor, select.EPOLLIN)
-        _let_go_in_children(self)
+        let_go_in_children(self)
 
     # -- what callers ask for -----------------------------------------------------------------------------
 
@@ -165,10 +164,8 @@ class Endpoint:
         return peer in self._lines.gone
 
     def _check(self) -> None:
-        if os.getpid() != self._pid:
-            raise CommunicationError(
-                "a process that was forked cannot use its parent's process group; make a group of its own"
-            )
+        if self._is_inherited:
+            raise CommunicationError(_INHERITED)
         if self._is_closed:
             raise CommunicationError("the process group has been destroyed")
         if (cause := self._failed or self._lines.failure) is not None:
@@ -428,10 +425,17 @@ class Endpoint:
     def _is_sending(self) -> bool:
         return any(connection.has_more for connection in self._connections.values())
 
-    def let_go(self) -> None:
-        """In a forked process: close its copies of the descriptors and touch nothing else."""
+    def after_fork_in_child(self) -> None:
+        """Close the copies of the descriptors, while which are open the parent's end is not seen; say nothing."""
+        self._lock, self._moving, self._holder = threading.Lock(), threading.RLock(), 0
+        self._is_closed = self._is_inherited = True
+        self._failed = error = CommunicationError(_INHERITED)
+        for transfer in tuple(self._exchange.open):
+            transfer.error, transfer.is_done = error, True
+        self._exchange.open.clear()
         for connection in self._connections.values():
             connection.sock.close()
+        self._connections.clear()
         self._epoll.close()
 
 
@@ -481,21 +485,3 @@ def _describe_late(transfer: Transfer) -> str:
     else:
         state = f"nothing with this tag has come from {other} (stopped, late, or never sent)"
     return f"{transfer.what} reached its timeout of {transfer.timeout_s:g} s: {state}"
-
-
-_living: weakref.WeakSet[Endpoint] = weakref.WeakSet()
-_forks_are_watched = False
-
-
-def _let_go_in_children(endpoint: Endpoint) -> None:
-    """Have processes that are forked close the endpoint's connections: while one is open, its end is not seen."""
-    global _forks_are_watched
-    _living.add(endpoint)
-    if not _forks_are_watched:
-        _forks_are_watched = True
-        os.register_at_fork(after_in_child=_let_go)
-
-
-def _let_go() -> None:
-    for endpoint in tuple(_living):
-        endpoint.let_go()

@@ -61,7 +61,7 @@ class Lines:
     @property
     def gone(self) -> Set[int]:
         """Ranks whose process or control connection has ended, with a goodbye or without."""
-        return self._control.gone | self._control.ended
+        return self._control.gone
 
     @property
     def failure(self) -> CommunicationError | None:

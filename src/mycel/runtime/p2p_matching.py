@@ -148,10 +148,6 @@ class Matching:
         arrival.order = next(self._count)
         self._arrivals.setdefault((arrival.src, arrival.tag), deque()).append(arrival)
 
-    def holds_from(self, src: int) -> bool:
-        """Whether a rank has sent something that nobody has asked for yet."""
-        return any(peer == src for peer, _ in self._arrivals)
-
     def withdraw(self, transfer: Transfer) -> None:
         """Forget a receive that waits, if it does."""
         key = (transfer.peer, transfer.tag)

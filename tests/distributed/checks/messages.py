@@ -7,6 +7,7 @@ import random
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -331,20 +332,35 @@ def left_behind(rank: int, size: int) -> None:
 
 
 def forked(rank: int, size: int) -> None:
-    """A child gets an error and disturbs nobody."""
+    """A child gets an error, for what is under way too, may destroy the group, and disturbs nobody."""
     came = torch.zeros(1)
     sending = dist.isend(torch.full((1,), float(rank)), (rank + 1) % size)
     dist.recv(came, (rank - 1) % size)
     assert sending is not None
     sending.wait()
+    late = torch.zeros(1)
+    waiting = dist.irecv(late, (rank - 1) % size, tag=9)
+    assert waiting is not None
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            dist.send(came, (rank + 1) % size)
-        except CommunicationError as error:
-            os._exit(0 if "forked" in str(error) else 1)
-        os._exit(2)
+            signal.alarm(20)
+            with pytest.raises(CommunicationError, match="forked"):
+                waiting.wait()
+            assert waiting.is_completed() and not waiting.is_success()
+            with pytest.raises(CommunicationError, match="forked"):
+                dist.send(came, (rank + 1) % size)
+            dist.destroy_process_group()
+            code = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
+    dist.send(torch.full((1,), float(rank)), (rank + 1) % size, tag=9)
+    waiting.wait()
+    assert late.item() == (rank - 1) % size
     rings(rank, size)
 
 

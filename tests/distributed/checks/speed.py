@@ -52,7 +52,7 @@ def choices(rank: int, world_size: int) -> list[dict[str, tuple[str, int, float]
 def _sockets(group: Any) -> list[str]:
     """Families of the descriptors that carry the group's bytes."""
     families = []
-    for descriptor in tensor_group(group).communicator._sockets.values():
+    for descriptor in tensor_group(group).communicator._channels.descriptors.values():
         with socket.socket(fileno=os.dup(descriptor)) as sock:
             families.append(sock.family.name)
     return sorted(set(families))

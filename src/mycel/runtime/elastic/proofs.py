@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import secrets
 from typing import Literal
+
+from mycel.runtime.transport.secret import Secret
 
 __all__ = ["new_nonce", "proof", "proves"]
 
@@ -14,7 +14,7 @@ Side = Literal["member", "server"]
 
 def new_nonce() -> str:
     """32 hexadecimal digits that were never used before."""
-    return secrets.token_hex(16)
+    return Secret.nonce().hex()
 
 
 def proof(key: bytes, side: Side, *said: object) -> str:
@@ -29,8 +29,7 @@ def proof(key: bytes, side: Side, *said: object) -> str:
         >>> proof(b"key", "member", "a", "b") == proof(b"key", "server", "a", "b")
         False
     """
-    text = "\0".join([side, *(f"{len(str(part))}:{part}" for part in said)])
-    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    return Secret(key).proof(f"handle: {side}", *(str(part).encode() for part in said)).hex()
 
 
 def proves(shown: object, key: bytes, side: Side, *said: object) -> bool:

@@ -23,10 +23,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from mycel.errors import UsageError
 from mycel.records import RecordSocket
 from mycel.runtime.elastic.proofs import new_nonce, proof, proves
 from mycel.runtime.forks import let_go_in_children
+from mycel.runtime.transport.listening import listen_on
 
 __all__ = ["LONGEST", "MemberServer"]
 
@@ -36,7 +36,6 @@ _log = logging.getLogger(__name__)
 LONGEST = 1 << 16
 _GREETING_S = 5.0
 _STRANGERS = 256
-_BACKLOG = 1024
 #: How long an answer may take to leave; it fits into a socket's buffer, so nobody who reads is late.
 _ANSWER_S = 1.0
 #: Ids of groups that are remembered, so that none is used twice.
@@ -103,16 +102,11 @@ class MemberServer:
 
     Raises:
         UsageError: this machine has no such address.
+        CommunicationError: it cannot listen there.
     """
 
     def __init__(self, ip: str, key: bytes) -> None:
-        family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-        try:
-            self._listener = socket.create_server((ip, 0), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen at {ip}: {error.strerror or error}; set MYCEL_ADDRESS to an address of this machine"
-            ) from None
+        (self._listener,) = listen_on((ip,))
         self._listener.setblocking(False)
         self.port = int(self._listener.getsockname()[1])
         self._key = key

@@ -7,6 +7,8 @@ import select
 import socket
 import time
 
+from mycel.topology.addresses import family_of
+
 __all__ = ["Dial"]
 
 #: Seconds for an answer before the next attempt; the kernel alone would try again after 1, 3, 7 seconds.
@@ -44,9 +46,8 @@ class Dial:
         return False
 
     def _begin(self) -> bool:
-        family = socket.AF_INET6 if ":" in self._place[0] else socket.AF_INET
         try:
-            self._sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._sock = socket.socket(family_of(self._place[0]), socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             self._began = time.monotonic()
             result = self._sock.connect_ex(self._place)
         except OSError:  # no descriptor is left, or this is no address
