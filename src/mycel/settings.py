@@ -17,7 +17,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
-``MYCEL_LOCAL``           sockets between ranks of one host: ``unix`` (the default) or ``tcp``
+``MYCEL_LOCAL``           between ranks of one node: ``memory`` that they share (the default), or sockets, ``unix``
+                          or ``tcp``
 ``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
@@ -120,7 +121,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         nccl_below=_count(env.get("MYCEL_NCCL_BELOW"), "MYCEL_NCCL_BELOW", NCCL_BELOW),
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
-        local=_one_of(("unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
+        local=_one_of(("memory", "unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
         cache=_cache(env),

@@ -7,16 +7,22 @@ import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NoReturn
 
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.faults import Alarm, Attempt, Faults
+from mycel.runtime.ring import Ring
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand
 
 __all__ = ["Channels"]
 
 _log = logging.getLogger(__name__)
+
+#: Bytes that a ring holds: a few pieces, which stay in the caches.
+_RING_BYTES = 1 << 19
 
 
 class Channels:
@@ -29,9 +35,11 @@ class Channels:
         pace_of: bytes a second that a channel sends at most; ``None``: it is not paced.
         faults: what is the matter where one cannot be opened.
         abort: fails the group, where the user interrupts.
+        in_memory: whether channels to ranks of this node are memory that both share, where the kernel has that.
 
     Attributes:
         descriptors: of the sockets that are open, by channel.
+        rings: of those channels that are memory which both ranks share.
     """
 
     def __init__(
@@ -42,7 +50,11 @@ class Channels:
         pace_of: Callable[[Channel], int | None],
         faults: Faults,
         abort: Callable[[str], None],
+        *,
+        in_memory: bool = True,
     ) -> None:
+        self._in_memory = in_memory
+        self.rings: dict[Channel, Ring] = {}
         self.descriptors: dict[Channel, int] = {}
         self._rank = rank
         self._rendezvous = rendezvous
@@ -60,12 +72,33 @@ class Channels:
             LinksFailed: likewise, and the group may go on without the links.
         """
         missing = [channel for channel in channels if channel not in self.descriptors]
-        for channel, sock in zip(missing, self._connect(missing, attempt) if missing else (), strict=True):
-            self._open.append(sock)
-            self.descriptors[channel] = sock.fileno()
+        if not missing:
+            return
+        made = self._connect(missing, attempt)
+        self._open += made
+        self.rings |= self._share(missing, made, attempt)
+        self.descriptors |= {channel: sock.fileno() for channel, sock in zip(missing, made, strict=True)}
 
-    def sockets(self, channels: Sequence[Channel], attempt: Attempt) -> list[int]:
-        """Descriptors of channels, opened where they are not: while signal handlers may call collectives themselves.
+    def _share(
+        self, channels: Sequence[Channel], made: Sequence[socket.socket], attempt: Attempt
+    ) -> dict[Channel, Ring]:
+        """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
+        local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
+        capacity = _RING_BYTES if self._in_memory else 0
+        rings = {c: Ring.offer(sock, capacity) for c, sock in local if c.src == self._rank}
+        for channel, sock in local:
+            if channel.dst == self._rank:
+                observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
+                try:
+                    rings[channel] = Ring.accept(sock, attempt.deadline, observe)
+                except (Alarm, CommunicationError) as error:
+                    self._blame(error, attempt, channel.src)
+        return {channel: ring for channel, ring in rings.items() if ring is not None}
+
+    def lines(self, channels: Sequence[Channel], attempt: Attempt) -> list[tuple[int, int, int]]:
+        """Descriptor of each channel, and address and capacity of its ring, or zeros where it has none.
+
+        Channels that are not open are opened, while signal handlers may call collectives themselves.
 
         Raises:
             CommunicationError, LinksFailed: as ``open``.
@@ -73,7 +106,8 @@ class Channels:
         if not all(channel in self.descriptors for channel in channels):
             is_main = threading.current_thread() is threading.main_thread()
             (self._open_apart if is_main else self.open)(channels, attempt)
-        return [self.descriptors[channel] for channel in channels]
+        found = [(self.descriptors[channel], self.rings.get(channel)) for channel in channels]
+        return [(fd, ring.address, ring.capacity) if ring else (fd, 0, 0) for fd, ring in found]
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         try:
@@ -100,13 +134,18 @@ class Channels:
                 epoch=faults.epoch,
             )
         except (Alarm, CommunicationError) as error:
-            if faults.cause is not None:
-                raise faults.cause from None
-            if isinstance(error, LocalFailure):
-                raise faults.poison("failed", f"rank {self._rank}: {error}") from None
-            _log.debug("rank %d: %s: %s", self._rank, attempt.what, error)
-            lost = isinstance(error, PeerLostError)
-            raise faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
+            self._blame(error, attempt, rendezvous.awaited)
+
+    def _blame(self, error: Exception, attempt: Attempt, peer: int) -> NoReturn:
+        """Find out who is to blame where a channel could not be opened, and raise it."""
+        faults = self._faults
+        if faults.cause is not None:
+            raise faults.cause from None
+        if isinstance(error, LocalFailure):
+            raise faults.poison("failed", f"rank {self._rank}: {error}") from None
+        _log.debug("rank %d: %s: %s", self._rank, attempt.what, error)
+        lost = isinstance(error, PeerLostError)
+        raise faults.not_connected(attempt, peer, self._rendezvous.unanswered, lost=lost) from None
 
     def shut_down(self) -> None:
         """Have peers wait for this rank no longer.
@@ -118,8 +157,9 @@ class Channels:
                 sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Close all; those that are needed again are opened anew."""
+        """Close all; those that are needed again are opened anew. The engine must not be at any of them."""
         self.descriptors.clear()
+        self.rings.clear()
         for sock in self._open:
             sock.close()
         self._open.clear()

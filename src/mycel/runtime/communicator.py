@@ -35,7 +35,7 @@ from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Job, Origin, Prepared, prepare
+from mycel.runtime.prepared import Job, Origin, Prepared, asking, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
@@ -73,6 +73,7 @@ class Communicator:
         flight: keeps the last calls; ``None``: nobody does.
         reroutes: whether to go on without links that have failed (``mycel.runtime.reroute``).
         members: global ranks, in group order; all of the job if not given.
+        in_memory: whether ranks of a node exchange data in memory that they share.
 
     Attributes:
         planner: this group's schedules and choices; ``reroutes`` is as given.
@@ -95,6 +96,7 @@ class Communicator:
         flight: FlightLog | None = None,
         reroutes: bool = False,
         members: Sequence[int] | None = None,
+        in_memory: bool = True,
     ) -> None:
         self.rank, self.size, self.reroutes = rank, size, reroutes
         self.topology = topology
@@ -115,6 +117,8 @@ class Communicator:
         self._control = Control(
             rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
         )
+        neighbours = sum(a.host == rendezvous.addresses[rank].host for a in rendezvous.addresses)
+        self._asking = asking(neighbours)
         self._faults = Faults(
             rank=rank,
             size=size,
@@ -124,7 +128,7 @@ class Communicator:
             channels=lambda: dict(self._channels.descriptors),
             reroutes=reroutes,
         )
-        self._channels = Channels(rank, rendezvous, address_of, self._pace, self._faults, self.abort)
+        self._channels = Channels(rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -246,8 +250,9 @@ class Communicator:
         return prepare(
             program,
             call.item_bytes,
-            self._channels.sockets(program.channels, attempt),
+            self._channels.lines(program.channels, attempt),
             self._control.descriptors,
+            self._asking,
             states_channel_bytes=not call.knows_all,
             origin=Origin(
                 collective=call.name,

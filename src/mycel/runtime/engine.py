@@ -8,14 +8,16 @@ on where it stopped. ``serve`` runs queued jobs one after the other on a thread 
 A job's time counts from when it begins, not from when it was queued; and it is here that it gets its sequence number,
 in the order in which jobs are queued or begun.
 
-Channels are non-blocking stream sockets that carry bytes one way. Per channel, messages go in the program's order.
-The first message of a job on each channel is preceded by a header of four integers (magic, sequence number, kind,
+Channels are non-blocking stream sockets that carry bytes one way, or rings in memory that two processes share
+(``ring``), whose sockets only carry word that there is something to do. Per channel, messages go in the program's
+order. The first message of a job on each channel is preceded by a header of four integers (magic, sequence number, kind,
 bytes), so that ranks that call different collectives find out before any byte is written.
 """
 
 from __future__ import annotations
 
 from mycel.compiled import compiled_without_lock
+from mycel.runtime.atomics import exchange, fetch, publish, relax, yield_processor
 from mycel.runtime.libc import (
     EAGAIN,
     EINTR,
@@ -34,6 +36,7 @@ from mycel.runtime.libc import (
     write_fd,
 )
 from mycel.runtime.reduce_kernels import combine, copy, scale
+from mycel.runtime.ring import DATA, HEAD, RECEIVER_SLEEPS, SENDER_SLEEPS, TAIL
 
 __all__ = ["execute", "serve", "submit"]
 
@@ -67,8 +70,9 @@ J_ELEMENT_BYTES = 30
 J_LIMIT_NS = 31  # from the run's begin to its deadline; 0 where the deadline is given
 J_NUMBERS = 32  # address of the last sequence number that was given; a job whose own is 0 takes the next
 J_POSITION = 33  # in the ring, counted from the first; -1 where it is in none
-J_WORK = 34  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
-JOB_FIELDS = 59
+J_ASKING = 34  # address of the ASK_* integers, which all jobs of a group share
+J_WORK = 35  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header
+JOB_FIELDS = 60
 
 # Fields of a row.
 R_OP, R_CHANNEL, R_ADDRESS_BUFFER, R_OFFSET, R_BYTES, R_OPERAND_BUFFER, R_OPERAND_OFFSET, R_FINAL = range(8)
@@ -84,7 +88,16 @@ C_BLOCKED = 5  # the socket said it would block; wait for poll
 C_HEADER = 6  # four integers: the header that came in
 C_BYTES = 10  # payload bytes since the channel was opened
 C_STATED = 11  # bytes that the header states: of the whole array, or on this channel where blocks differ in length
-CHANNEL_FIELDS = 12
+C_RING = 12  # address of the ring; 0: the bytes go through the socket
+C_CAPACITY = 13  # of the ring
+C_ENDED = 14  # the ring's socket has ended: nothing comes after what is in the ring
+CHANNEL_FIELDS = 15
+
+# How long to ask rings again before sleeping.
+ASK_ROUNDS = 0  # now
+ASK_MOST = 1  # at most
+ASK_YIELD = 2  # whether to let other ranks of the node have the processor meanwhile
+ASK_FIELDS = 3
 
 # What execute returns.
 PENDING = 0
@@ -106,9 +119,12 @@ RING_CAPACITY = 4096
 
 HEADER_MAGIC = 0x6D7963656C303031
 HEADER_BYTES = 32
+_SLOT = 64  # messages in a ring begin at multiples of so many bytes
 _SEND, _RECV, _RECV_REDUCE, _COPY = 0, 1, 2, 3
 _BURST = 8  # messages on one channel before the others get their turn
 _NEVER = -1
+_PIECE = 1 << 16  # bytes of a ring that are published at once: they stay in the caches of both sides
+_LEAST_ROUNDS = 16
 
 
 @compiled_without_lock
@@ -128,8 +144,13 @@ def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
     """Combine what arrived at ``staging`` with the row's operand into its destination."""
     destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
     operand = job[J_BASES + row[R_OPERAND_BUFFER]] + row[R_OPERAND_OFFSET]
-    count = row[R_BYTES] // job[J_ELEMENT_BYTES]
-    combine(job[J_DTYPE], job[J_REDUCE_OP], destination, operand, staging, count)
+    _reduce(job, row, destination, operand, staging, row[R_BYTES])
+
+
+@compiled_without_lock
+def _reduce(job, row, destination, operand, incoming, num_bytes) -> None:  # type: ignore[no-untyped-def]
+    count = num_bytes // job[J_ELEMENT_BYTES]
+    combine(job[J_DTYPE], job[J_REDUCE_OP], destination, operand, incoming, count)
     if row[R_FINAL] != 0 and job[J_DIVISOR] != 0:
         scale(job[J_DTYPE], destination, count, job[J_DIVISOR])
 
@@ -239,6 +260,157 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
 
 
 @compiled_without_lock
+def _call(channel, word) -> None:  # type: ignore[no-untyped-def]
+    """Wake the other side of a ring, if it has said in ``word`` that it sleeps."""
+    address = channel[C_RING] + word
+    # An exchange, for what was published must be seen by whoever says just now that it sleeps.
+    if exchange(address, 0) != 0:
+        send(channel[C_FD], address, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+
+
+@compiled_without_lock
+def _room(channel) -> int:  # type: ignore[no-untyped-def]
+    """Bytes that fit into a ring, for its sender; or that have come, for its receiver."""
+    ring = channel[C_RING]
+    come = fetch(ring + HEAD) - fetch(ring + TAIL)
+    return channel[C_CAPACITY] - come if channel[C_OUTGOING] != 0 else come  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def _put(job, channel, row) -> int:  # type: ignore[no-untyped-def]
+    """Write as much of a message into a ring as there is room for; bytes."""
+    ring, mask = channel[C_RING], channel[C_CAPACITY] - 1
+    room = _room(channel)
+    head = fetch(ring + HEAD)
+    place = ring + DATA + (head & mask)
+    done = channel[C_DONE]
+    if channel[C_HEAD] == 0:
+        if done == 0:
+            if room <= 0:
+                return 0
+            header = int64_at(place, 4)
+            for i in range(3):
+                header[i] = job[J_HEADER + i]
+            header[3] = channel[C_STATED]
+            publish(ring + HEAD, head + _SLOT)
+            return HEADER_BYTES
+        done -= HEADER_BYTES
+    left = row[R_BYTES] - done
+    n = min(left, room, channel[C_CAPACITY] - (head & mask), _PIECE)
+    if n <= 0:
+        return 0
+    copy(place, job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET] + done, n)
+    publish(ring + HEAD, (head + n + _SLOT - 1) & ~(_SLOT - 1) if n == left else head + n)
+    return n  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
+    """Take as much of a message out of a ring as has come, summed up where that is asked for; bytes."""
+    ring, mask = channel[C_RING], channel[C_CAPACITY] - 1
+    come = _room(channel)
+    tail = fetch(ring + TAIL)
+    place = ring + DATA + (tail & mask)
+    done = channel[C_DONE]
+    if channel[C_HEAD] == 0:
+        if done == 0:
+            if come <= 0:
+                return 0
+            header = int64_at(place, 4)
+            for i in range(4):
+                channel[C_HEADER + i] = header[i]
+            publish(ring + TAIL, tail + _SLOT)
+            return HEADER_BYTES
+        done -= HEADER_BYTES
+    left = row[R_BYTES] - done
+    n = min(left, come, channel[C_CAPACITY] - (tail & mask), _PIECE)
+    if n <= 0:
+        return 0
+    destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET] + done
+    if row[R_OP] == _RECV_REDUCE:
+        operand = job[J_BASES + row[R_OPERAND_BUFFER]] + row[R_OPERAND_OFFSET] + done
+        _reduce(job, row, destination, operand, place, n)
+    else:
+        copy(destination, place, n)
+    publish(ring + TAIL, (tail + n + _SLOT - 1) & ~(_SLOT - 1) if n == left else tail + n)
+    return n  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> int:  # type: ignore[no-untyped-def]
+    """Move messages on a channel that is a ring. Returns how many bytes moved, or minus the status that ends the run."""
+    channel = channels[number]
+    outgoing = channel[C_OUTGOING] != 0
+    moved = 0
+    channel[C_BLOCKED] = 0
+    while moved < _PIECE:
+        position = queue_start[number] + channel[C_HEAD]
+        if position >= queue_start[number + 1]:
+            break
+        index = queue[position]
+        if pending[index] > 0:
+            break
+        row = rows[index]
+        total = row[R_BYTES]
+        if channel[C_HEAD] == 0:
+            total += HEADER_BYTES
+        n = 0
+        if channel[C_DONE] < total:
+            n = _put(job, channel, row) if outgoing else _take(job, channel, row)
+            if n == 0:
+                channel[C_BLOCKED] = 1
+                break
+        moved += n
+        channel[C_DONE] += n
+        if not outgoing and channel[C_HEAD] == 0 and channel[C_DONE] == HEADER_BYTES and not _same_header(job, channel):
+            job[J_FAILED_CHANNEL] = number
+            return -MISMATCHED
+        if channel[C_DONE] < total:
+            continue
+        channel[C_BYTES] += row[R_BYTES]
+        channel[C_DONE] = 0
+        channel[C_HEAD] += 1
+        _finish(job, index)
+    if moved > 0:
+        _call(channel, RECEIVER_SLEEPS if outgoing else SENDER_SLEEPS)
+    elif channel[C_BLOCKED] != 0 and channel[C_ENDED] != 0:
+        job[J_FAILED_CHANNEL] = number
+        job[J_ERRNO] = 0
+        return -CLOSED
+    return moved
+
+
+@compiled_without_lock
+def _fall_asleep(channels, num_channels) -> bool:  # type: ignore[no-untyped-def]
+    """Say on blocked rings that this side sleeps; whether there is nothing to do, even so."""
+    for c in range(num_channels):
+        channel = channels[c]
+        if channel[C_RING] != 0 and channel[C_BLOCKED] != 0:
+            exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), 1)
+            if _room(channel) > 0:
+                _wake_up(channels, c + 1)
+                return False
+    return True
+
+
+@compiled_without_lock
+def _wake_up(channels, num_channels) -> None:  # type: ignore[no-untyped-def]
+    """Take back what ``_fall_asleep`` has said."""
+    for c in range(num_channels):
+        channel = channels[c]
+        if channel[C_RING] != 0 and channel[C_BLOCKED] != 0:
+            exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), 0)
+
+
+@compiled_without_lock
+def _hear(channel, scratch) -> None:  # type: ignore[no-untyped-def]
+    """Take what was sent on a ring's socket to wake this side, or note that it has ended."""
+    n = recv(channel[C_FD], scratch, 16, MSG_DONTWAIT)
+    if n == 0 or (n < 0 and last_errno() != EAGAIN and last_errno() != EINTR):
+        channel[C_ENDED] = 1
+
+
+@compiled_without_lock
 def _take_number(job) -> None:  # type: ignore[no-untyped-def]
     """Give a job the next sequence number, unless it has one.
 
@@ -265,6 +437,7 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
         channels[c, C_HEAD] = 0
         channels[c, C_DONE] = 0
         channels[c, C_BLOCKED] = 0
+        channels[c, C_ENDED] = 0
     for i in range(3):
         work[_HEADER_OFFSET // 8 + i] = job[J_HEADER + i]
     job[J_REMAINING] = num_rows
@@ -288,7 +461,7 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     for c in range(num_channels):
         channel = channels[c]
         waits = channel[C_BLOCKED] != 0 and queue_start[c] + channel[C_HEAD] < queue_start[c + 1]
-        events = POLLOUT if channel[C_OUTGOING] != 0 else POLLIN
+        events = POLLOUT if channel[C_OUTGOING] != 0 and channel[C_RING] == 0 else POLLIN
         fds[c] = (channel[C_FD] | (events << 32)) if waits else 0xFFFFFFFF
     for e in range(num_extras):
         fds[num_channels + e] = extras[e] | (POLLIN << 32)
@@ -296,19 +469,35 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     if left <= 0:
         return TIMED_OUT
     patience = min(left // 1_000_000 + 1, 1000) if block else 0
+    if block and not _fall_asleep(channels, num_channels):
+        return PENDING
     ready = poll(job[J_POLL], num_channels + num_extras, patience)
+    if block:
+        _wake_up(channels, num_channels)
     if ready < 0:
         return INTERRUPTED if last_errno() == EINTR else PENDING
     if ready == 0:
         return PENDING
     for c in range(num_channels):
         if fds[c] >> 48 != 0:
+            if channels[c, C_RING] != 0:
+                _hear(channels[c], job[J_WORK] + 12 * 8)
             channels[c, C_BLOCKED] = 0
     if block:
         for e in range(num_extras):
             if fds[num_channels + e] >> 48 != 0:
                 return CONTROL
     return PENDING
+
+
+@compiled_without_lock
+def _pause(asking, asked) -> None:  # type: ignore[no-untyped-def]
+    """Let a moment go by between two looks at rings."""
+    if asking[ASK_YIELD] != 0 and asked % 8 == 0:
+        yield_processor()
+    else:
+        relax()
+        relax()
 
 
 @compiled_without_lock
@@ -335,21 +524,45 @@ def execute(address: int) -> int:
     queue = int64_at(job[J_QUEUE], num_rows)
     if job[J_REMAINING] == _NEVER:
         _begin(job, channels, rows, work)
+    asking = int64_at(job[J_ASKING], ASK_FIELDS)
+    asked = 0
     while job[J_REMAINING] > 0:
         moved = 0
         blocked = 0
+        rings = 0
         for c in range(num_channels):
-            if channels[c, C_BLOCKED] == 0:
+            if channels[c, C_RING] != 0:
+                n = _advance_ring(job, c, channels, rows, pending, queue_start, queue)
+                rings += 1
+            elif channels[c, C_BLOCKED] == 0:
                 n = _advance(job, c, channels, rows, pending, queue_start, queue, work)
-                if n < 0:
-                    return -n
-                moved += n
-            if channels[c, C_BLOCKED] != 0:
+            else:
+                n = 0
+            if n < 0:
+                return -n
+            moved += n
+            if channels[c, C_RING] == 0 and channels[c, C_BLOCKED] != 0:
                 blocked += 1
-        if job[J_REMAINING] > 0 and (moved == 0 or blocked > 0):
-            status = _wait(job, channels, pending, queue_start, queue, moved == 0)
-            if status != PENDING:
-                return status
+        if job[J_REMAINING] == 0:
+            break
+        if moved == 0:
+            if rings > 0 and asked < asking[ASK_ROUNDS]:
+                asked += 1
+                _pause(asking, asked)
+                continue
+            if asked > 0:  # it has not paid
+                asking[ASK_ROUNDS] = max(_LEAST_ROUNDS, asking[ASK_ROUNDS] // 2)
+            asked = 0
+            status = _wait(job, channels, pending, queue_start, queue, True)
+        else:
+            if asked > 0:
+                asking[ASK_ROUNDS] = min(asking[ASK_MOST], asking[ASK_ROUNDS] * 2)
+            asked = 0
+            if blocked == 0:
+                continue
+            status = _wait(job, channels, pending, queue_start, queue, False)
+        if status != PENDING:
+            return status
     job[J_ENDED_NS] = monotonic_ns(job[J_WORK])
     job[J_STATUS] = DONE
     return DONE

@@ -127,6 +127,7 @@ def communicate(
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
         members=fabric.members,
+        in_memory=settings.local in (None, "memory"),
     )
     for name in ("all_reduce", "all_gather", "reduce_scatter"):
         communicator.connect(name)

@@ -7,10 +7,11 @@ these arrays, which is safe because a communicator runs its jobs one after the o
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +22,10 @@ from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
 from mycel.runtime.forks import let_go_in_children
 
-__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "prepare"]
+__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "asking", "prepare"]
+
+#: Looks at rings before sleeping, some 50 us: twice what a sleep and a wake cost.
+_ROUNDS = 512
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -74,8 +78,9 @@ class Prepared:
         staging: where bytes to be reduced arrive, a part for each incoming channel.
         extras: control descriptors to watch during a run; the array may be changed in place by its owner.
         poll: the array that the engine hands to ``poll``.
+        asking: how long to ask rings again; of the group.
         traffic: what a run moves.
-        addresses, scratch_address, watched, total_bytes: the part of a job's fields that every run shares.
+        addresses, scratch_address, watched, asking_address, total_bytes: the part of a job's fields that every run shares.
     """
 
     program: Program
@@ -95,7 +100,9 @@ class Prepared:
     traffic: Traffic
     addresses: tuple[int, ...]
     scratch_address: int
+    asking: Ints
     watched: tuple[int, int, int]
+    asking_address: int
     total_bytes: int
 
     @property
@@ -175,11 +182,23 @@ class PreparedCache:
 PREPARED = PreparedCache(64 << 20)
 
 
+def asking(num_neighbours: int) -> Ints:
+    """What the jobs of a group know together of how long asking a ring again has paid: the ``ASK_*`` integers.
+
+    Args:
+        num_neighbours: ranks of the group on this node. Where they are more than processors, one that asks keeps
+            another from answering, so it lets go of the processor now and then.
+    """
+    crowded = num_neighbours > len(os.sched_getaffinity(0))
+    return np.array([_ROUNDS, _ROUNDS, int(crowded)], dtype=np.int64)
+
+
 def prepare(
     program: Program,
     item_bytes: int,
-    descriptors: list[int],
+    lines: Sequence[tuple[int, int, int]],
     extras: Ints,
+    asking: Ints,
     *,
     states_channel_bytes: bool = False,
     origin: Origin | None = None,
@@ -189,8 +208,9 @@ def prepare(
     Args:
         program: one rank's program.
         item_bytes: bytes of an element.
-        descriptors: socket of each of the program's channels.
+        lines: of each of the program's channels the socket, and its ring's address and capacity, or zeros.
         extras: control descriptors, at least one (-1 for none).
+        asking: how long to ask rings again before sleeping; see ``asking``.
         states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
             between others are; else those of the whole array.
         origin: what the program was made for, to be told later.
@@ -211,7 +231,7 @@ def prepare(
     dependent_start = np.zeros(len(c) + 1, dtype=np.int64)
     np.cumsum(np.bincount(program.need_index, minlength=len(c)), out=dependent_start[1:])
     queue_start, queue = _queues(c["channel"], len(program.channels))
-    channel_rows, staging = _channels(program, rows, descriptors)
+    channel_rows, staging = _channels(program, rows, lines)
     total_bytes = program.num_elements * item_bytes
     if states_channel_bytes:
         wire = rows[rows[:, e.R_CHANNEL] >= 0]
@@ -242,7 +262,9 @@ def prepare(
         traffic=_traffic(program, origin, rows, queue_start, channel_rows),
         addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
         scratch_address=scratch.ctypes.data,
+        asking=asking,
         watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
+        asking_address=asking.ctypes.data,
         total_bytes=total_bytes,
     )
 
@@ -268,7 +290,7 @@ def _traffic(program: Program, origin: Origin | None, rows: Ints, queue_start: I
     )
 
 
-def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Ints, Bytes]:
+def _channels(program: Program, rows: Ints, lines: Sequence[tuple[int, int, int]]) -> tuple[Ints, Bytes]:
     table = np.zeros((len(program.channels), e.CHANNEL_FIELDS), dtype=np.int64)
     longest = np.zeros(len(program.channels), dtype=np.int64)
     reducing = rows[:, e.R_OP] == Op.RECV_REDUCE
@@ -277,7 +299,7 @@ def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Int
     staging = np.zeros(int(longest.sum()) + 64, dtype=np.uint8)
     base = -(-staging.ctypes.data // 64) * 64
     for number, channel in enumerate(program.channels):
-        table[number, e.C_FD] = descriptors[number]
+        table[number, [e.C_FD, e.C_RING, e.C_CAPACITY]] = lines[number]
         table[number, e.C_OUTGOING] = channel.src == program.rank
         table[number, e.C_STAGING] = base + int(longest[:number].sum())
     return table, staging
@@ -337,6 +359,7 @@ class Job:
             limit_ns,
             numbers_address,
             -1,
+            prepared.asking_address,
             address + (e.J_WORK + 1) * 8,
         )
         self.prepared = prepared

@@ -37,6 +37,7 @@ def warm() -> None:
         e.J_CHANNELS,
         e.J_POLL,
         e.J_EXTRAS,
+        e.J_ASKING,
     ):
         fields[address] = spare.ctypes.data
     fields[e.J_WORK] = fields.ctypes.data + (e.J_WORK + 1) * 8
