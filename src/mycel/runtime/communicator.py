@@ -38,6 +38,7 @@ from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly,
 from mycel.runtime.prepared import Job, Origin, Prepared, asking, prepare
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
+from mycel.runtime.shortcut import Pool, Shortcut
 from mycel.runtime.timeouts import bounded_s
 from mycel.runtime.transport.address import machine_numbers
 from mycel.runtime.transport.rendezvous import Rendezvous
@@ -128,7 +129,9 @@ class Communicator:
             channels=lambda: dict(self._channels.descriptors),
             reroutes=reroutes,
         )
-        self._channels = Channels(rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory)
+        self._channels = Channels(
+            rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory
+        )
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -158,6 +161,7 @@ class Communicator:
         self._rerouter = (
             Rerouter(rank, self._run_once, self._go_on, self._queue.take, self._internal) if reroutes else None
         )
+        self._pool: Pool | None = None
         self._last = 0  # the number that is known to have been given last
         #: Works whose futures are about to be done; see ``mycel.runtime.work``.
         self.telling: deque[Any] = deque()
@@ -265,7 +269,7 @@ class Communicator:
 
     # -- calls --------------------------------------------------------------------------------------------
 
-    def run(self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None) -> None:
+    def run(self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None) -> Ticket:
         """Run a collective to its end.
 
         A signal handler that runs meanwhile may call collectives too: they come after this one. What it raises is
@@ -276,6 +280,9 @@ class Communicator:
             timeout_s: from when it begins; ``None``: the group's.
             settle: puts the results to where the caller wants them.
 
+        Returns:
+            Its ticket, which is finished.
+
         Raises:
             CommunicationError: it failed; the group cannot be used any more.
         """
@@ -285,6 +292,48 @@ class Communicator:
             ticket = self._reroute(self._rerouter, call, timeout_s, settle)
         if not ticket.is_finished:
             self.wait(ticket)
+        return ticket
+
+    def shortcut(self, ticket: Ticket) -> Shortcut | None:
+        """What ``run_again`` takes for calls like one that has gone well; ``None``: they take the long way."""
+        if self._rerouter is not None or ticket.job is None or ticket.timeout_s != self._timeout_s:
+            return None
+        return Shortcut(ticket, ticket.timeout_s)
+
+    def run_again(self, shortcut: Shortcut, array_address: int, keep: tuple[object, ...]) -> bool:
+        """Run a call to its end that was run before, with another array in place of the first.
+
+        Args:
+            shortcut: the call.
+            array_address: of the array.
+            keep: objects that own it.
+
+        Returns:
+            Whether it was run; ``False``: nothing was begun, it has to go the long way.
+
+        Raises:
+            CommunicationError: it failed; the group cannot be used any more.
+        """
+        if (
+            self._forked
+            or self._closed
+            or self.telling
+            or self._faults.cause is not None
+            or shortcut.timeout_s != self._timeout_s
+        ):
+            return False
+        number = self._turns.run_again(shortcut, partial(self._begin_again, shortcut, keep), array_address)
+        if number > 0:
+            self._last = number
+            self._faults.recent.append((number, *shortcut.header))
+        return number != 0
+
+    def _begin_again(self, shortcut: Shortcut, keep: tuple[object, ...]) -> None:
+        if self._pool is None:
+            self._pool = Pool(64 if self._flight is None else self._flight.capacity + 64)
+        shortcut.begin(*self._pool.take(), keep)
+        if self._flight is not None:
+            self._flight.note(shortcut.traffic, time.monotonic_ns(), shortcut.fields)
 
     def start(
         self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None

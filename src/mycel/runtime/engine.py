@@ -10,8 +10,8 @@ in the order in which jobs are queued or begun.
 
 Channels are non-blocking stream sockets that carry bytes one way, or rings in memory that two processes share
 (``ring``), whose sockets only carry word that there is something to do. Per channel, messages go in the program's
-order. The first message of a job on each channel is preceded by a header of four integers (magic, sequence number, kind,
-bytes), so that ranks that call different collectives find out before any byte is written.
+order. The first message of a job on each channel is preceded by a header of four integers (magic, sequence number,
+kind, bytes), so that ranks that call different collectives find out before any byte is written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from mycel.runtime.libc import (
 from mycel.runtime.reduce_kernels import combine, copy, scale
 from mycel.runtime.ring import DATA, HEAD, RECEIVER_SLEEPS, SENDER_SLEEPS, TAIL
 
-__all__ = ["execute", "serve", "submit"]
+__all__ = ["again", "execute", "serve", "submit"]
 
 # Fields of a job.
 J_STATUS = 0
@@ -100,6 +100,7 @@ ASK_YIELD = 2  # whether to let other ranks of the node have the processor meanw
 ASK_FIELDS = 3
 
 # What execute returns.
+UNUSED = -1  # of fields that are of no job yet
 PENDING = 0
 DONE = 1
 CLOSED = 2  # a channel was closed or failed; J_FAILED_CHANNEL, J_ERRNO
@@ -338,7 +339,7 @@ def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
 
 @compiled_without_lock
 def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> int:  # type: ignore[no-untyped-def]
-    """Move messages on a channel that is a ring. Returns how many bytes moved, or minus the status that ends the run."""
+    """Move messages on a channel that is a ring; returns as ``_advance``."""
     channel = channels[number]
     outgoing = channel[C_OUTGOING] != 0
     moved = 0
@@ -362,7 +363,12 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> i
                 break
         moved += n
         channel[C_DONE] += n
-        if not outgoing and channel[C_HEAD] == 0 and channel[C_DONE] == HEADER_BYTES and not _same_header(job, channel):
+        if (
+            not outgoing
+            and channel[C_HEAD] == 0
+            and channel[C_DONE] == HEADER_BYTES
+            and not _same_header(job, channel)
+        ):
             job[J_FAILED_CHANNEL] = number
             return -MISMATCHED
         if channel[C_DONE] < total:
@@ -566,6 +572,27 @@ def execute(address: int) -> int:
     job[J_ENDED_NS] = monotonic_ns(job[J_WORK])
     job[J_STATUS] = DONE
     return DONE
+
+
+@compiled_without_lock
+def again(pattern_address: int, address: int, array_address: int) -> int:
+    """Run a job that is like another one, but for its array, number and times.
+
+    Args:
+        pattern_address: of the other one's fields as they were before it was begun.
+        address: of the new one's fields.
+        array_address: of its array, which is changed in place.
+
+    Returns:
+        Its sequence number, if it is done; else minus what ``execute`` returned, which goes on with it.
+    """
+    pattern, job = int64_at(pattern_address, JOB_FIELDS), int64_at(address, JOB_FIELDS)
+    for i in range(J_WORK):
+        job[i] = pattern[i]
+    job[J_WORK] = address + (J_WORK + 1) * 8
+    job[J_BASES + 1] = array_address
+    status = execute(address)
+    return job[J_HEADER + 1] if status == DONE else -status
 
 
 @compiled_without_lock

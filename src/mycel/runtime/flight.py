@@ -161,6 +161,11 @@ class FlightLog:
         self._lock = threading.RLock()  # SIGUSR2 may come while this very thread holds it
         self._told = False
 
+    @property
+    def capacity(self) -> int:
+        """Records that are kept: the fields of so many calls must stay as they are."""
+        return self._capacity
+
     def watch(self, descriptors: Mapping[Channel, int]) -> None:
         """The group's sockets by channel: a mapping that may grow until ``close``."""
         self._descriptors = descriptors
@@ -257,7 +262,7 @@ class FlightLog:
 def _state(fields: Any) -> str:
     if fields[e.J_STATUS] == e.DONE:
         return "done"
-    return "queued" if fields[e.J_REMAINING] < 0 else "running"
+    return "queued" if fields[e.J_STATUS] == e.UNUSED or fields[e.J_REMAINING] < 0 else "running"
 
 
 # -- the process's recorder ---------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mycel.runtime.communicator import Call, Communicator
+from mycel.runtime.communicator import Call, Communicator, Ticket
 from mycel.runtime.device.group import DeviceGroup
 from mycel.runtime.fallback import Fallback
 from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.shortcut import Shortcut
 from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
 from mycel.runtime.timeouts import given_s
 from mycel.runtime.work import MycelWork, span_of
@@ -52,6 +53,8 @@ class GroupCalls:
         self._devices = devices
         self._messages = PointToPoint(communicator)
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
+        #: Small calls that have been run before, by kind.
+        self._shortcuts: dict[Hashable, Shortcut] = {}
 
     def rank(self) -> int:
         """This process's rank in the group."""
@@ -92,7 +95,23 @@ class GroupCalls:
         dtype = DTYPES.get(of, dtype)
         return None if dtype is None else (*op, dtype)
 
-    def _issue(self, call: Call, opts: Any, result: list[Tensor], settle: Callable[[], None] | None) -> dist.Work:
+    def _issue(
+        self,
+        call: Call,
+        opts: Any,
+        result: list[Tensor],
+        settle: Callable[[], None] | None,
+        remember: Callable[[Ticket], None] | None = None,
+    ) -> dist.Work:
+        """Start a call, or run it if it is a blocking one.
+
+        Args:
+            call: what to run.
+            opts: torch's, with its time-out.
+            result: tensors that hold the result afterwards.
+            settle: puts the results to where the caller wants them.
+            remember: told of a blocking call that has gone well.
+        """
         communicator = self._communicator
         if communicator is None:
             raise RuntimeError("a group of one rank has no communicator")
@@ -109,8 +128,10 @@ class GroupCalls:
                 span._call_end_callbacks_on_future(work.get_future())
             return work
         try:
-            communicator.run(call, timeout_s=timeout_s, settle=settle)
+            ticket = communicator.run(call, timeout_s=timeout_s, settle=settle)
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
+        if remember is not None:
+            remember(ticket)
         return MycelWork(communicator, None, result)

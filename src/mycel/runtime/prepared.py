@@ -80,7 +80,8 @@ class Prepared:
         poll: the array that the engine hands to ``poll``.
         asking: how long to ask rings again; of the group.
         traffic: what a run moves.
-        addresses, scratch_address, watched, asking_address, total_bytes: the part of a job's fields that every run shares.
+        addresses, scratch_address, watched, asking_address, total_bytes: the part of a job's fields that every run
+            shares.
     """
 
     program: Program
@@ -366,6 +367,26 @@ class Job:
         self.fields = fields
         self.keep = keep
         self.address = address
+
+    @classmethod
+    def again(cls, prepared: Prepared, fields: Ints, address: int, keep: tuple[object, ...]) -> Job:
+        """A run whose fields were copied from a pattern.
+
+        Args:
+            prepared: the program.
+            fields: of the run; their memory stays.
+            address: of the fields.
+            keep: objects that own the buffers.
+        """
+        made = cls.__new__(cls)
+        made.prepared, made.fields, made.address, made.keep = prepared, fields, address, keep
+        return made
+
+    def pattern(self) -> Ints:
+        """Fields to be copied for runs of the same program with other arrays in place; see ``engine.again``."""
+        fields = self.fields.copy()
+        fields[e.J_STATUS], fields[e.J_REMAINING], fields[e.J_HEADER + 1], fields[e.J_POSITION] = e.PENDING, -1, 0, -1
+        return fields
 
     @property
     def done(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,10 +17,11 @@ from torch.distributed.distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from mycel.runtime.communicator import Call
+from mycel.runtime.communicator import Call, Ticket
 from mycel.runtime.fallback import one_by_one
 from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.shortcut import FEW
 from mycel.runtime.tensors import (
     back_into,
     check_parts,
@@ -27,10 +31,15 @@ from mycel.runtime.tensors import (
     summing_call,
     uneven_lengths,
 )
+from mycel.runtime.work import DoneWork
 
 __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
+
+#: Elements of a tensor that is small: what a call costs in Python would show.
+_SMALL = 1 << 16
+_NO_TIME = timedelta(0)
 
 
 class Reductions(GroupCalls):
@@ -39,10 +48,38 @@ class Reductions(GroupCalls):
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions | None = None) -> dist.Work:
         """Reduce in place; see ``torch.distributed.all_reduce``."""
         opts = opts or AllreduceOptions()
+        kind = self._kind_of_small(tensors, opts)
+        if kind is not None and self._run_again(kind, tensors[0]):
+            return DoneWork(self._communicator, tensors)
         known = self._reduction(tensors, opts)
         if known is None or len(tensors) != 1:
             return self._backend_of(tensors).allreduce(tensors, opts)
-        return self._all_reduce(tensors, *known, opts)
+        return self._all_reduce(tensors, *known, opts, kind)
+
+    def _kind_of_small(self, tensors: list[Tensor], opts: Any) -> Hashable | None:
+        """What a blocking all_reduce of a small tensor in place is known by; ``None`` for others."""
+        if len(tensors) != 1 or getattr(opts, "asyncOp", True):
+            return None
+        tensor = tensors[0]
+        if not tensor.is_cpu or tensor.numel() > _SMALL or not tensor.is_contiguous() or opts.timeout > _NO_TIME:
+            return None
+        return tensor.dtype, tensor.numel(), int(opts.reduceOp.op), tensor.is_conj() or tensor.is_neg()
+
+    def _run_again(self, kind: Hashable, tensor: Tensor) -> bool:
+        """Run a call that has been run before, if it has."""
+        shortcut = self._shortcuts.get(kind)
+        if shortcut is None or self._communicator is None:
+            return False
+        own = tensor.detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
+        return self._communicator.run_again(shortcut, own.data_ptr(), (own,))
+
+    def _remember(self, kind: Hashable, ticket: Ticket) -> None:
+        """Keep a call that has gone well, to run it again."""
+        if self._communicator is None or len(self._shortcuts) >= FEW:
+            return
+        shortcut = self._communicator.shortcut(ticket)
+        if shortcut is not None:
+            self._shortcuts[kind] = shortcut
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
         """Reduce several tensors of one type in place, as one array."""
@@ -52,11 +89,20 @@ class Reductions(GroupCalls):
             return self._backend_of(tensors).allreduce_coalesced(tensors, opts)
         return self._all_reduce(tensors, *known, opts)
 
-    def _all_reduce(self, tensors: list[Tensor], op: ReduceOp, average: bool, dtype: DType, opts: Any) -> dist.Work:
+    def _all_reduce(
+        self,
+        tensors: list[Tensor],
+        op: ReduceOp,
+        average: bool,
+        dtype: DType,
+        opts: Any,
+        kind: Hashable | None = None,
+    ) -> dist.Work:
         flat = flattened(tensors)
         settle = back_into(flat, tensors)
         call = summing_call("all_reduce", flat, op, average, dtype)
-        return self._issue(call, opts, tensors, settle)
+        keeps = kind is not None and settle is None
+        return self._issue(call, opts, tensors, settle, partial(self._remember, kind) if keeps else None)
 
     def reduce(self, tensors: list[Tensor], opts: ReduceOptions | None = None) -> dist.Work:
         """Reduce to the root, which alone gets a result; the others' tensors stay as they are."""

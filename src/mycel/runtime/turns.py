@@ -17,6 +17,7 @@ from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Latch, Ticket
 from mycel.runtime.job_queue import JobQueue
+from mycel.runtime.shortcut import Shortcut
 
 __all__ = ["Errand", "Turns"]
 
@@ -71,7 +72,7 @@ class Turns:
         self._abort, self._internal = abort, internal
         #: Held by the thread whose turn it is.
         self.order = threading.RLock()
-        self._turn: _Turn | None = None
+        self._turn: _Turn | Shortcut | None = None
 
     def run(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
         """Run a call to its end, or queue it behind others; what went wrong is raised, or the ticket's error."""
@@ -81,6 +82,38 @@ class Turns:
             if self._queue.tickets:
                 self._queue.take()
             return self._take(_Turn(call, timeout_s, settle, not self._queue.tickets))
+
+    def run_again(self, shortcut: Shortcut, begin: Callable[[], None], array_address: int) -> int:
+        """Run a call to its end that was run before, with another array.
+
+        Args:
+            shortcut: the call.
+            begin: has it take its place; called only if it is run.
+            array_address: of the array.
+
+        Returns:
+            Its sequence number; -1: it has one and is counted; 0: it was not begun, for others are under way.
+        """
+        with self.order:
+            if self._turn is not None or self._queue.tickets:
+                return 0
+            try:
+                begin()
+                self._turn = shortcut
+                number: int = e.again(shortcut.pattern, shortcut.address, array_address)
+                if number > 0:
+                    return number
+                self._take(shortcut)  # it takes its time, or something is the matter
+                return -1
+            except BaseException as error:  # of a signal handler, or the call's
+                if shortcut.is_begun and not shortcut.ticket.is_over:
+                    if isinstance(error, KeyboardInterrupt):  # as in ``_drive``
+                        self._abort(f"interrupted in {shortcut.ticket.what}")
+                    else:
+                        self._take(shortcut)
+                raise
+            finally:
+                self._turn = None
 
     def start(self, call: Call, timeout_s: float | None, settle: Settle | None) -> Ticket:
         """Queue a call; it proceeds by itself."""
@@ -98,7 +131,7 @@ class Turns:
         if self._turn is not None:
             self._take(self._turn)
 
-    def _take(self, turn: _Turn) -> Ticket:
+    def _take(self, turn: _Turn | Shortcut) -> Ticket:
         self._turn = turn
         try:
             made = turn.ticket or self._prepare(turn.call, turn.timeout_s, turn.settle)

@@ -23,7 +23,7 @@ from mycel.runtime.communicator import Communicator
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
-__all__ = ["MycelWork", "span_of"]
+__all__ = ["DoneWork", "MycelWork", "span_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -233,3 +233,23 @@ class MycelWork(dist.Work):
             else:
                 self._told.wait(min(left, _LOOK_S))
         return True
+
+
+@untraced
+class DoneWork(MycelWork):
+    """A blocking collective that is over, and was right, with no other under way: made in half the time.
+
+    Args:
+        communicator: the group's.
+        result: tensors that hold the result.
+    """
+
+    _ticket = _future = _told = None
+    depth = 0
+
+    def __init__(self, communicator: Communicator | None, result: list[torch.Tensor]) -> None:
+        dist.Work.__init__(self)
+        self._communicator, self._result = communicator, result
+        self.order = next(_orders)
+        if communicator is not None:
+            communicator.known_over = self.order
