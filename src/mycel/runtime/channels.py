@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from typing import NoReturn
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.faults import Alarm, Attempt, Faults
+from mycel.runtime.prepared import Line
 from mycel.runtime.ring import Ring
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand
@@ -55,6 +57,8 @@ class Channels:
     ) -> None:
         self._in_memory = in_memory
         self.rings: dict[Channel, Ring] = {}
+        #: Rung by ranks of this node.
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.descriptors: dict[Channel, int] = {}
         self._rank = rank
         self._rendezvous = rendezvous
@@ -85,20 +89,24 @@ class Channels:
         """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
         capacity = _RING_BYTES if self._in_memory else 0
-        rings = {c: Ring.offer(sock, capacity) for c, sock in local if c.src == self._rank}
-        for channel, sock in local:
-            if channel.dst == self._rank:
-                observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
-                try:
-                    rings[channel] = Ring.accept(sock, attempt.deadline, observe)
-                except (Alarm, CommunicationError) as error:
-                    self._blame(error, attempt, channel.src)
+        observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
+        peer, rings = -1, {}
+        try:
+            for channel, sock in local:
+                if (peer := channel.dst) != self._rank:
+                    rings[channel] = Ring.offer(sock, capacity, self.bell)
+            for channel, sock in local:
+                if (peer := channel.src) != self._rank:
+                    rings[channel] = Ring.accept(sock, self.bell, attempt.deadline, observe)
+            for channel, sock in local:
+                if (peer := channel.dst) != self._rank and (ring := rings[channel]) is not None:
+                    ring.await_bell(sock, attempt.deadline, observe)
+        except (Alarm, CommunicationError) as error:
+            self._blame(error, attempt, peer)
         return {channel: ring for channel, ring in rings.items() if ring is not None}
 
-    def lines(self, channels: Sequence[Channel], attempt: Attempt) -> list[tuple[int, int, int]]:
-        """Descriptor of each channel, and address and capacity of its ring, or zeros where it has none.
-
-        Channels that are not open are opened, while signal handlers may call collectives themselves.
+    def lines(self, channels: Sequence[Channel], attempt: Attempt) -> list[Line]:
+        """What the engine needs of channels, opened where they are not: while signal handlers may call collectives.
 
         Raises:
             CommunicationError, LinksFailed: as ``open``.
@@ -106,8 +114,11 @@ class Channels:
         if not all(channel in self.descriptors for channel in channels):
             is_main = threading.current_thread() is threading.main_thread()
             (self._open_apart if is_main else self.open)(channels, attempt)
-        found = [(self.descriptors[channel], self.rings.get(channel)) for channel in channels]
-        return [(fd, ring.address, ring.capacity) if ring else (fd, 0, 0) for fd, ring in found]
+        return [self._line(channel) for channel in channels]
+
+    def _line(self, channel: Channel) -> Line:
+        descriptor, ring = self.descriptors[channel], self.rings.get(channel)
+        return Line(descriptor) if ring is None else Line(descriptor, ring.address, ring.capacity, ring.bell)
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         try:
@@ -159,7 +170,16 @@ class Channels:
     def close(self) -> None:
         """Close all; those that are needed again are opened anew. The engine must not be at any of them."""
         self.descriptors.clear()
+        for ring in self.rings.values():
+            ring.close()
         self.rings.clear()
         for sock in self._open:
             sock.close()
         self._open.clear()
+
+    def end(self) -> None:
+        """Close all for good."""
+        self.close()
+        if self.bell >= 0:
+            os.close(self.bell)
+            self.bell = -1

@@ -118,8 +118,6 @@ class Communicator:
         self._control = Control(
             rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
         )
-        neighbours = sum(a.host == rendezvous.addresses[rank].host for a in rendezvous.addresses)
-        self._asking = asking(neighbours)
         self._faults = Faults(
             rank=rank,
             size=size,
@@ -132,6 +130,8 @@ class Communicator:
         self._channels = Channels(
             rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory
         )
+        neighbours = sum(a.host == rendezvous.addresses[rank].host for a in rendezvous.addresses)
+        self._asking = asking(neighbours, self._channels.bell)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -593,7 +593,7 @@ class Communicator:
             self._flight.close()
         self._watched.close()
         self._control.close()
-        self._channels.close()
+        self._channels.end()
         self._rendezvous.close()
         self.planner.forget()
 
@@ -603,4 +603,4 @@ class Communicator:
         self._turns.give_up()
         self.telling.clear()
         self._queue.give_up(self._not_ours())
-        self._channels.close()
+        self._channels.end()

@@ -91,13 +91,16 @@ C_STATED = 11  # bytes that the header states: of the whole array, or on this ch
 C_RING = 12  # address of the ring; 0: the bytes go through the socket
 C_CAPACITY = 13  # of the ring
 C_ENDED = 14  # the ring's socket has ended: nothing comes after what is in the ring
-CHANNEL_FIELDS = 15
+C_BELL = 15  # of the rank at the other end of the ring
+CHANNEL_FIELDS = 16
 
 # How long to ask rings again before sleeping.
 ASK_ROUNDS = 0  # now
 ASK_MOST = 1  # at most
 ASK_YIELD = 2  # whether to let other ranks of the node have the processor meanwhile
-ASK_FIELDS = 3
+ASK_BELL = 3  # this rank's, which others ring
+ASK_ONE = 4  # 1, for bells
+ASK_FIELDS = 5
 
 # What execute returns.
 UNUSED = -1  # of fields that are of no job yet
@@ -261,12 +264,11 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
 
 
 @compiled_without_lock
-def _call(channel, word) -> None:  # type: ignore[no-untyped-def]
+def _call(job, channel, word) -> None:  # type: ignore[no-untyped-def]
     """Wake the other side of a ring, if it has said in ``word`` that it sleeps."""
-    address = channel[C_RING] + word
     # An exchange, for what was published must be seen by whoever says just now that it sleeps.
-    if exchange(address, 0) != 0:
-        send(channel[C_FD], address, 1, MSG_DONTWAIT | MSG_NOSIGNAL)
+    if exchange(channel[C_RING] + word, 0) != 0:
+        write_fd(channel[C_BELL], job[J_ASKING] + ASK_ONE * 8, 8)
 
 
 @compiled_without_lock
@@ -378,7 +380,7 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> i
         channel[C_HEAD] += 1
         _finish(job, index)
     if moved > 0:
-        _call(channel, RECEIVER_SLEEPS if outgoing else SENDER_SLEEPS)
+        _call(job, channel, RECEIVER_SLEEPS if outgoing else SENDER_SLEEPS)
     elif channel[C_BLOCKED] != 0 and channel[C_ENDED] != 0:
         job[J_FAILED_CHANNEL] = number
         job[J_ERRNO] = 0
@@ -410,7 +412,7 @@ def _wake_up(channels, num_channels) -> None:  # type: ignore[no-untyped-def]
 
 @compiled_without_lock
 def _hear(channel, scratch) -> None:  # type: ignore[no-untyped-def]
-    """Take what was sent on a ring's socket to wake this side, or note that it has ended."""
+    """Note that a ring's socket has ended; nothing else comes on it."""
     n = recv(channel[C_FD], scratch, 16, MSG_DONTWAIT)
     if n == 0 or (n < 0 and last_errno() != EAGAIN and last_errno() != EINTR):
         channel[C_ENDED] = 1
@@ -462,7 +464,8 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     """Ask the kernel which blocked channels can go on. Returns PENDING, or the status that ends the run."""
     num_channels, num_extras = job[J_NUM_CHANNELS], job[J_NUM_EXTRAS]
     # struct pollfd is {int fd; short events; short revents}: one 64-bit integer, little-endian.
-    fds = int64_at(job[J_POLL], num_channels + num_extras)
+    num_fds = num_channels + num_extras + 1
+    fds = int64_at(job[J_POLL], num_fds)
     extras = int64_at(job[J_EXTRAS], num_extras)
     for c in range(num_channels):
         channel = channels[c]
@@ -471,19 +474,23 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
         fds[c] = (channel[C_FD] | (events << 32)) if waits else 0xFFFFFFFF
     for e in range(num_extras):
         fds[num_channels + e] = extras[e] | (POLLIN << 32)
+    bell = int64_at(job[J_ASKING], ASK_FIELDS)[ASK_BELL]
+    fds[num_fds - 1] = (bell if bell >= 0 else 0xFFFFFFFF) | (POLLIN << 32)
     left = job[J_DEADLINE_NS] - monotonic_ns(job[J_WORK])
     if left <= 0:
         return TIMED_OUT
     patience = min(left // 1_000_000 + 1, 1000) if block else 0
     if block and not _fall_asleep(channels, num_channels):
         return PENDING
-    ready = poll(job[J_POLL], num_channels + num_extras, patience)
+    ready = poll(job[J_POLL], num_fds, patience)
     if block:
         _wake_up(channels, num_channels)
     if ready < 0:
         return INTERRUPTED if last_errno() == EINTR else PENDING
     if ready == 0:
         return PENDING
+    if fds[num_fds - 1] >> 48 != 0:
+        read_fd(bell, job[J_WORK] + 12 * 8, 8)
     for c in range(num_channels):
         if fds[c] >> 48 != 0:
             if channels[c, C_RING] != 0:

@@ -13,7 +13,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from mycel.collectives.program import Channel, Op, Program
 from mycel.runtime import engine as e
 from mycel.runtime.forks import let_go_in_children
 
-__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "asking", "prepare"]
+__all__ = ["PREPARED", "Held", "Job", "Line", "Origin", "Prepared", "PreparedCache", "Traffic", "asking", "prepare"]
 
 #: Looks at rings before sleeping, some 50 us: twice what a sleep and a wake cost.
 _ROUNDS = 512
@@ -46,6 +46,21 @@ class Origin:
     method: str
     piece_bytes: int
     even: bool
+
+
+class Line(NamedTuple):
+    """What an open channel is for the engine.
+
+    Attributes:
+        descriptor: of its socket.
+        ring, capacity: address of its ring and the bytes that it holds; zeros where it has none.
+        bell: of the rank at the other end of the ring.
+    """
+
+    descriptor: int
+    ring: int = 0
+    capacity: int = 0
+    bell: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -183,21 +198,22 @@ class PreparedCache:
 PREPARED = PreparedCache(64 << 20)
 
 
-def asking(num_neighbours: int) -> Ints:
+def asking(num_neighbours: int, bell: int) -> Ints:
     """What the jobs of a group know together of how long asking a ring again has paid: the ``ASK_*`` integers.
 
     Args:
         num_neighbours: ranks of the group on this node. Where they are more than processors, one that asks keeps
             another from answering, so it lets go of the processor now and then.
+        bell: this rank's, which ranks that share memory with it ring; -1: none.
     """
     crowded = num_neighbours > len(os.sched_getaffinity(0))
-    return np.array([_ROUNDS, _ROUNDS, int(crowded)], dtype=np.int64)
+    return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1], dtype=np.int64)
 
 
 def prepare(
     program: Program,
     item_bytes: int,
-    lines: Sequence[tuple[int, int, int]],
+    lines: Sequence[Line],
     extras: Ints,
     asking: Ints,
     *,
@@ -209,7 +225,7 @@ def prepare(
     Args:
         program: one rank's program.
         item_bytes: bytes of an element.
-        lines: of each of the program's channels the socket, and its ring's address and capacity, or zeros.
+        lines: of each of the program's channels.
         extras: control descriptors, at least one (-1 for none).
         asking: how long to ask rings again before sleeping; see ``asking``.
         states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
@@ -243,7 +259,7 @@ def prepare(
     dependents, queue = np.append(needing[by_needed], 0), np.append(queue, 0)
     pending = np.zeros(len(c), dtype=np.int64)
     scratch = np.zeros(max(1, program.scratch_elements * item_bytes), dtype=np.uint8)
-    poll = np.zeros(len(channel_rows) + len(extras), dtype=np.int64)
+    poll = np.zeros(len(channel_rows) + len(extras) + 1, dtype=np.int64)
     read = (rows, pending0, pending, dependent_start, dependents, queue_start, queue, channel_rows)
     return Prepared(
         program=program,
@@ -291,7 +307,7 @@ def _traffic(program: Program, origin: Origin | None, rows: Ints, queue_start: I
     )
 
 
-def _channels(program: Program, rows: Ints, lines: Sequence[tuple[int, int, int]]) -> tuple[Ints, Bytes]:
+def _channels(program: Program, rows: Ints, lines: Sequence[Line]) -> tuple[Ints, Bytes]:
     table = np.zeros((len(program.channels), e.CHANNEL_FIELDS), dtype=np.int64)
     longest = np.zeros(len(program.channels), dtype=np.int64)
     reducing = rows[:, e.R_OP] == Op.RECV_REDUCE
@@ -300,7 +316,7 @@ def _channels(program: Program, rows: Ints, lines: Sequence[tuple[int, int, int]
     staging = np.zeros(int(longest.sum()) + 64, dtype=np.uint8)
     base = -(-staging.ctypes.data // 64) * 64
     for number, channel in enumerate(program.channels):
-        table[number, [e.C_FD, e.C_RING, e.C_CAPACITY]] = lines[number]
+        table[number, [e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL]] = lines[number]
         table[number, e.C_OUTGOING] = channel.src == program.rank
         table[number, e.C_STAGING] = base + int(longest[:number].sum())
     return table, staging

@@ -5,18 +5,18 @@ bytes from the first and never turn back. Messages begin at multiples of 64 byte
 of the ring, and sums are made straight from it.
 
 Who finds nothing to do asks again for a while. Then it says that it sleeps (``SENDER_SLEEPS``, ``RECEIVER_SLEEPS``),
-looks once more, and waits for a byte on the channel's socket, which the other side sends when it has published
-something and sees the word. So one ``poll`` waits for rings, sockets and control connections alike, and the end of a
-process is noticed as on any connection.
+looks once more, and waits for its *bell*, an eventfd, which the other side rings when it has published something and
+sees the word. So one ``poll`` waits for rings, sockets and control connections alike, and the end of a process is
+noticed as on any connection. Not a byte on the socket: the kernel takes that for a sign that who sends is about to
+sleep, and puts both ranks on one processor.
 
 The memory is an anonymous file of the kernel's (``memfd_create``), which the sender makes, seals against changes of
-its length, and hands over on the socket: only a process of the same user gets it, and nothing is left when both are
-gone.
+its length, and hands over on the channel's socket: only a process of the same user gets it, and nothing is left when
+both are gone.
 """
 
 from __future__ import annotations
 
-import array
 import fcntl
 import logging
 import mmap
@@ -24,7 +24,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -55,20 +55,25 @@ class Ring:
     Attributes:
         address: of the memory.
         capacity: bytes that may be under way, a power of two.
+        bell: the peer's; -1 while it is not known.
     """
 
     def __init__(self, descriptor: int, num_bytes: int) -> None:
         self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
         self.address: int = self._memory.ctypes.data
         self.capacity = num_bytes - DATA
+        self.bell = -1
 
     @classmethod
-    def offer(cls, sock: socket.socket, capacity: int) -> Ring | None:
+    def offer(cls, sock: socket.socket, capacity: int, bell: int) -> Ring | None:
         """Make a ring and hand it to the peer, which calls ``accept``; ``None`` where the kernel gives no memory.
+
+        The sender's part. ``await_bell`` comes after it, when this rank has accepted what others offer.
 
         Args:
             sock: the channel's unix socket.
             capacity: bytes, a power of two; 0: the channel is to be no ring.
+            bell: this rank's.
 
         Raises:
             PeerLostError: the peer has gone.
@@ -83,21 +88,27 @@ class Ring:
         except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
             _log.debug("no memory can be shared: %s", error)
         try:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))] if ring else []
-            sock.sendmsg([_HERE if ring else _NONE], rights)
-        except OSError as error:
-            raise PeerLostError(f"a channel's peer went while it was opened: {error.strerror or error}") from None
+            _send(sock, _HERE if ring else _NONE, (descriptor, bell) if ring else ())
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
         return ring
 
+    def await_bell(self, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> None:
+        """Take the peer's bell. Arguments and errors as for ``accept``."""
+        said, descriptors = _receive(sock, 1, deadline, observe)
+        if said != _HERE or len(descriptors) != 1:
+            _close(descriptors)
+            raise PeerLostError("a channel's peer went while it was opened")
+        self.bell = descriptors[0]
+
     @classmethod
-    def accept(cls, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> Ring | None:
+    def accept(cls, sock: socket.socket, bell: int, deadline: float, observe: Callable[[], None]) -> Ring | None:
         """Take what the peer offers; ``None`` where it has nothing.
 
         Args:
             sock: the channel's unix socket, non-blocking.
+            bell: this rank's.
             deadline: until when to wait (``time.monotonic``).
             observe: called several times a second meanwhile; what it raises ends the wait.
 
@@ -106,27 +117,52 @@ class Ring:
             PeerLostError: the peer has gone.
             CommunicationError: what it offers is no ring, or cannot be mapped.
         """
-        poller = select.poll()
-        poller.register(sock, select.POLLIN)
-        while not poller.poll(1000 * max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
-            if time.monotonic() >= deadline:
-                raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
-            observe()
+        said, descriptors = _receive(sock, 2, deadline, observe)
+        if said == _NONE and not descriptors:
+            return None
         try:
-            said, descriptors, _, _ = socket.recv_fds(sock, 1, 1)
-        except OSError:
-            said, descriptors = b"", []
-        try:
-            if said == _NONE and not descriptors:
-                return None
-            if said != _HERE or not descriptors:
+            if said != _HERE or len(descriptors) != 2:
                 raise PeerLostError("a channel's peer went while it was opened")
-            return cls(descriptors[0], _checked(descriptors[0]))
+            ring = cls(descriptors[0], _checked(descriptors[0]))
+            _send(sock, _HERE, (bell,))
+            ring.bell = descriptors.pop()
+            return ring
         except (OSError, ValueError) as error:
             raise CommunicationError(f"the memory of a channel cannot be mapped: {error}") from None
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            _close(descriptors)
+
+    def close(self) -> None:
+        """Let go of the peer's bell; the memory goes with the object, which nobody may be at any more."""
+        if self.bell >= 0:
+            os.close(self.bell)
+            self.bell = -1
+
+
+def _send(sock: socket.socket, said: bytes, descriptors: Sequence[int]) -> None:
+    try:
+        socket.send_fds(sock, [said], list(descriptors))
+    except OSError as error:
+        raise PeerLostError(f"a channel's peer went while it was opened: {error.strerror or error}") from None
+
+
+def _receive(sock: socket.socket, most: int, deadline: float, observe: Callable[[], None]) -> tuple[bytes, list[int]]:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while not poller.poll(1000 * max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
+        observe()
+    try:
+        said, descriptors, _, _ = socket.recv_fds(sock, 1, most)
+    except OSError:
+        return b"", []
+    return said, list(descriptors)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def _checked(descriptor: int) -> int:
