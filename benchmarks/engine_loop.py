@@ -31,7 +31,7 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth import SYNTHESIZERS, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
-from mycel.runtime.prepared import Job, Prepared, prepare
+from mycel.runtime.prepared import Job, Line, Prepared, asking, prepare
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.warm import warm
 from mycel.topology.builders import loopback
@@ -66,7 +66,7 @@ def prepared_program(rank: int, num_bytes: int, store: dist.Store) -> tuple[Prep
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
     ordered = [sockets[number] for number in range(len(program.channels))]
-    return prepare(program, 4, [s.fileno() for s in ordered], np.array([-1])), ordered
+    return prepare(program, 4, [Line(s.fileno()) for s in ordered], np.array([-1]), asking(RANKS, -1)), ordered
 
 
 def spin(done: Callable[[], bool]) -> None:

@@ -6,6 +6,7 @@ compiled one and speaks to it on the same wire.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -21,14 +22,16 @@ from mycel.collectives.program import Channel, Program
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
-from mycel.runtime.prepared import Job, prepare
+from mycel.runtime.prepared import Job, Line, asking, prepare
 from mycel.runtime.reduce_kernels import DType, ReduceOp
+from mycel.runtime.ring_memory import Ring
 from mycel.topology.builders import ring, star
 from mycel.topology.model import Topology
 from reference_engine import execute_in_python
 
 Execute = Callable[[Job], int]
 LONG_S = 60.0
+OVER = pytest.mark.parametrize("ring_bytes", [None, 1 << 12], ids=["sockets", "rings"])
 
 
 def compiled(job: Job) -> int:
@@ -41,13 +44,29 @@ def compiled(job: Job) -> int:
 
 @dataclass
 class Cluster:
-    """Sockets of every channel of some programs: one pair a channel, as small as the kernel allows if asked."""
+    """Sockets of every channel of some programs, as small as the kernel allows if asked; or rings."""
 
     programs: tuple[Program, ...]
     sockets: dict[tuple[Channel, int], socket.socket] = field(default_factory=dict)
+    rings: dict[tuple[Channel, int], Ring] = field(default_factory=dict)
+    bells: list[int] = field(default_factory=list)
 
-    def descriptors(self, rank: int) -> list[int]:
-        return [self.sockets[channel, rank].fileno() for channel in self.programs[rank].channels]
+    def lines(self, rank: int) -> list[Line]:
+        made = []
+        for channel in self.programs[rank].channels:
+            descriptor, ring = self.sockets[channel, rank].fileno(), self.rings.get((channel, rank))
+            rest = (ring.address, ring.capacity, ring.bell) if ring is not None else ()
+            made.append(Line(descriptor, *rest))
+        return made
+
+    def share(self, channel: Channel, ring_bytes: int) -> None:
+        """Make a ring of a channel."""
+        given, taken = self.sockets[channel, channel.src], self.sockets[channel, channel.dst]
+        ring = Ring.offer(given, ring_bytes, self.bells[channel.src])
+        other = Ring.accept(taken, self.bells[channel.dst], time.monotonic() + LONG_S, lambda: None)
+        assert ring is not None and other is not None
+        ring.await_bell(given, time.monotonic() + LONG_S, lambda: None)
+        self.rings[channel, channel.src], self.rings[channel, channel.dst] = ring, other
 
     def job(
         self,
@@ -62,9 +81,9 @@ class Cluster:
         extras: tuple[int, ...] = (-1,),
     ) -> Job:
         dtype = {"float32": DType.FLOAT32, "float64": DType.FLOAT64, "int64": DType.INT64, "int32": DType.INT32}
-        prepared = prepare(
-            self.programs[rank], given.itemsize, self.descriptors(rank), np.array(extras, dtype=np.int64)
-        )
+        extra = np.array(extras, dtype=np.int64)
+        patience = asking(len(self.programs), self.bells[rank])
+        prepared = prepare(self.programs[rank], given.itemsize, self.lines(rank), extra, patience)
         return Job(
             prepared,
             bases=(given.ctypes.data, result.ctypes.data),
@@ -78,9 +97,12 @@ class Cluster:
 
 
 @contextmanager
-def cluster(programs: tuple[Program, ...], *, buffer_bytes: int | None = None) -> Iterator[Cluster]:
+def cluster(
+    programs: tuple[Program, ...], *, buffer_bytes: int | None = None, ring_bytes: int | None = None
+) -> Iterator[Cluster]:
     made = Cluster(programs=programs)
     try:
+        made.bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in programs]
         for channel in {channel for program in programs for channel in program.channels}:
             pair = socket.socketpair()
             for sock, rank in zip(pair, (channel.src, channel.dst), strict=True):
@@ -89,10 +111,16 @@ def cluster(programs: tuple[Program, ...], *, buffer_bytes: int | None = None) -
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
                     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer_bytes)
                 made.sockets[channel, rank] = sock
+            if ring_bytes is not None:
+                made.share(channel, ring_bytes)
         yield made
     finally:
         for sock in made.sockets.values():
             sock.close()
+        for ring in made.rings.values():
+            ring.close()
+        for bell in made.bells:
+            os.close(bell)
 
 
 def programs_of(
@@ -121,12 +149,19 @@ def run_together(jobs: list[Job], engines: list[Execute]) -> list[int]:
 
 
 def all_reduced(
-    topology: Topology, elements: int, piece: int, engines: list[Execute], *, buffer_bytes: int | None = None
+    topology: Topology,
+    elements: int,
+    piece: int,
+    engines: list[Execute],
+    *,
+    buffer_bytes: int | None = None,
+    ring_bytes: int | None = None,
 ) -> None:
     n = topology.num_ranks
     given = [np.random.default_rng(rank).integers(-99, 99, elements).astype(np.int64) for rank in range(n)]
     results = [part.copy() for part in given]
-    with cluster(programs_of(topology, "all_reduce", elements, piece), buffer_bytes=buffer_bytes) as wired:
+    programs = programs_of(topology, "all_reduce", elements, piece)
+    with cluster(programs, buffer_bytes=buffer_bytes, ring_bytes=ring_bytes) as wired:
         jobs = [wired.job(rank, given[rank], results[rank]) for rank in range(n)]
         assert run_together(jobs, engines) == [e.DONE] * n
         assert all(job.done for job in jobs)
@@ -139,6 +174,12 @@ def all_reduced(
 def test_all_reduce_through_buffers_of_any_size(elements: int, buffer_bytes: int | None) -> None:
     piece = 7 if elements <= 1000 else 4096
     all_reduced(ring(num_ranks=3), elements, piece, [compiled] * 3, buffer_bytes=buffer_bytes)
+
+
+@pytest.mark.parametrize("elements", [1, 7, 8, 9, 1000, 40001])
+@pytest.mark.parametrize("ring_bytes", [1 << 12, 1 << 19])
+def test_all_reduce_through_rings_of_any_size(elements: int, ring_bytes: int) -> None:
+    all_reduced(ring(num_ranks=3), elements, 7 if elements <= 1000 else 4096, [compiled] * 3, ring_bytes=ring_bytes)
 
 
 @pytest.mark.parametrize("engines", [[execute_in_python] * 2, [compiled, execute_in_python]])
@@ -156,19 +197,19 @@ def test_the_compiled_engine_gives_the_bits_of_the_plain_one(
     elements, n = 3 * 333, 3
     programs = programs_of(star(num_ranks=n), name, elements, 50, method)
     seen = []
-    for engine in (compiled, execute_in_python):
+    for engine, ring_bytes in ((compiled, None), (execute_in_python, None), (compiled, 1 << 12)):
         given = [np.random.default_rng(rank).normal(size=elements).astype(np.float32) for rank in range(n)]
         inputs = [part[:333] if name == "all_gather" else part for part in given]
         before = [part.copy() for part in inputs]
         results = [np.zeros(333 if name == "reduce_scatter" else elements, dtype=np.float32) for _ in range(n)]
         if name in ("all_reduce", "broadcast"):
             results = [part.copy() for part in given]
-        with cluster(programs) as wired:
+        with cluster(programs, ring_bytes=ring_bytes) as wired:
             jobs = [wired.job(r, inputs[r], results[r], op=op, divisor=divisor) for r in range(n)]
             assert run_together(jobs, [engine] * n) == [e.DONE] * n
         seen.append([result.tobytes() for result in results])
         assert all(np.array_equal(a, b) for a, b in zip(before, inputs, strict=True)), "INPUT is never written"
-    assert seen[0] == seen[1]
+    assert seen[0] == seen[1] == seen[2]
 
 
 @pytest.mark.parametrize("engine", [compiled, execute_in_python])
@@ -191,9 +232,10 @@ def test_all_to_all_of_any_lengths(engine: Execute, method: str) -> None:
         np.testing.assert_array_equal(result, np.concatenate([row[rank] for row in rows]))
 
 
-def test_a_prepared_program_runs_again_and_again() -> None:
+@OVER
+def test_a_prepared_program_runs_again_and_again(ring_bytes: int | None) -> None:
     programs = programs_of(star(num_ranks=2), "all_reduce", 100, 9)
-    with cluster(programs) as wired:
+    with cluster(programs, ring_bytes=ring_bytes) as wired:
         values = [np.ones(100, dtype=np.int64), np.full(100, 2, dtype=np.int64)]
         for sequence in range(1, 6):
             jobs = [wired.job(rank, values[rank], values[rank], sequence=sequence) for rank in range(2)]
@@ -213,9 +255,14 @@ def pair_of_jobs(wired: Cluster, **different: object) -> tuple[list[Job], list[n
     return [first, wired.job(1, values[1], values[1], **different)], values  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("engine", [compiled, execute_in_python])
-def test_a_different_header_is_noticed_before_a_byte_is_written(engine: Execute) -> None:
-    with cluster(programs_of(star(num_ranks=2), "broadcast", 500, 50)) as wired:
+EITHER = pytest.mark.parametrize(
+    ("engine", "ring_bytes"), [(compiled, None), (execute_in_python, None), (compiled, 1 << 12)]
+)
+
+
+@EITHER
+def test_a_different_header_is_noticed_before_a_byte_is_written(engine: Execute, ring_bytes: int | None) -> None:
+    with cluster(programs_of(star(num_ranks=2), "broadcast", 500, 50), ring_bytes=ring_bytes) as wired:
         jobs, values = pair_of_jobs(wired, sequence=2)
         statuses = run_together(jobs, [engine] * 2)
         assert statuses[1] == e.MISMATCHED
@@ -226,9 +273,9 @@ def test_a_different_header_is_noticed_before_a_byte_is_written(engine: Execute)
         assert header.tolist() == [e.HEADER_MAGIC, 1, 77, 4000]
 
 
-@pytest.mark.parametrize("engine", [compiled, execute_in_python])
-def test_a_closed_connection_is_noticed(engine: Execute) -> None:
-    with cluster(programs_of(star(num_ranks=2), "all_reduce", 500, 50)) as wired:
+@EITHER
+def test_a_closed_connection_is_noticed(engine: Execute, ring_bytes: int | None) -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 500, 50), ring_bytes=ring_bytes) as wired:
         jobs, _ = pair_of_jobs(wired)
         for channel in wired.programs[1].channels:
             wired.sockets[channel, 1].close()
@@ -247,8 +294,33 @@ def test_a_connection_that_closes_in_the_middle_of_a_message_is_noticed() -> Non
         assert int(jobs[1].fields[e.J_FAILED_CHANNEL]) == 0
 
 
-def test_a_deadline_ends_the_wait_and_the_run_can_go_on() -> None:
-    with cluster(programs_of(star(num_ranks=2), "all_reduce", 5000, 50), buffer_bytes=1) as wired:
+def test_what_was_put_into_a_ring_before_its_end_arrives() -> None:
+    with cluster(programs_of(star(num_ranks=2), "broadcast", 500, 500), ring_bytes=1 << 12) as wired:
+        jobs, values = pair_of_jobs(wired)
+        (channel,) = wired.programs[1].channels
+        assert compiled(jobs[0]) == e.DONE
+        wired.sockets[channel, 0].close()
+        assert compiled(jobs[1]) == e.DONE
+        assert (values[1] == 1).all()
+
+
+def test_who_sleeps_at_a_ring_is_woken() -> None:
+    with cluster(programs_of(star(num_ranks=2), "all_reduce", 5000, 50), ring_bytes=1 << 12) as wired:
+        for pause_s in (0.0, 0.05):
+            jobs, values = pair_of_jobs(wired)
+            sleeper = threading.Thread(target=compiled, args=(jobs[0],))
+            sleeper.start()
+            time.sleep(pause_s)
+            assert compiled(jobs[1]) == e.DONE
+            sleeper.join(LONG_S)
+            assert not sleeper.is_alive()
+            assert all((value == 3).all() for value in values)
+
+
+@OVER
+def test_a_deadline_ends_the_wait_and_the_run_can_go_on(ring_bytes: int | None) -> None:
+    programs = programs_of(star(num_ranks=2), "all_reduce", 5000, 50)
+    with cluster(programs, buffer_bytes=1, ring_bytes=ring_bytes) as wired:
         jobs, values = pair_of_jobs(wired)
         jobs[0].fields[e.J_LIMIT_NS] = 20_000_000
         assert compiled(jobs[0]) == e.TIMED_OUT
@@ -259,9 +331,11 @@ def test_a_deadline_ends_the_wait_and_the_run_can_go_on() -> None:
         assert all((value == 3).all() for value in values)
 
 
-def test_a_word_on_a_control_connection_ends_the_wait() -> None:
+@OVER
+def test_a_word_on_a_control_connection_ends_the_wait(ring_bytes: int | None) -> None:
     here, there = socket.socketpair()
-    with here, there, cluster(programs_of(star(num_ranks=2), "all_reduce", 50, 50)) as wired:
+    programs = programs_of(star(num_ranks=2), "all_reduce", 50, 50)
+    with here, there, cluster(programs, ring_bytes=ring_bytes) as wired:
         values = [np.full(50, rank + 1, dtype=np.int64) for rank in range(2)]
         waiting = wired.job(0, values[0], values[0], extras=(-1, here.fileno()))
         there.send(b"!")

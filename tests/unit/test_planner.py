@@ -19,7 +19,7 @@ from mycel.runtime.calls import Call
 from mycel.runtime.device import steps
 from mycel.runtime.device.choice import choose_for_steps
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
-from mycel.runtime.prepared import PREPARED, prepare
+from mycel.runtime.prepared import PREPARED, Line, asking, prepare
 from mycel.topology.builders import ring, star
 
 FABRIC = ring(num_ranks=4)
@@ -42,7 +42,7 @@ def laid_out(engine: str) -> Callable[[RankTemplate, Program, int], Any]:
         return steps.prepare(program, plan.steps(program.num_elements, elements), 4)
 
     def for_sockets(plan: RankTemplate, program: Program, elements: int) -> Any:
-        return prepare(program, 4, [-1] * len(program.channels), np.full(1, -1, dtype=np.int64))
+        return prepare(program, 4, [Line(-1)] * len(program.channels), np.full(1, -1, dtype=np.int64), asking(1, -1))
 
     return for_devices if engine == "devices" else for_sockets
 

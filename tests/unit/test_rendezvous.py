@@ -640,7 +640,7 @@ def test_a_forked_child_lets_go() -> None:
 def test_the_kind_of_socket_is_a_setting() -> None:
     assert read_settings({}).local is None
     assert read_settings({"MYCEL_LOCAL": "tcp"}).local == "tcp"
-    with pytest.raises(UsageError, match="MYCEL_LOCAL='udp' is not one of: unix, tcp"):
+    with pytest.raises(UsageError, match="MYCEL_LOCAL='udp' is not one of: memory, unix, tcp"):
         read_settings({"MYCEL_LOCAL": "udp"})
 
 

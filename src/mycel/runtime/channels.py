@@ -15,7 +15,7 @@ from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.faults import Alarm, Attempt, Faults
 from mycel.runtime.prepared import Line
-from mycel.runtime.ring import Ring
+from mycel.runtime.ring_memory import Ring
 from mycel.runtime.transport.rendezvous import LocalFailure, Rendezvous
 from mycel.runtime.turns import Errand
 

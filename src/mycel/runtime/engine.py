@@ -17,7 +17,7 @@ kind, bytes), so that ranks that call different collectives find out before any 
 from __future__ import annotations
 
 from mycel.compiled import compiled_without_lock
-from mycel.runtime.atomics import exchange, fetch, publish, relax, yield_processor
+from mycel.runtime.atomics import exchange, relax, yield_processor
 from mycel.runtime.libc import (
     EAGAIN,
     EINTR,
@@ -36,7 +36,19 @@ from mycel.runtime.libc import (
     write_fd,
 )
 from mycel.runtime.reduce_kernels import combine, copy, scale
-from mycel.runtime.ring import DATA, HEAD, RECEIVER_SLEEPS, SENDER_SLEEPS, TAIL
+from mycel.runtime.ring import (
+    PIECE,
+    RECEIVER_SLEEPS,
+    SENDER_SLEEPS,
+    at_hand,
+    come,
+    place,
+    put,
+    put_header,
+    room,
+    take,
+    wants_bell,
+)
 
 __all__ = ["again", "execute", "serve", "submit"]
 
@@ -123,11 +135,9 @@ RING_CAPACITY = 4096
 
 HEADER_MAGIC = 0x6D7963656C303031
 HEADER_BYTES = 32
-_SLOT = 64  # messages in a ring begin at multiples of so many bytes
 _SEND, _RECV, _RECV_REDUCE, _COPY = 0, 1, 2, 3
 _BURST = 8  # messages on one channel before the others get their turn
 _NEVER = -1
-_PIECE = 1 << 16  # bytes of a ring that are published at once: they stay in the caches of both sides
 _LEAST_ROUNDS = 16
 
 
@@ -264,89 +274,56 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
 
 
 @compiled_without_lock
-def _call(job, channel, word) -> None:  # type: ignore[no-untyped-def]
-    """Wake the other side of a ring, if it has said in ``word`` that it sleeps."""
-    # An exchange, for what was published must be seen by whoever says just now that it sleeps.
-    if exchange(channel[C_RING] + word, 0) != 0:
-        write_fd(channel[C_BELL], job[J_ASKING] + ASK_ONE * 8, 8)
-
-
-@compiled_without_lock
-def _room(channel) -> int:  # type: ignore[no-untyped-def]
-    """Bytes that fit into a ring, for its sender; or that have come, for its receiver."""
-    ring = channel[C_RING]
-    come = fetch(ring + HEAD) - fetch(ring + TAIL)
-    return channel[C_CAPACITY] - come if channel[C_OUTGOING] != 0 else come  # type: ignore[no-any-return]
-
-
-@compiled_without_lock
-def _put(job, channel, row) -> int:  # type: ignore[no-untyped-def]
+def _put(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     """Write as much of a message into a ring as there is room for; bytes."""
-    ring, mask = channel[C_RING], channel[C_CAPACITY] - 1
-    room = _room(channel)
-    head = fetch(ring + HEAD)
-    place = ring + DATA + (head & mask)
     done = channel[C_DONE]
     if channel[C_HEAD] == 0:
         if done == 0:
-            if room <= 0:
-                return 0
-            header = int64_at(place, 4)
-            for i in range(3):
-                header[i] = job[J_HEADER + i]
-            header[3] = channel[C_STATED]
-            publish(ring + HEAD, head + _SLOT)
-            return HEADER_BYTES
+            work[_HEADER_OFFSET // 8 + 3] = channel[C_STATED]
+            header = job[J_WORK] + _HEADER_OFFSET
+            return HEADER_BYTES if put_header(channel[C_RING], channel[C_CAPACITY], header) else 0
         done -= HEADER_BYTES
-    left = row[R_BYTES] - done
-    n = min(left, room, channel[C_CAPACITY] - (head & mask), _PIECE)
-    if n <= 0:
-        return 0
-    copy(place, job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET] + done, n)
-    publish(ring + HEAD, (head + n + _SLOT - 1) & ~(_SLOT - 1) if n == left else head + n)
-    return n  # type: ignore[no-any-return]
+    source = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET] + done
+    return put(channel[C_RING], channel[C_CAPACITY], source, row[R_BYTES] - done)
 
 
 @compiled_without_lock
 def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     """Take as much of a message out of a ring as has come, summed up where that is asked for; bytes."""
-    ring, mask = channel[C_RING], channel[C_CAPACITY] - 1
-    come = _room(channel)
-    tail = fetch(ring + TAIL)
-    place = ring + DATA + (tail & mask)
+    ring, capacity = channel[C_RING], channel[C_CAPACITY]
     done = channel[C_DONE]
     if channel[C_HEAD] == 0:
         if done == 0:
-            if come <= 0:
+            if come(ring) <= 0:
                 return 0
-            header = int64_at(place, 4)
+            header = int64_at(place(ring, capacity), 4)
             for i in range(4):
                 channel[C_HEADER + i] = header[i]
-            publish(ring + TAIL, tail + _SLOT)
+            take(ring, HEADER_BYTES, True)
             return HEADER_BYTES
         done -= HEADER_BYTES
     left = row[R_BYTES] - done
-    n = min(left, come, channel[C_CAPACITY] - (tail & mask), _PIECE)
+    n = at_hand(ring, capacity, left)
     if n <= 0:
         return 0
     destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET] + done
     if row[R_OP] == _RECV_REDUCE:
         operand = job[J_BASES + row[R_OPERAND_BUFFER]] + row[R_OPERAND_OFFSET] + done
-        _reduce(job, row, destination, operand, place, n)
+        _reduce(job, row, destination, operand, place(ring, capacity), n)
     else:
-        copy(destination, place, n)
-    publish(ring + TAIL, (tail + n + _SLOT - 1) & ~(_SLOT - 1) if n == left else tail + n)
-    return n  # type: ignore[no-any-return]
+        copy(destination, place(ring, capacity), n)
+    take(ring, n, n == left)
+    return n
 
 
 @compiled_without_lock
-def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> int:  # type: ignore[no-untyped-def]
+def _advance_ring(job, number, channels, rows, pending, queue_start, queue, work) -> int:  # type: ignore[no-untyped-def]
     """Move messages on a channel that is a ring; returns as ``_advance``."""
     channel = channels[number]
     outgoing = channel[C_OUTGOING] != 0
     moved = 0
     channel[C_BLOCKED] = 0
-    while moved < _PIECE:
+    while moved < PIECE:
         position = queue_start[number] + channel[C_HEAD]
         if position >= queue_start[number + 1]:
             break
@@ -359,7 +336,7 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> i
             total += HEADER_BYTES
         n = 0
         if channel[C_DONE] < total:
-            n = _put(job, channel, row) if outgoing else _take(job, channel, row)
+            n = _put(job, channel, row, work) if outgoing else _take(job, channel, row)
             if n == 0:
                 channel[C_BLOCKED] = 1
                 break
@@ -380,7 +357,8 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue) -> i
         channel[C_HEAD] += 1
         _finish(job, index)
     if moved > 0:
-        _call(job, channel, RECEIVER_SLEEPS if outgoing else SENDER_SLEEPS)
+        if wants_bell(channel[C_RING], RECEIVER_SLEEPS if outgoing else SENDER_SLEEPS):
+            write_fd(channel[C_BELL], job[J_ASKING] + ASK_ONE * 8, 8)
     elif channel[C_BLOCKED] != 0 and channel[C_ENDED] != 0:
         job[J_FAILED_CHANNEL] = number
         job[J_ERRNO] = 0
@@ -394,8 +372,9 @@ def _fall_asleep(channels, num_channels) -> bool:  # type: ignore[no-untyped-def
     for c in range(num_channels):
         channel = channels[c]
         if channel[C_RING] != 0 and channel[C_BLOCKED] != 0:
-            exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), 1)
-            if _room(channel) > 0:
+            outgoing = channel[C_OUTGOING] != 0
+            exchange(channel[C_RING] + (SENDER_SLEEPS if outgoing else RECEIVER_SLEEPS), 1)
+            if (room(channel[C_RING], channel[C_CAPACITY]) if outgoing else come(channel[C_RING])) > 0:
                 _wake_up(channels, c + 1)
                 return False
     return True
@@ -545,7 +524,7 @@ def execute(address: int) -> int:
         rings = 0
         for c in range(num_channels):
             if channels[c, C_RING] != 0:
-                n = _advance_ring(job, c, channels, rows, pending, queue_start, queue)
+                n = _advance_ring(job, c, channels, rows, pending, queue_start, queue, work)
                 rings += 1
             elif channels[c, C_BLOCKED] == 0:
                 n = _advance(job, c, channels, rows, pending, queue_start, queue, work)

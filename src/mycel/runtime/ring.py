@@ -1,180 +1,124 @@
-"""A channel between two ranks of a node: a ring of bytes in memory that both have mapped.
+"""A ring of bytes in memory that two processes share, as compiled code sees it: by address.
 
 The sender writes behind ``HEAD`` and publishes it, the receiver reads behind ``TAIL`` and publishes that; both count
-bytes from the first and never turn back. Messages begin at multiples of 64 bytes, so elements never straddle the end
-of the ring, and sums are made straight from it.
+bytes from the first and never turn back. Messages begin at multiples of ``SLOT`` bytes and are published in multiples
+of it but for their ends, so elements never straddle the end of the ring, and sums are made straight from it.
 
-Who finds nothing to do asks again for a while. Then it says that it sleeps (``SENDER_SLEEPS``, ``RECEIVER_SLEEPS``),
-looks once more, and waits for its *bell*, an eventfd, which the other side rings when it has published something and
-sees the word. So one ``poll`` waits for rings, sockets and control connections alike, and the end of a process is
-noticed as on any connection. Not a byte on the socket: the kernel takes that for a sign that who sends is about to
-sleep, and puts both ranks on one processor.
-
-The memory is an anonymous file of the kernel's (``memfd_create``), which the sender makes, seals against changes of
-its length, and hands over on the channel's socket: only a process of the same user gets it, and nothing is left when
-both are gone.
+Who finds nothing to do may sleep: it says so (``SENDER_SLEEPS``, ``RECEIVER_SLEEPS``), looks once more, and waits for
+its bell, which the other side rings when it has published something and sees the word (``wants_bell``).
 """
 
 from __future__ import annotations
 
-import fcntl
-import logging
-import mmap
-import os
-import select
-import socket
-import time
-from collections.abc import Callable, Sequence
+from mycel.compiled import compiled_without_lock
+from mycel.runtime.atomics import exchange, fetch, publish
+from mycel.runtime.reduce_kernels import copy
 
-import numpy as np
+__all__ = [
+    "DATA",
+    "HEAD",
+    "PIECE",
+    "RECEIVER_SLEEPS",
+    "SENDER_SLEEPS",
+    "SLOT",
+    "TAIL",
+    "at_hand",
+    "come",
+    "place",
+    "put",
+    "put_header",
+    "room",
+    "take",
+    "wants_bell",
+]
 
-from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
-
-__all__ = ["DATA", "HEAD", "RECEIVER_SLEEPS", "SENDER_SLEEPS", "TAIL", "Ring"]
-
-# Places in the ring's memory, in bytes: each word on cache lines of its own.
+# Places in the memory, in bytes: each word on cache lines of its own.
 HEAD, TAIL, SENDER_SLEEPS, RECEIVER_SLEEPS = 0, 128, 256, 384
 DATA = 512
-
-_log = logging.getLogger(__name__)
-
-_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: What the sender says with the memory, or where it has none to give.
-_HERE, _NONE = b"M", b"-"
-_SHORTEST, _LONGEST = 1 << 12, 1 << 26
-_LOOK_S = 0.05
+SLOT = 64
+#: Bytes that are published at once: they stay in the caches of both sides.
+PIECE = 1 << 16
 
 
-class Ring:
-    """One end's mapping of a ring.
+@compiled_without_lock
+def come(ring: int) -> int:
+    """Bytes that have come and are not taken."""
+    return fetch(ring + HEAD) - fetch(ring + TAIL)  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def room(ring: int, capacity: int) -> int:
+    """Bytes that may be put."""
+    return capacity - come(ring)
+
+
+@compiled_without_lock
+def _end(position: int, num_bytes: int, is_last: bool) -> int:
+    end = position + num_bytes
+    return (end + SLOT - 1) & ~(SLOT - 1) if is_last else end
+
+
+@compiled_without_lock
+def put_header(ring: int, capacity: int, header: int) -> bool:
+    """Put four integers from an address; ``False``: there is no room."""
+    if room(ring, capacity) <= 0:
+        return False
+    head = fetch(ring + HEAD)
+    copy(ring + DATA + (head & (capacity - 1)), header, 32)
+    publish(ring + HEAD, head + SLOT)
+    return True
+
+
+@compiled_without_lock
+def put(ring: int, capacity: int, source: int, left: int) -> int:
+    """Put as much of a message as there is room for, at most a piece; bytes.
 
     Args:
-        descriptor: of its memory; may be closed afterwards.
-        num_bytes: of the memory.
-
-    Attributes:
-        address: of the memory.
-        capacity: bytes that may be under way, a power of two.
-        bell: the peer's; -1 while it is not known.
+        ring, capacity: of the ring.
+        source: address of what is left of the message.
+        left: its bytes.
     """
-
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
-        self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
-        self.address: int = self._memory.ctypes.data
-        self.capacity = num_bytes - DATA
-        self.bell = -1
-
-    @classmethod
-    def offer(cls, sock: socket.socket, capacity: int, bell: int) -> Ring | None:
-        """Make a ring and hand it to the peer, which calls ``accept``; ``None`` where the kernel gives no memory.
-
-        The sender's part. ``await_bell`` comes after it, when this rank has accepted what others offer.
-
-        Args:
-            sock: the channel's unix socket.
-            capacity: bytes, a power of two; 0: the channel is to be no ring.
-            bell: this rank's.
-
-        Raises:
-            PeerLostError: the peer has gone.
-        """
-        ring, descriptor = None, -1
-        try:
-            if capacity:
-                descriptor = os.memfd_create("mycel-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-                os.ftruncate(descriptor, DATA + capacity)
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-                ring = cls(descriptor, DATA + capacity)
-        except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
-            _log.debug("no memory can be shared: %s", error)
-        try:
-            _send(sock, _HERE if ring else _NONE, (descriptor, bell) if ring else ())
-        finally:
-            if descriptor >= 0:
-                os.close(descriptor)
-        return ring
-
-    def await_bell(self, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> None:
-        """Take the peer's bell. Arguments and errors as for ``accept``."""
-        said, descriptors = _receive(sock, 1, deadline, observe)
-        if said != _HERE or len(descriptors) != 1:
-            _close(descriptors)
-            raise PeerLostError("a channel's peer went while it was opened")
-        self.bell = descriptors[0]
-
-    @classmethod
-    def accept(cls, sock: socket.socket, bell: int, deadline: float, observe: Callable[[], None]) -> Ring | None:
-        """Take what the peer offers; ``None`` where it has nothing.
-
-        Args:
-            sock: the channel's unix socket, non-blocking.
-            bell: this rank's.
-            deadline: until when to wait (``time.monotonic``).
-            observe: called several times a second meanwhile; what it raises ends the wait.
-
-        Raises:
-            CollectiveTimeoutError: nothing was offered in time.
-            PeerLostError: the peer has gone.
-            CommunicationError: what it offers is no ring, or cannot be mapped.
-        """
-        said, descriptors = _receive(sock, 2, deadline, observe)
-        if said == _NONE and not descriptors:
-            return None
-        try:
-            if said != _HERE or len(descriptors) != 2:
-                raise PeerLostError("a channel's peer went while it was opened")
-            ring = cls(descriptors[0], _checked(descriptors[0]))
-            _send(sock, _HERE, (bell,))
-            ring.bell = descriptors.pop()
-            return ring
-        except (OSError, ValueError) as error:
-            raise CommunicationError(f"the memory of a channel cannot be mapped: {error}") from None
-        finally:
-            _close(descriptors)
-
-    def close(self) -> None:
-        """Let go of the peer's bell; the memory goes with the object, which nobody may be at any more."""
-        if self.bell >= 0:
-            os.close(self.bell)
-            self.bell = -1
+    head = fetch(ring + HEAD)
+    at = head & (capacity - 1)
+    n = min(left, room(ring, capacity), capacity - at, PIECE)
+    if n <= 0:
+        return 0
+    copy(ring + DATA + at, source, n)
+    publish(ring + HEAD, _end(head, n, n == left))
+    return n  # type: ignore[no-any-return]
 
 
-def _send(sock: socket.socket, said: bytes, descriptors: Sequence[int]) -> None:
-    try:
-        socket.send_fds(sock, [said], list(descriptors))
-    except OSError as error:
-        raise PeerLostError(f"a channel's peer went while it was opened: {error.strerror or error}") from None
+@compiled_without_lock
+def place(ring: int, capacity: int) -> int:
+    """Address of what has come first."""
+    return ring + DATA + (fetch(ring + TAIL) & (capacity - 1))  # type: ignore[no-any-return]
 
 
-def _receive(sock: socket.socket, most: int, deadline: float, observe: Callable[[], None]) -> tuple[bytes, list[int]]:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    while not poller.poll(1000 * max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
-        if time.monotonic() >= deadline:
-            raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
-        observe()
-    try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, most)
-    except OSError:
-        return b"", []
-    return said, list(descriptors)
+@compiled_without_lock
+def at_hand(ring: int, capacity: int, left: int) -> int:
+    """Bytes of a message that can be taken from ``place`` at once, at most a piece.
 
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
-
-
-def _checked(descriptor: int) -> int:
-    """Length of a ring's memory.
-
-    Raises:
-        ValueError: it is none.
+    Args:
+        ring, capacity: of the ring.
+        left: bytes of the message that were not taken.
     """
-    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
-        raise ValueError("its length may change")
-    num_bytes = os.fstat(descriptor).st_size
-    capacity = num_bytes - DATA
-    if not _SHORTEST <= capacity <= _LONGEST or capacity & (capacity - 1):
-        raise ValueError(f"it has {num_bytes} bytes")
-    return num_bytes
+    return min(left, come(ring), capacity - (fetch(ring + TAIL) & (capacity - 1)), PIECE)  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def take(ring: int, num_bytes: int, is_last: bool) -> None:
+    """Give the room of bytes back that were used.
+
+    Args:
+        ring: of the ring.
+        num_bytes: how many.
+        is_last: they are the last of their message.
+    """
+    publish(ring + TAIL, _end(fetch(ring + TAIL), num_bytes, is_last))
+
+
+@compiled_without_lock
+def wants_bell(ring: int, word: int) -> bool:
+    """Whether the side that ``word`` is of has said that it sleeps; it is as good as told then."""
+    # An exchange, for what was published must be seen by whoever says just now that it sleeps.
+    return exchange(ring + word, 0) != 0  # type: ignore[no-any-return]

@@ -1,0 +1,170 @@
+"""A channel between two ranks of a node: a ring (``ring``) in memory that both have mapped, and a bell for each.
+
+The memory is an anonymous file of the kernel's (``memfd_create``), which the sender makes, seals against changes of
+its length, and hands over on the channel's unix socket: only a process of the same user gets it, and nothing is left
+when both are gone. The socket stays, so that the end of a process is noticed as on any connection.
+
+A bell is an eventfd, which ``poll`` waits for beside sockets and control connections. A byte on the socket would do,
+but the kernel takes that for a sign that who sends is about to sleep, and puts both ranks on one processor.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import mmap
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
+from mycel.runtime.ring import DATA
+
+__all__ = ["Ring"]
+
+_log = logging.getLogger(__name__)
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+#: What the sender says with the memory, or where it has none to give.
+_HERE, _NONE = b"M", b"-"
+_SHORTEST, _LONGEST = 1 << 12, 1 << 26
+_LOOK_S = 0.05
+
+
+class Ring:
+    """One end's mapping of a ring.
+
+    Args:
+        descriptor: of its memory; may be closed afterwards.
+        num_bytes: of the memory.
+
+    Attributes:
+        address: of the memory.
+        capacity: bytes that may be under way, a power of two.
+        bell: the peer's; -1 while it is not known.
+    """
+
+    def __init__(self, descriptor: int, num_bytes: int) -> None:
+        self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
+        self.address: int = self._memory.ctypes.data
+        self.capacity = num_bytes - DATA
+        self.bell = -1
+
+    @classmethod
+    def offer(cls, sock: socket.socket, capacity: int, bell: int) -> Ring | None:
+        """Make a ring and hand it to the peer, which calls ``accept``; ``None`` where the kernel gives no memory.
+
+        The sender's part. ``await_bell`` comes after it, when this rank has accepted what others offer.
+
+        Args:
+            sock: the channel's unix socket.
+            capacity: bytes, a power of two; 0: the channel is to be no ring.
+            bell: this rank's.
+
+        Raises:
+            PeerLostError: the peer has gone.
+        """
+        ring, descriptor = None, -1
+        try:
+            if capacity:
+                descriptor = os.memfd_create("mycel-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+                os.ftruncate(descriptor, DATA + capacity)
+                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+                ring = cls(descriptor, DATA + capacity)
+        except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
+            _log.debug("no memory can be shared: %s", error)
+        try:
+            _send(sock, _HERE if ring else _NONE, (descriptor, bell) if ring else ())
+        finally:
+            if descriptor >= 0:
+                os.close(descriptor)
+        return ring
+
+    def await_bell(self, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> None:
+        """Take the peer's bell. Arguments and errors as for ``accept``."""
+        said, descriptors = _receive(sock, 1, deadline, observe)
+        if said != _HERE or len(descriptors) != 1:
+            _close(descriptors)
+            raise PeerLostError("a channel's peer went while it was opened")
+        self.bell = descriptors[0]
+
+    @classmethod
+    def accept(cls, sock: socket.socket, bell: int, deadline: float, observe: Callable[[], None]) -> Ring | None:
+        """Take what the peer offers; ``None`` where it has nothing.
+
+        Args:
+            sock: the channel's unix socket, non-blocking.
+            bell: this rank's.
+            deadline: until when to wait (``time.monotonic``).
+            observe: called several times a second meanwhile; what it raises ends the wait.
+
+        Raises:
+            CollectiveTimeoutError: nothing was offered in time.
+            PeerLostError: the peer has gone.
+            CommunicationError: what it offers is no ring, or cannot be mapped.
+        """
+        said, descriptors = _receive(sock, 2, deadline, observe)
+        if said == _NONE and not descriptors:
+            return None
+        try:
+            if said != _HERE or len(descriptors) != 2:
+                raise PeerLostError("a channel's peer went while it was opened")
+            ring = cls(descriptors[0], _checked(descriptors[0]))
+            _send(sock, _HERE, (bell,))
+            ring.bell = descriptors.pop()
+            return ring
+        except (OSError, ValueError) as error:
+            raise CommunicationError(f"the memory of a channel cannot be mapped: {error}") from None
+        finally:
+            _close(descriptors)
+
+    def close(self) -> None:
+        """Let go of the peer's bell; the memory goes with the object, which nobody may be at any more."""
+        if self.bell >= 0:
+            os.close(self.bell)
+            self.bell = -1
+
+
+def _send(sock: socket.socket, said: bytes, descriptors: Sequence[int]) -> None:
+    try:
+        socket.send_fds(sock, [said], list(descriptors))
+    except OSError as error:
+        raise PeerLostError(f"a channel's peer went while it was opened: {error.strerror or error}") from None
+
+
+def _receive(sock: socket.socket, most: int, deadline: float, observe: Callable[[], None]) -> tuple[bytes, list[int]]:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    while not poller.poll(1000 * max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
+        observe()
+    try:
+        said, descriptors, _, _ = socket.recv_fds(sock, 1, most)
+    except OSError:
+        return b"", []
+    return said, list(descriptors)
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _checked(descriptor: int) -> int:
+    """Length of a ring's memory.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if fcntl.fcntl(descriptor, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+        raise ValueError("its length may change")
+    num_bytes = os.fstat(descriptor).st_size
+    capacity = num_bytes - DATA
+    if not _SHORTEST <= capacity <= _LONGEST or capacity & (capacity - 1):
+        raise ValueError(f"it has {num_bytes} bytes")
+    return num_bytes
