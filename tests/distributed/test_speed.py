@@ -19,9 +19,29 @@ def test_all_ranks_choose_by_the_numbers_of_rank_0(run_ranks: RunRanks, world_si
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_both_kinds_of_sockets(run_ranks: RunRanks, world_size: int) -> None:
-    for found in run_ranks(world_size, "speed", "sockets"):
-        assert found == {"tcp": ["AF_INET"], "unix": ["AF_UNIX"]}
+def test_memory_and_both_kinds_of_sockets_give_the_same_bits(run_ranks: RunRanks, world_size: int) -> None:
+    by_rank = run_ranks(world_size, "speed", "transports")
+    for found in by_rank:
+        assert {kind: (families, rings) for kind, (families, rings, _) in found.items()} == {
+            "tcp": (["AF_INET"], False),
+            "unix": (["AF_UNIX"], False),
+            "memory": (["AF_UNIX"], True),
+        }
+    bits = [bits for found in by_rank for _, _, bits in found.values()]
+    assert all(one == bits[0] for one in bits)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_small_sums_are_run_again(run_ranks: RunRanks, world_size: int) -> None:
+    run_ranks(world_size, "speed", "small_calls_again")
+
+
+def test_signals_come_between_small_sums(run_ranks: RunRanks) -> None:
+    run_ranks(2, "speed", "small_calls_among_signals", 2000)
+
+
+def test_a_small_sum_that_was_run_before_fails_by_name(run_ranks: RunRanks) -> None:
+    run_ranks(3, "speed", "small_calls_that_fail")
 
 
 def test_methods_that_were_asked_for(run_ranks: RunRanks) -> None:

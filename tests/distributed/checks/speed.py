@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import signal
 import socket
 import tempfile
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
 from mycel.cost import Costs
+from mycel.errors import CollectiveTimeoutError
 from mycel.runtime import tensor_group
 from mycel.runtime.calibration import calibration_file, costs_to_text
 
@@ -58,12 +64,16 @@ def _sockets(group: Any) -> list[str]:
     return sorted(set(families))
 
 
-def sockets(rank: int, world_size: int) -> dict[str, list[str]]:
-    """Both kinds of sockets side by side: right results, from a word to what needs many pieces."""
+def transports(rank: int, world_size: int) -> dict[str, tuple[list[str], bool, list[bytes]]]:
+    """Memory and both kinds of sockets side by side: right results, from a word to what needs many pieces.
+
+    By kind the families of the sockets, whether all channels are rings, and the bits of sums of floats.
+    """
     found = {}
-    for kind in ("tcp", "unix"):
+    for kind in ("tcp", "unix", "memory"):
         os.environ["MYCEL_LOCAL"] = kind
         group = dist.new_group(backend="mycel")
+        bits = []
         for length in (1, 1000, 1_000_003):
             array = torch.arange(length, dtype=torch.int64) * (rank + 1)
             dist.all_reduce(array, group=group)
@@ -72,8 +82,92 @@ def sockets(rank: int, world_size: int) -> dict[str, list[str]]:
             taken = torch.empty_like(given)
             dist.all_to_all_single(taken, given, group=group)
             assert torch.equal(taken, torch.arange(world_size, dtype=torch.int32).repeat_interleave(length))
-        found[kind] = _sockets(group)
+            for _ in range(3):
+                floats = torch.randn(length, generator=torch.Generator().manual_seed(rank))
+                dist.all_reduce(floats, group=group)
+                bits.append(hashlib.sha256(floats.numpy().tobytes()).digest())
+        channels = tensor_group(group).communicator._channels
+        found[kind] = (_sockets(group), channels.rings.keys() == channels.descriptors.keys(), bits)
     return found
+
+
+def small_calls_again(rank: int, world_size: int) -> None:
+    """Small blocking sums, run again and again: every kind of tensor, among calls of other kinds."""
+    communicator = tensor_group().communicator
+    taken = []
+    run_again = communicator.run_again
+
+    def counting(*arguments: Any) -> bool:
+        taken.append(run_again(*arguments))
+        return bool(taken[-1])
+
+    communicator.run_again = counting
+    total = sum(range(1, world_size + 1))
+    for turn in range(1, 5):
+        for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+            whole = torch.full((40,), rank + 1).to(dtype)
+            dist.all_reduce(whole)
+            assert torch.equal(whole, torch.full((40,), total).to(dtype)), (turn, dtype)
+        column = torch.full((6, 7), rank + 1.0)[:, 2]
+        dist.all_reduce(column)
+        assert (column == total).all()
+        mean = torch.full((40,), rank + 1.0)
+        dist.all_reduce(mean, op=dist.ReduceOp.AVG)
+        assert (mean == total / world_size).all()
+        most = torch.full((40,), float(rank * turn))
+        dist.all_reduce(most, op=dist.ReduceOp.MAX)
+        assert (most == (world_size - 1) * turn).all()
+        turned = torch.full((40,), complex(rank, 1)).conj()
+        dist.all_reduce(turned)
+        assert (turned == complex(sum(range(world_size)), -world_size)).all()
+        under_way = dist.all_reduce(torch.ones(40), async_op=True)
+        among = torch.ones(40)
+        dist.all_reduce(among)
+        assert (among == world_size).all()
+        assert under_way is not None
+        under_way.wait()
+        options = dist.AllreduceOptions()
+        options.asyncOp = False
+        tensor = torch.ones(40)
+        work = dist.group.WORLD.allreduce([tensor], options)
+        assert work.is_completed() and work.is_success() and work.wait() and work.exception() is None
+        (result,) = work.get_future().wait()
+        assert result is tensor and work.result() == [tensor] and (tensor == world_size).all()
+        dist.all_reduce(torch.empty(0))
+    assert sum(taken) >= 3 * 9, "the calls went the long way"
+    assert dist.group.WORLD._get_sequence_number_for_group() == communicator.number
+
+
+def small_calls_among_signals(rank: int, world_size: int, count: int) -> None:
+    """Signals come at any moment of small sums."""
+    came = []
+
+    def handle(*_: object) -> None:
+        came.append(1)
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.0005, 0.0005)
+    try:
+        for turn in range(count):
+            tensor = torch.full((8,), float(turn + rank))
+            dist.all_reduce(tensor)
+            assert (tensor == world_size * turn + sum(range(world_size))).all()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    assert came
+
+
+def small_calls_that_fail(rank: int, world_size: int) -> None:
+    """A rank that does not come, after calls that went well: everybody says who it was, and of which call."""
+    group = dist.new_group(backend="mycel", timeout=timedelta(seconds=1))
+    for _ in range(3):
+        dist.all_reduce(torch.ones(4), group=group)
+    number = tensor_group(group).number
+    if rank == 1:
+        time.sleep(2.5)
+    else:
+        with pytest.raises(CollectiveTimeoutError, match=rf"all_reduce #{number + 1}\b.*rank 1"):
+            dist.all_reduce(torch.ones(4), group=group)
 
 
 def methods(rank: int, world_size: int) -> str:
