@@ -6,7 +6,7 @@
 
 Each round makes the same number of blocking calls of one size with mycel, of ever new sizes with mycel, and of the
 same new sizes with Gloo. Figures are medians over rounds, of the slowest rank: time of a call, and processor time of
-a call, which other work on the machine hardly changes. With ``--output FILE`` every row is appended as a line of JSON.
+a call, which other work changes less. With ``--output FILE`` every row is appended as a line of JSON.
 """
 
 from __future__ import annotations
@@ -107,9 +107,8 @@ def meet_many(group: dist.ProcessGroup, many: int) -> None:
     for count in range(1, many + 1):
         dist.all_reduce(memory[:count], group=group)
         if dist.get_rank() == 0 and (count in (many // 100, many // 10, many // 2, many)):
-            resident = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf(
-                "SC_PAGE_SIZE"
-            )
+            pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+            resident = pages * os.sysconf("SC_PAGE_SIZE")
             print(f"after {count} sizes: {format_size(resident)} resident", flush=True)
 
 

@@ -123,7 +123,8 @@ def check_prepared(prepared: Prepared, program: Program, item_bytes: int, stated
     )
     traffic = prepared.traffic
     assert (traffic.num_bytes, sum(traffic.num_messages)) == (tuple(wanted.moved.tolist()), len(wanted.queue))
-    assert traffic.state() is table
+    state = traffic.state()
+    assert state is not None and np.shares_memory(state, table)
     assert prepared.total_bytes == program.num_elements * item_bytes
 
 

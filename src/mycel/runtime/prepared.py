@@ -44,34 +44,45 @@ class Origin:
     even: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+def _nobody() -> None:
+    """Whose preparation has not been made, or was never."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Traffic:
     """What a program moves, for those who tell of it later; keeps no array of the program alive.
+
+    Not frozen, as ``Prepared``.
 
     Attributes:
         origin: what it was made for; ``None`` where nobody said so.
         channels: of the program.
         moved: bytes that a run moves on each of them, and then messages.
-        state: the rows of the channels while somebody else keeps them, then ``None``.
+        prepared: the preparation while somebody else keeps it, then ``None``.
     """
 
     origin: Origin | None
     channels: tuple[Channel, ...]
-    moved: Ints
-    state: Callable[[], Ints | None]
+    moved: tuple[int, ...]
+    prepared: Callable[[], Prepared | None] = _nobody
 
     @property
     def num_bytes(self) -> tuple[int, ...]:
         """Bytes that a run moves on each channel."""
-        return tuple(self.moved[: len(self.channels)].tolist())
+        return self.moved[: len(self.channels)]
 
     @property
     def num_messages(self) -> tuple[int, ...]:
         """Messages of a run on each channel."""
-        return tuple(self.moved[len(self.channels) :].tolist())
+        return self.moved[len(self.channels) :]
+
+    def state(self) -> Ints | None:
+        """The rows of the channels as they are, while somebody keeps them."""
+        prepared = self.prepared()
+        return None if prepared is None else prepared.channel_rows
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Prepared:
     """Arrays the engine reads for one program on given sockets.
 
@@ -82,7 +93,6 @@ class Prepared:
         lengths: elements of the array, of a piece, and of each block where they differ.
         item_bytes: bytes of an element.
         block: all integers, one part behind the other.
-        channel_rows: state of each channel, shape ``[channels, CHANNEL_FIELDS]``; a part of the block.
         scratch: the SCRATCH buffer, or more.
         staging: where bytes to be reduced arrive, a part for each incoming channel.
         extras: control descriptors to watch during a run; the array may be changed in place by its owner.
@@ -95,7 +105,6 @@ class Prepared:
     lengths: tuple[int, int, tuple[int, ...] | None]
     item_bytes: int
     block: Ints
-    channel_rows: Ints
     scratch: Bytes
     staging: Bytes
     extras: Ints
@@ -110,6 +119,12 @@ class Prepared:
         """An array of the block, by the field of a job that has its address."""
         first = (self.addresses[field - e.J_NUM_ROWS] - self.addresses[e.J_ROWS - e.J_NUM_ROWS]) // 8
         return self.block[first : first + length]
+
+    @property
+    def channel_rows(self) -> Ints:
+        """State of each channel, shape ``[channels, CHANNEL_FIELDS]``."""
+        num_channels = self.addresses[1]
+        return self.part(e.J_CHANNELS, num_channels * e.CHANNEL_FIELDS).reshape(num_channels, e.CHANNEL_FIELDS)
 
     @property
     def program(self) -> Program:
