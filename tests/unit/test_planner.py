@@ -83,6 +83,31 @@ def test_what_is_prepared_is_bounded_made_once_and_forgotten(engine: str, monkey
     assert PREPARED.num_bytes <= before
 
 
+def test_what_comes_back_is_proved_once_and_what_does_not_is_forgotten() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def later(schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
+        asked.append((call.num_elements, comes_back))
+        return comes_back
+
+    planner: Planner[Any] = Planner(0, made, choose, later)
+
+    def run(num_elements: int) -> None:
+        call = Call(name="all_gather", num_elements=num_elements, item_bytes=4, output_address=0)
+        planner.prepared(call, planner.choice("all_gather", None, 4096), laid_out("sockets", num_elements))
+
+    for num_elements in (4, 8, 4, 4, 8, 12):
+        run(num_elements)
+    assert asked == [(4, False), (8, False), (4, True), (8, True), (12, False)]
+    asked.clear()
+    for num_elements in range(16, 16 + 4 * 300, 4):
+        run(num_elements)
+    run(12)
+    run(16 + 4 * 299)
+    assert asked[300:] == [(16 + 4 * 299, True)]  # of 12, nothing is known any more
+    planner.forget()
+
+
 def test_schedules_are_made_once_until_they_are_forgotten() -> None:
     asked: list[tuple[str, int | None]] = []
 
