@@ -88,8 +88,12 @@ NO_LIMIT = 0xFFFFFFFF
 
 @pytest.mark.parametrize(
     ("topology", "asked", "pace"),
-    [("", {}, NO_LIMIT), (SLOW, {}, 48_499_999), (SLOW, {"MYCEL_PACE": "0"}, NO_LIMIT)]
-    + [("", {"MYCEL_PACE": "0.5"}, 500_000_000)],
+    [
+        ("", {}, NO_LIMIT),
+        (SLOW, {}, 48_499_999),
+        (SLOW, {"MYCEL_PACE": "0"}, NO_LIMIT),
+        ("", {"MYCEL_PACE": "0.5"}, 500_000_000),
+    ],
 )
 def test_two_machines_hold_back_only_where_rates_were_given(
     topology: str, asked: dict[str, str], pace: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
