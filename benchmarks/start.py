@@ -107,7 +107,8 @@ def main() -> None:
         be_rank(options.rank)
         return
     start("mycel", 2, {})  # compiles, where nothing is compiled
-    print(f"{'state':6}{'ranks':>6} {'backend':8}{'wall, median':>13}{'least':>8}{'group formed':>14}{'processor':>11}")
+    titles = f"{'wall, median':>13}{'least':>8}{'group formed':>14}{'processor':>11}"
+    print(f"{'state':6}{'ranks':>6} {'backend':8}{titles}")
     for state, rounds in (("warm", options.rounds), ("cold", options.cold_rounds)):
         for num_ranks in map(int, options.ranks.split(",") if rounds else ()):
             turns: dict[str, list[dict[str, float]]] = {backend: [] for backend in BACKENDS}
