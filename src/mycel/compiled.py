@@ -26,13 +26,24 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-__all__ = ["compiled", "compiled_at_once", "compiled_without_lock", "interpreted_while_small"]
+__all__ = [
+    "Compiled",
+    "announce",
+    "code_folder",
+    "compiled",
+    "compiled_at_once",
+    "compiled_into",
+    "compiled_without_lock",
+    "interpreted_while_small",
+    "linked",
+    "take_turn",
+]
 
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -54,17 +65,17 @@ def compiled(function: _Function) -> _Function:
 
     For functions of integers and arrays of them, which compute the same either way.
     """
-    return cast(_Function, _Compiled(function, {}, is_patient=True))
+    return cast(_Function, Compiled(function, {}, is_patient=True))
 
 
 def compiled_at_once(function: _Function) -> _Function:
     """The same, compiled whatever there is to do."""
-    return cast(_Function, _Compiled(function, {}))
+    return cast(_Function, Compiled(function, {}))
 
 
 def compiled_without_lock(function: _Function) -> _Function:
     """The same, running without the interpreter lock; divisions follow IEEE 754 and do not raise."""
-    return cast(_Function, _Compiled(function, {"nogil": True, "error_model": "numpy"}))
+    return cast(_Function, Compiled(function, {"nogil": True, "error_model": "numpy"}))
 
 
 def interpreted_while_small(function: _Function, num_steps: int) -> _Function:
@@ -77,7 +88,7 @@ def interpreted_while_small(function: _Function, num_steps: int) -> _Function:
         num_steps: about how many times its innermost loop will run now.
     """
     global _interpreted
-    if not isinstance(function, _Compiled):
+    if not isinstance(function, Compiled):
         return function
     if not function.is_loaded:
         _interpreted += num_steps
@@ -90,12 +101,12 @@ _interpreted = 0
 _interpreted_s = 0.0
 
 
-class _Compiled:
+class Compiled:
     """A function that is numba's from its first call, or from the first time that another such function calls it."""
 
     def __init__(self, function: Callable[..., Any], options: dict[str, Any], *, is_patient: bool = False) -> None:
         update_wrapper(self, function)
-        self._function = function
+        self.function = function
         self._options = options
         self._is_patient = is_patient
 
@@ -129,36 +140,73 @@ class _Compiled:
     def _dispatcher(self) -> Any:
         import numba
 
+        for each in linked(self.function):
+            each.address  # noqa: B018  # code that calls it is linked against it
         _say_what_is_compiled()
-        dispatcher = _cached_on_disk(numba, self._function, self._options)
-        others = sorted(self._files(set()) - {self._function.__code__.co_filename})
+        dispatcher = _cached_on_disk(numba, self.function, self._options)
+        others = sorted(self._files(set()) - {self.function.__code__.co_filename})
         digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in others)).hexdigest()
         cache_file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if others and hasattr(cache_file, "_source_stamp"):
             cache_file._source_stamp = (cache_file._source_stamp, digest)
         if cache_file is not None:
-            dispatcher._cache = _SharedCache(dispatcher._cache, f"{self.__module__}.{self._function.__name__}")
+            dispatcher._cache = _SharedCache(dispatcher._cache, f"{self.__module__}.{self.function.__name__}")
         return dispatcher
 
     @cached_property
     def interpreted(self) -> Callable[..., Any]:
         """The function with those that it calls as they are written too."""
-        names = dict(self._function.__globals__)
-        function = FunctionType(self._function.__code__, names, self._function.__name__)
+        names = dict(self.function.__globals__)
+        function = FunctionType(self.function.__code__, names, self.function.__name__)
         self.__dict__["interpreted"] = function  # before those that it calls are looked at: they may call it
         for name, value in names.items():
-            if isinstance(value, _Compiled):
+            if isinstance(value, Compiled):
                 names[name] = value.interpreted
         return function
 
-    def _files(self, seen: set[_Compiled]) -> set[str]:
+    def _files(self, seen: set[Compiled]) -> set[str]:
         """Source files of the function, of the compiled ones among its globals, and of those that they call."""
-        files = {self._function.__code__.co_filename}
+        files = {self.function.__code__.co_filename}
         seen.add(self)
-        for value in self._function.__globals__.values():
-            if isinstance(value, _Compiled) and value not in seen:
+        for value in self.function.__globals__.values():
+            if isinstance(value, Compiled) and value not in seen:
                 files |= value._files(seen)
         return files
+
+
+def compiled_into(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The function, and those that are compiled into its code."""
+    found: dict[int, Callable[..., Any]] = {}
+    left = [function]
+    while left:
+        one = left.pop()
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        for value in _named(one):
+            inner = value.function if isinstance(value, Compiled) else getattr(value, "py_func", None)
+            if inner is not None:
+                left.append(inner)
+    return list(found.values())
+
+
+def _named(function: Callable[..., Any]) -> Iterator[Any]:
+    """What a function's names stand for: globals, and variables of functions around it."""
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    for cell in function.__closure__ or ():
+        yield cell.cell_contents
+
+
+def linked(function: Callable[..., Any]) -> list[Any]:
+    """Functions of other libraries (``mycel.standalone``) that a function, or what is compiled into it, calls."""
+    found = {}
+    for each in compiled_into(function):
+        for value in _named(each):
+            if getattr(type(value), "is_linked", False) is True:
+                found[value.symbol] = value
+    return list(found.values())
 
 
 def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -179,6 +227,27 @@ def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str,
         return numba.njit(**options)(function)
     finally:
         numba.config.CACHE_DIR = before
+
+
+@cache
+def code_folder(file: str) -> Path | None:
+    """Where machine code of a source file is kept, by numba's rule; ``None`` where nothing can be written.
+
+    Args:
+        file: the source file.
+    """
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    below_home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    for folder in (Path(named) if named else None, Path(file).parent / "__pycache__", below_home / "mycel"):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+        except OSError:
+            continue
+    return _private_folder()
 
 
 @cache
@@ -312,24 +381,53 @@ class _Announcing:
     has_spoken = False
 
 
+@contextlib.contextmanager
+def announce(name: str) -> Iterator[None]:
+    """Say that something is being compiled: in one line, the first time in this process.
+
+    Args:
+        name: of the function.
+    """
+    if not _Announcing.depth:
+        level = logging.DEBUG if _Announcing.has_spoken else logging.WARNING
+        _log.log(level, "compiling for this machine, once, for some seconds: %s and what follows", name)
+        _Announcing.has_spoken = True
+    _Announcing.depth += 1
+    try:
+        yield
+    finally:
+        _Announcing.depth -= 1
+
+
+@contextlib.contextmanager
+def take_turn(folder: Path, what: str) -> Iterator[None]:
+    """Compile something while no other process compiles what is kept in the folder."""
+    turn = _turns.setdefault(folder, _Turn(folder))
+    turn.take(what)
+    try:
+        yield
+    finally:
+        turn.give()
+
+
 @cache
 def _say_what_is_compiled() -> None:
-    """Have numba announce that it compiles: in one line, at the first function that it does not find on disk."""
+    """Have numba announce what it does not find on disk."""
     from numba.core import event
 
     class Announcer(event.Listener):  # type: ignore[misc]  # numba is untyped
+        open: ClassVar[list[Any]] = []
+
         def on_start(self, event: Any) -> None:
             function = event.data["dispatcher"].py_func
-            if not _Announcing.depth and str(function.__module__).startswith("mycel."):
-                level = logging.DEBUG if _Announcing.has_spoken else logging.WARNING
-                name = f"{function.__module__}.{function.__name__}"
-                _log.log(level, "compiling for this machine, once, for some seconds: %s and what follows", name)
-                _Announcing.has_spoken = True
-            _Announcing.depth += 1
+            name = f"{function.__module__}.{function.__name__}"
+            is_ours = name.startswith("mycel.")
+            self.open.append(announce(name) if is_ours else contextlib.nullcontext())
+            self.open[-1].__enter__()
 
         def on_end(self, event: Any) -> None:
-            _Announcing.depth -= 1
-            if not _Announcing.depth and sys.exc_info()[0] is not None:  # nothing is going to be saved
+            self.open.pop().__exit__(None, None, None)
+            if not self.open and sys.exc_info()[0] is not None:  # nothing is going to be saved
                 for turn in _turns.values():
                     turn.give(wholly=True)
 

@@ -33,11 +33,11 @@ from pathlib import Path
 
 import numpy as np
 
-from mycel.compiled import compiled_without_lock
 from mycel.cost.processors import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S, Costs
 from mycel.errors import UsageError
 from mycel.runtime.libc import MSG_NOSIGNAL, recv, send
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine
+from mycel.standalone import standalone
 
 __all__ = ["calibration_file", "costs_from_text", "costs_to_text", "known_costs", "measure_costs"]
 
@@ -55,7 +55,7 @@ _MOST_S = 1e3
 _THERE = (2.9e-7, 1.1e-6, 0.024, 0.02)
 
 
-@compiled_without_lock
+@standalone
 def _to_and_fro(first: int, second: int, address: int, length: int, count: int) -> int:
     """Send ``count`` messages into one socket and take each out of the other; bytes moved, or -1."""
     moved = 0
@@ -72,7 +72,7 @@ def _to_and_fro(first: int, second: int, address: int, length: int, count: int) 
     return moved
 
 
-@compiled_without_lock
+@standalone
 def _answer(fd: int, address: int, count: int) -> int:
     """Give back ``count`` messages of ``_SHORT`` bytes; how many came."""
     for number in range(count):
@@ -81,7 +81,7 @@ def _answer(fd: int, address: int, count: int) -> int:
     return count
 
 
-@compiled_without_lock
+@standalone
 def _ask(fd: int, address: int, count: int) -> int:
     """Send ``count`` messages of ``_SHORT`` bytes, each after the last one's answer; how many were answered."""
     for number in range(count):
@@ -90,7 +90,7 @@ def _ask(fd: int, address: int, count: int) -> int:
     return count
 
 
-@compiled_without_lock
+@standalone
 def _add(dtype: int, op: int, destination: int, operand: int, length: int, count: int) -> int:
     for _ in range(count):
         combine(dtype, op, destination, destination, operand, length // 4)

@@ -24,6 +24,7 @@ from mycel.runtime.libc import (
     POLLIN,
     POLLOUT,
     int64_at,
+    int64_table_at,
     last_errno,
     monotonic_ns,
     poll,
@@ -34,6 +35,7 @@ from mycel.runtime.libc import (
     write_fd,
 )
 from mycel.runtime.reduce_kernels import combine, copy, scale
+from mycel.standalone import standalone
 
 __all__ = ["execute", "serve", "submit"]
 
@@ -311,7 +313,7 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     return PENDING
 
 
-@compiled_without_lock
+@standalone
 def execute(address: int) -> int:
     """Run the job at ``address`` until it is done or something happens that Python must look at.
 
@@ -328,8 +330,8 @@ def execute(address: int) -> int:
         return DONE
     num_rows, num_channels = job[J_NUM_ROWS], job[J_NUM_CHANNELS]
     work = int64_at(job[J_WORK], 24)
-    rows = int64_at(job[J_ROWS], num_rows * ROW_FIELDS).reshape((num_rows, ROW_FIELDS))
-    channels = int64_at(job[J_CHANNELS], num_channels * CHANNEL_FIELDS).reshape((num_channels, CHANNEL_FIELDS))
+    rows = int64_table_at(job[J_ROWS], num_rows, ROW_FIELDS)
+    channels = int64_table_at(job[J_CHANNELS], num_channels, CHANNEL_FIELDS)
     pending = int64_at(job[J_PENDING], num_rows)
     queue_start = int64_at(job[J_QUEUE_START], num_channels + 1)
     queue = int64_at(job[J_QUEUE], num_rows)
@@ -355,7 +357,7 @@ def execute(address: int) -> int:
     return DONE
 
 
-@compiled_without_lock
+@standalone
 def submit(ring_address: int, address: int) -> int:
     """Put a job at the end of a ring, numbered; once, however often this is called.
 
@@ -376,7 +378,7 @@ def submit(ring_address: int, address: int) -> int:
     return job[J_HEADER + 1]  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@standalone
 def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
     """Run the jobs of a ring until one needs Python, or the ring is stopped.
 

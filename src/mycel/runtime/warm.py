@@ -40,7 +40,7 @@ def load() -> None:
     What the first call does not need is loaded when it is needed, from the disk, which takes milliseconds.
     """
     _run_an_empty_job()
-    if any(e.execute.stats.cache_misses.values()):  # type: ignore[attr-defined]  # of numba's function
+    if e.execute.was_compiled:  # type: ignore[attr-defined]  # of a standalone function
         warm()
 
 
