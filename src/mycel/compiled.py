@@ -1,51 +1,81 @@
-"""Functions that numba compiles at their first call, whose cached machine code goes when what went into it changes.
+"""Functions that numba compiles when it pays, whose machine code on disk goes when what went into it changes.
 
 How it goes:
 
-1. Decorating a function costs nothing: numba is imported, and code loaded or compiled, at the first call. Plans that
-   need no compiled code never wait for it (importing numba alone takes longer than the bound of a small fabric).
+1. Decorating a function costs nothing. Code is loaded or compiled at a call with much to do; small ones are
+   interpreted, until a process has spent some tenths of a second so: loading what numba needs takes longer than that,
+   and compiling some seconds. Most groups of ranks are planned without it.
 2. numba keeps machine code on disk beside a stamp of the source file of the function. But functions of other modules
    that it calls are compiled into it, and a change there goes unnoticed: after an upgrade the old code would run.
    Here the stamp covers the files of every compiled function that the function's module can see.
-3. Where the disk has none, compiling takes seconds, once for a machine. What is compiled is then said to the logger
-   ``mycel.compiled``: as a warning where somebody looks at a terminal, and as information elsewhere, so that ranks of
-   a job do not fill a log. The command line prints it either way.
+3. Where the disk has none, compiling takes seconds, once for a machine: one process compiles, and others that need
+   the same wait for its file (``_Turn``). What is compiled is said to the logger ``mycel.compiled``, in one line a
+   process, as a warning; the command line prints it.
 4. Where neither the module's folder nor the user's can be written (a read-only image, a user without a home),
    a folder of the user's own among the temporary files is taken; where there is none, nothing is kept, which is said.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import logging
 import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from types import FunctionType
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
-__all__ = ["compiled", "compiled_without_lock", "interpreted_while_small"]
+__all__ = [
+    "Compiled",
+    "announce",
+    "code_folder",
+    "compiled",
+    "compiled_at_once",
+    "compiled_into",
+    "compiled_without_lock",
+    "interpreted_while_small",
+    "linked",
+    "take_turn",
+]
 
 _log = logging.getLogger(__name__)
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-#: Innermost steps that a process interprets before it compiles. A step takes 3.5 to 12 us interpreted, so these about
-#: 0.3 s; importing numba and loading code from disk takes twice that, and compiling it some 3.5 s.
+#: Innermost steps that a process interprets before it compiles, where the caller counts them. A step takes 3.5 to
+#: 12 us interpreted, so these about 0.3 s; loading the first code from disk takes twice that, compiling some 3.5 s.
 _MOST_INTERPRETED = 40_000
+#: Where nobody counts: elements of all arrays of a call that is interpreted, and seconds of such calls in a process.
+_MOST_ELEMENTS = 4096
+_MOST_INTERPRETED_S = 0.3
+#: How long a process waits for another one that compiles what it needs, before it compiles for itself: the other may
+#: be stopped. One that ends lets go at once.
+PATIENCE_S = 120.0
+_LOOK_S = 0.05
 
 
 def compiled(function: _Function) -> _Function:
-    """``numba.njit``, cached on disk; keeps the function's type for the type checker."""
-    return cast(_Function, _Compiled(function, {}))
+    """``numba.njit``, cached on disk, and interpreted while there is little to do; keeps the function's type.
+
+    For functions of integers and arrays of them, which compute the same either way.
+    """
+    return cast(_Function, Compiled(function, {}, is_patient=True))
+
+
+def compiled_at_once(function: _Function) -> _Function:
+    """The same, compiled whatever there is to do."""
+    return cast(_Function, Compiled(function, {}))
 
 
 def compiled_without_lock(function: _Function) -> _Function:
     """The same, running without the interpreter lock; divisions follow IEEE 754 and do not raise."""
-    return cast(_Function, _Compiled(function, {"nogil": True, "error_model": "numpy"}))
+    return cast(_Function, Compiled(function, {"nogil": True, "error_model": "numpy"}))
 
 
 def interpreted_while_small(function: _Function, num_steps: int) -> _Function:
@@ -58,25 +88,47 @@ def interpreted_while_small(function: _Function, num_steps: int) -> _Function:
         num_steps: about how many times its innermost loop will run now.
     """
     global _interpreted
-    if not isinstance(function, _Compiled) or "numba" in sys.modules:
+    if not isinstance(function, Compiled):
         return function
-    _interpreted += num_steps
-    return function if _interpreted > _MOST_INTERPRETED else cast(_Function, function.interpreted)
+    if not function.is_loaded:
+        _interpreted += num_steps
+        if _interpreted <= _MOST_INTERPRETED:
+            return cast(_Function, function.interpreted)
+    return cast(_Function, function.compiled)
 
 
 _interpreted = 0
+_interpreted_s = 0.0
 
 
-class _Compiled:
+class Compiled:
     """A function that is numba's from its first call, or from the first time that another such function calls it."""
 
-    def __init__(self, function: Callable[..., Any], options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], options: dict[str, Any], *, is_patient: bool = False) -> None:
         update_wrapper(self, function)
-        self._function = function
+        self.function = function
         self._options = options
+        self._is_patient = is_patient
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._dispatcher(*arguments)
+        if not self._is_patient or self.is_loaded or not _is_little(arguments):
+            return self._dispatcher(*arguments)
+        global _interpreted_s
+        begin = time.thread_time()
+        try:
+            return _plain(self.interpreted(*arguments))
+        finally:
+            _interpreted_s += time.thread_time() - begin
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether this process has the function's machine code, or has asked numba for it."""
+        return "_dispatcher" in self.__dict__
+
+    @property
+    def compiled(self) -> Callable[..., Any]:
+        """numba's own function, whatever there is to do."""
+        return cast(Callable[..., Any], self._dispatcher)
 
     def __getattr__(self, name: str) -> Any:
         """What numba's own object has: ``stats``, ``signatures``, and the type by which compiled code calls it."""
@@ -88,34 +140,73 @@ class _Compiled:
     def _dispatcher(self) -> Any:
         import numba
 
+        for each in linked(self.function):
+            each.address  # noqa: B018  # code that calls it is linked against it
         _say_what_is_compiled()
-        dispatcher = _cached_on_disk(numba, self._function, self._options)
-        others = sorted(self._files(set()) - {self._function.__code__.co_filename})
+        dispatcher = _cached_on_disk(numba, self.function, self._options)
+        others = sorted(self._files(set()) - {self.function.__code__.co_filename})
         digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in others)).hexdigest()
         cache_file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
         if others and hasattr(cache_file, "_source_stamp"):
             cache_file._source_stamp = (cache_file._source_stamp, digest)
+        if cache_file is not None:
+            dispatcher._cache = _SharedCache(dispatcher._cache, f"{self.__module__}.{self.function.__name__}")
         return dispatcher
 
     @cached_property
     def interpreted(self) -> Callable[..., Any]:
         """The function with those that it calls as they are written too."""
-        names = dict(self._function.__globals__)
-        function = FunctionType(self._function.__code__, names, self._function.__name__)
+        names = dict(self.function.__globals__)
+        function = FunctionType(self.function.__code__, names, self.function.__name__)
         self.__dict__["interpreted"] = function  # before those that it calls are looked at: they may call it
         for name, value in names.items():
-            if isinstance(value, _Compiled):
+            if isinstance(value, Compiled):
                 names[name] = value.interpreted
         return function
 
-    def _files(self, seen: set[_Compiled]) -> set[str]:
+    def _files(self, seen: set[Compiled]) -> set[str]:
         """Source files of the function, of the compiled ones among its globals, and of those that they call."""
-        files = {self._function.__code__.co_filename}
+        files = {self.function.__code__.co_filename}
         seen.add(self)
-        for value in self._function.__globals__.values():
-            if isinstance(value, _Compiled) and value not in seen:
+        for value in self.function.__globals__.values():
+            if isinstance(value, Compiled) and value not in seen:
                 files |= value._files(seen)
         return files
+
+
+def compiled_into(function: Callable[..., Any]) -> list[Callable[..., Any]]:
+    """The function, and those that are compiled into its code."""
+    found: dict[int, Callable[..., Any]] = {}
+    left = [function]
+    while left:
+        one = left.pop()
+        if id(one) in found:
+            continue
+        found[id(one)] = one
+        for value in _named(one):
+            inner = value.function if isinstance(value, Compiled) else getattr(value, "py_func", None)
+            if inner is not None:
+                left.append(inner)
+    return list(found.values())
+
+
+def _named(function: Callable[..., Any]) -> Iterator[Any]:
+    """What a function's names stand for: globals, and variables of functions around it."""
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    for cell in function.__closure__ or ():
+        yield cell.cell_contents
+
+
+def linked(function: Callable[..., Any]) -> list[Any]:
+    """Functions of other libraries (``mycel.standalone``) that a function, or what is compiled into it, calls."""
+    found = {}
+    for each in compiled_into(function):
+        for value in _named(each):
+            if getattr(type(value), "is_linked", False) is True:
+                found[value.symbol] = value
+    return list(found.values())
 
 
 def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str, Any]) -> Any:
@@ -136,6 +227,27 @@ def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str,
         return numba.njit(**options)(function)
     finally:
         numba.config.CACHE_DIR = before
+
+
+@cache
+def code_folder(file: str) -> Path | None:
+    """Where machine code of a source file is kept, by numba's rule; ``None`` where nothing can be written.
+
+    Args:
+        file: the source file.
+    """
+    named = os.environ.get("NUMBA_CACHE_DIR")
+    below_home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    for folder in (Path(named) if named else None, Path(file).parent / "__pycache__", below_home / "mycel"):
+        if folder is None:
+            continue
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+            return folder
+        except OSError:
+            continue
+    return _private_folder()
 
 
 @cache
@@ -161,22 +273,162 @@ def _private_folder() -> Path | None:
     return None
 
 
+def _is_little(arguments: tuple[Any, ...]) -> bool:
+    elements = sum(getattr(each, "size", 1) for each in arguments)
+    return elements <= _MOST_ELEMENTS and _interpreted_s < _MOST_INTERPRETED_S
+
+
+def _plain(result: Any) -> Any:
+    """As compiled code gives it: Python's own numbers."""
+    if isinstance(result, tuple):
+        return tuple(map(_plain, result))
+    return result.item() if hasattr(result, "item") and getattr(result, "ndim", 1) == 0 else result
+
+
+class _Turn:
+    """Whose turn it is to compile, of all processes that keep machine code in a folder.
+
+    A lock of a file there, the kernel's, which no process leaves behind: not by ending, and not to its children. A
+    folder whose files cannot be locked has none, and each compiles for itself. Numba compiles one thing at a time in
+    a process, and functions inside of others, so what is counted here needs no lock of its own.
+
+    Args:
+        folder: where the code is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "mycel-compiling.lock"
+        self._descriptor = -1
+        self._depth = 0
+
+    def take(self, what: str) -> None:
+        """Return when no other process compiles, or none that gets on."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        try:
+            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            _log.debug("%s cannot be opened: %s", self._file, error)
+            return
+        until = time.monotonic() + PATIENCE_S
+        while not self._is_ours():
+            if time.monotonic() >= until:
+                _log.warning("another process has been compiling for %.0f s; compiling %s here", PATIENCE_S, what)
+                return
+            time.sleep(_LOOK_S)
+
+    def _is_ours(self) -> bool:
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else has it
+            return False
+        except OSError as error:
+            _log.debug("%s cannot be locked: %s", self._file, error)
+        return True
+
+    def give(self, *, wholly: bool = False) -> None:
+        """What was taken last is done; or everything."""
+        self._depth = 0 if wholly else max(0, self._depth - 1)
+        if self._depth == 0 and self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+#: By folder.
+_turns: dict[Path, _Turn] = {}
+
+
+class _SharedCache:
+    """A function's cache of numba's. What it lacks is compiled by one process, while others wait to read it.
+
+    Args:
+        cache: numba's.
+        name: of the function.
+    """
+
+    def __init__(self, cache: Any, name: str) -> None:
+        self._cache, self._name = cache, name
+        folder = Path(cache.cache_path)
+        self._turn = _turns.setdefault(folder, _Turn(folder))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._cache, name)
+
+    def load_overload(self, signature: Any, target_context: Any) -> Any:
+        """The code, or ``None``: then it is this process's turn to compile it."""
+        found = self._cache.load_overload(signature, target_context)
+        if found is None:
+            self._turn.take(self._name)
+            found = self._cache.load_overload(signature, target_context)
+            if found is not None:
+                self._turn.give()
+        return found
+
+    def save_overload(self, signature: Any, data: Any) -> None:
+        """Keep it, and let others go on."""
+        try:
+            with contextlib.suppress(OSError):  # a full disk is no reason to fail
+                self._cache.save_overload(signature, data)
+        finally:
+            self._turn.give(wholly=_Announcing.depth == 0)
+
+
+class _Announcing:
+    """How deep in functions that are compiled inside of others numba is, and whether anything has been said."""
+
+    depth = 0
+    has_spoken = False
+
+
+@contextlib.contextmanager
+def announce(name: str) -> Iterator[None]:
+    """Say that something is being compiled: in one line, the first time in this process.
+
+    Args:
+        name: of the function.
+    """
+    if not _Announcing.depth:
+        level = logging.DEBUG if _Announcing.has_spoken else logging.WARNING
+        _log.log(level, "compiling for this machine, once, for some seconds: %s and what follows", name)
+        _Announcing.has_spoken = True
+    _Announcing.depth += 1
+    try:
+        yield
+    finally:
+        _Announcing.depth -= 1
+
+
+@contextlib.contextmanager
+def take_turn(folder: Path, what: str) -> Iterator[None]:
+    """Compile something while no other process compiles what is kept in the folder."""
+    turn = _turns.setdefault(folder, _Turn(folder))
+    turn.take(what)
+    try:
+        yield
+    finally:
+        turn.give()
+
+
 @cache
 def _say_what_is_compiled() -> None:
-    """Have numba announce what it does not find on disk; of functions that call others, the outermost."""
+    """Have numba announce what it does not find on disk."""
     from numba.core import event
 
     class Announcer(event.Listener):  # type: ignore[misc]  # numba is untyped
-        depth = 0
+        open: ClassVar[list[Any]] = []
 
         def on_start(self, event: Any) -> None:
             function = event.data["dispatcher"].py_func
-            if not self.depth and str(function.__module__).startswith("mycel."):
-                level = logging.WARNING if sys.stderr is not None and sys.stderr.isatty() else logging.INFO
-                _log.log(level, "compiling for this machine, once: %s.%s", function.__module__, function.__name__)
-            self.depth += 1
+            name = f"{function.__module__}.{function.__name__}"
+            is_ours = name.startswith("mycel.")
+            self.open.append(announce(name) if is_ours else contextlib.nullcontext())
+            self.open[-1].__enter__()
 
         def on_end(self, event: Any) -> None:
-            self.depth -= 1
+            self.open.pop().__exit__(None, None, None)
+            if not self.open and sys.exc_info()[0] is not None:  # nothing is going to be saved
+                for turn in _turns.values():
+                    turn.give(wholly=True)
 
     event.register("numba:compile", Announcer())

@@ -14,7 +14,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_SECRET``          the secret itself, where no file is named
 ``MYCEL_TIMEOUT``         seconds a collective may take, instead of the process group's time-out
 ``MYCEL_PIECE_BYTES``     bytes of one pipelined piece, overriding the cost model's choice
-``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97); 0: no pacing
+``MYCEL_PACE``            part of a path's bandwidth at which a connection sends at most (0.97 where a topology
+                          file says the bandwidth, and else no limit); 0: no pacing
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
 ``MYCEL_LOCAL``           between ranks of one node: ``memory`` that they share (the default), or sockets, ``unix``

@@ -17,6 +17,7 @@ from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.errors import SynthesisError, UsageError
+from mycel.topology.builders import hosts
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -192,6 +193,21 @@ def test_a_programme_given_up_still_proves_a_bound(monkeypatch):
     assert not early.is_composition and early.algbw >= exact.algbw
     schedule = synthesize(topology, on(topology, "all_reduce"))
     assert early.composition <= schedule.algbw <= exact.algbw
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_the_quick_limit_is_one(name):
+    topology = load_topology(SUITE / f"{name}.json").without_computing()
+    best, _ = find_division(topology)
+    assert allreduce_bound.quick_limit(topology) >= best.limit
+
+
+@pytest.mark.parametrize("names", [["a"] * 2, ["a"] * 5, ["a", "b"], list("aabb"), list("aabbcc")])
+def test_the_quick_limit_is_met_where_nothing_is_known_of_nodes_alike(names):
+    """No linear programme is solved, nor its solver imported, where a group starts without a topology."""
+    topology = hosts(names)
+    best, composition = find_division(topology)
+    assert allreduce_bound.quick_limit(topology) == composition == best.limit
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED))

@@ -13,7 +13,10 @@ import pytest
 from tests.effort import long
 
 from mycel import compiled as module
-from mycel.collectives import maxflow
+from mycel.collectives import bound, maxflow
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.verify import verify_schedule
 from mycel.compiled import compiled, interpreted_while_small
 from mycel.topology.load import load_topology
 
@@ -36,7 +39,7 @@ def run(folder: Path) -> str:
     return done.stdout.strip()
 
 
-@pytest.mark.parametrize("decorator", [pytest.param("compiled", marks=long), "compiled_without_lock"])
+@pytest.mark.parametrize("decorator", [pytest.param("compiled_at_once", marks=long), "compiled_without_lock"])
 def test_a_change_in_a_called_module_is_seen(tmp_path: Path, decorator: str) -> None:
     (tmp_path / "outer.py").write_text(OUTER.format(decorator=decorator), encoding="utf-8")
     (tmp_path / "inner_module.py").write_text(INNER.format(1), encoding="utf-8")
@@ -56,18 +59,118 @@ def test_interpreted_and_compiled_kernels_agree(fabric: str, scale: int) -> None
     kernel: Any = maxflow._shortfalls
     source = graph.num_vertices
     arguments = (source + 1, *graph.with_source(capacity, demand), source, graph.ranks, int(demand.sum()))
-    for ours, theirs in zip(kernel.interpreted(*arguments), kernel(*arguments), strict=True):
+    for ours, theirs in zip(kernel.interpreted(*arguments), kernel.compiled(*arguments), strict=True):
         assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("fabric", ["two_boxes:ranks=6", "ring:ranks=5", "star:ranks=4"])
+@pytest.mark.parametrize("name", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_plans_are_the_same_interpreted_and_compiled(
+    fabric: str, name: CollectiveName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks that compile and ranks that do not must come to the same schedules."""
+    topology = load_topology(fabric)
+    collective = Collective(name=name, num_ranks=topology.num_ranks, root=0 if name == "broadcast" else None)
+    made = []
+    for way in ("interpreted", "compiled"):
+        monkeypatch.setattr(module.Compiled, "__call__", lambda self, *given, way=way: getattr(self, way)(*given))
+        bound._find_optimum.cache_clear()
+        schedules = [synthesize(topology, collective, method) for method in methods_for(name)]
+        for schedule in schedules:
+            verify_schedule(schedule)
+        made.append([schedule.to_json() for schedule in schedules])
+    assert made[0] == made[1]
 
 
 def test_little_is_interpreted_and_much_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     function: Any = compiled(lambda x: x + 1)
-    monkeypatch.setattr("mycel.compiled._interpreted", 0)
-    monkeypatch.setitem(sys.modules, "numba", sys)  # whichever module: only its name counts
-    assert interpreted_while_small(function, 10) is function, "numba is there already"
-    monkeypatch.delitem(sys.modules, "numba")
+    monkeypatch.setattr(module, "_interpreted", 0)
     assert interpreted_while_small(function, 30_000)(1) == 2
-    assert interpreted_while_small(function, 30_000) is function, "60,000 steps are more than importing numba costs"
+    assert interpreted_while_small(function, 10_000) is function.interpreted
+    assert not function.is_loaded
+    assert interpreted_while_small(function, 1) is not function.interpreted, "40,001 steps cost more than loading"
+    monkeypatch.setattr(module, "_interpreted", 0)
+    assert interpreted_while_small(function, 1) is not function.interpreted, "it is there already"
+
+
+def test_uncounted_calls_are_interpreted_for_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_interpreted_s", 0.0)
+    function: Any = compiled(lambda x, scale: (x * scale).sum())
+    little, much = np.arange(10), np.arange(5000)
+    result = function(little, 3)
+    assert result == 135 and type(result) is int, "as compiled code gives it"
+    assert not function.is_loaded
+    monkeypatch.setattr(module, "_interpreted_s", 0.3)
+    assert function(little, 3) == 135
+    assert function.is_loaded
+    other: Any = compiled(lambda x, scale: (x * scale).sum())
+    monkeypatch.setattr(module, "_interpreted_s", 0.0)
+    assert other(much, 2) == 5000 * 4999
+    assert other.is_loaded
+
+
+WAITING = """
+import sys
+from mycel.compiled import compiled_at_once
+
+@compiled_at_once
+def function(x):
+    return x + 1
+
+sys.stdin.readline()
+print(function(1), sum(function.stats.cache_misses.values()))
+"""
+
+
+def test_one_of_many_processes_compiles(tmp_path: Path) -> None:
+    (tmp_path / "waiting.py").write_text(WAITING, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "waiting.py")]
+    processes = [
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    said = [process.communicate("\n") for process in processes]
+    assert [out.split()[0] for out, _ in said] == ["2"] * 3
+    assert sorted(int(out.split()[1]) for out, _ in said) == [0, 0, 1], said
+    assert not any("compiling" in err for _, err in said), "what is not mycel's is not announced"
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from mycel.compiled import _Turn
+
+_Turn(Path(sys.argv[1])).take("")
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_whoever_dies_lets_go_and_whoever_stops_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    command = [sys.executable, "-c", HOLDER, str(tmp_path)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+    turn = module._Turn(tmp_path)
+    turn.take("one")
+    turn.take("another inside of it")
+    assert caplog.text.count("compiling one here") == 1
+    turn.give()
+    turn.give()
+    holder.kill()
+    holder.communicate()
+    caplog.clear()
+    turn.take("one")
+    assert not caplog.text, "nobody has it any more"
+    turn.give()
+
+
+def test_a_folder_without_locks_delays_nobody(tmp_path: Path) -> None:
+    turn = module._Turn(tmp_path / "missing")
+    turn.take("one")
+    turn.give()
 
 
 class ReadOnly:

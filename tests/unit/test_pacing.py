@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.runtime import pacing
+from mycel.runtime.fabric import Fabric
+from mycel.runtime.membership import communicate
 from mycel.runtime.pacing import LONG_S, Pacer, is_unpaced, path_pace, shared_paces
+from mycel.runtime.transport.rendezvous import Address, Rendezvous
+from mycel.settings import read_settings
 from mycel.topology.builders import loopback, ring, star, two_boxes
+from mycel.topology.json_format import to_json
 from mycel.topology.model import Topology
 
 FABRICS = [star(num_ranks=5, bandwidth="400 Mbit/s"), two_boxes(num_ranks=8, between="50 Mbit/s")]
@@ -70,6 +80,49 @@ def test_short_runs_share_where_one_rank_sends_everything() -> None:
     assert chain.depth > 1
     with _paced(chain) as paces:
         assert paces(0.0) == [50_000_000]
+
+
+SLOW = json.dumps(to_json(star(num_ranks=2, bandwidth="400 Mbit/s")))
+NO_LIMIT = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("topology", "asked", "pace"),
+    [
+        ("", {}, NO_LIMIT),
+        (SLOW, {}, 48_499_999),
+        (SLOW, {"MYCEL_PACE": "0"}, NO_LIMIT),
+        ("", {"MYCEL_PACE": "0.5"}, 500_000_000),
+    ],
+)
+def test_two_machines_hold_back_only_where_rates_were_given(
+    topology: str, asked: dict[str, str], pace: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the kernel says of the channels of two ranks that take each other for machines of their own."""
+    monkeypatch.setattr("mycel.runtime.transport.rendezvous.is_loopback", lambda ip: False)
+    if topology:
+        (tmp_path / "fabric.json").write_text(topology, encoding="utf-8")
+        asked = {**asked, "MYCEL_TOPOLOGY": str(tmp_path / "fabric.json")}
+    settings = read_settings({**asked, "MYCEL_CACHE": str(tmp_path)})
+    store = dist.HashStore()
+
+    def be_rank(rank: int) -> set[int]:
+        own = Address(host="ab"[rank], ip="127.0.0.1", port=0, pid=rank)
+        rendezvous = Rendezvous(rank=rank, size=2, store=store, own=own, timeout_s=60.0)
+        fabric = Fabric(settings, [0, 1], 2)
+        communicator = communicate(rendezvous, fabric, fabric.topology(rendezvous.addresses), 60.0, settings, None)
+        communicator.connect("all_reduce")
+        descriptors = communicator._channels.descriptors
+        outgoing = [socket.socket(fileno=os.dup(fd)) for channel, fd in descriptors.items() if channel.src == rank]
+        option = pacing.SO_MAX_PACING_RATE
+        found = {each.getsockopt(socket.SOL_SOCKET, option) & NO_LIMIT for each in outgoing}
+        for each in outgoing:
+            each.close()
+        communicator.close()
+        return found
+
+    with ThreadPoolExecutor(2) as ranks:
+        assert list(ranks.map(be_rank, range(2))) == [{pace}, {pace}]
 
 
 @contextmanager

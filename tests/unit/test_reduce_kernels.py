@@ -186,7 +186,7 @@ def test_another_process_finds_the_compiled_code() -> None:
         "from mycel.runtime.reduce_kernels import combine\n"
         "x = np.ones(4, np.float32)\n"
         "combine(0, 0, x.ctypes.data, x.ctypes.data, x.ctypes.data, 4)\n"
-        "print(sum(combine.stats.cache_misses.values()), sum(combine.stats.cache_hits.values()), x[0])\n"
+        "print(combine.was_compiled, x[0])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.split() == ["0", "1", "2.0"]
+    assert done.stdout.split() == ["False", "2.0"]

@@ -33,7 +33,7 @@ from mycel.collectives.symmetry import find_orbits
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["Division", "divide_links"]
+__all__ = ["Division", "divide_links", "quick_limit"]
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +71,40 @@ class Division:
     def algbw(self) -> Fraction:
         """What ``shares`` achieve; equal to ``limit`` in every case known; 0 without shares."""
         return sum(self.shares, Fraction(0))
+
+
+def quick_limit(topology: Topology) -> Fraction:
+    """A rate that no division of the links exceeds, found without a linear programme; often the rate of the best one.
+
+    Of disjoint groups of ranks, all but a root's must receive what is spread from it, and all but the root's must
+    send what is added up there, which arrives at another group. So of each element, twice as many copies enter groups
+    as there are groups, less two, and all links into groups together limit the rate. Here the groups are single
+    ranks, and nodes. It holds where switches neither copy nor add.
+
+    Examples:
+        >>> from mycel.topology.builders import star
+        >>> star_of_4 = star(num_ranks=4, bandwidth="3 GB/s")
+        >>> quick_limit(star_of_4), divide_links(star_of_4, composition=Fraction(2)).limit
+        (Fraction(2, 1), Fraction(2, 1))
+    """
+    ranks = [frozenset([rank]) for rank in topology.ranks]
+    return min(_entering(topology, groups) for groups in (ranks, _nodes(topology)) if len(groups) > 1)
+
+
+def _nodes(topology: Topology) -> list[frozenset[int]]:
+    """Vertices of each node that has ranks, its switches included; nothing where a rank's node is unknown."""
+    members: dict[str, list[int]] = {}
+    for number, vertex in enumerate(topology.vertices):
+        if vertex.node:
+            members.setdefault(vertex.node, []).append(number)
+    groups = [group for group in map(frozenset, members.values()) if not group.isdisjoint(topology.ranks)]
+    return groups if frozenset().union(*groups).issuperset(topology.ranks) else []
+
+
+def _entering(topology: Topology, groups: list[frozenset[int]]) -> Fraction:
+    of = {vertex: number for number, group in enumerate(groups) for vertex in group}
+    entering = sum(link.capacity for link in topology.links if link.dst in of and of.get(link.src) != of[link.dst])
+    return Fraction(entering, 2 * (len(groups) - 1))
 
 
 def divide_links(topology: Topology, *, composition: Fraction, most_without_symmetry: int = _SMALL) -> Division:

@@ -31,7 +31,7 @@ from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
-from mycel.compiled import compiled
+from mycel.compiled import compiled_at_once
 from mycel.cost import bytes_per_second
 from mycel.cost.processors import EMULATED_EFFICIENCY, EMULATED_START_S, MESSAGE_S, WAKE_S
 from mycel.errors import ScheduleError, UsageError
@@ -274,7 +274,7 @@ def _rows(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 # -- compiled ---------------------------------------------------------------------------------------------------
 
 
-@compiled
+@compiled_at_once
 def _share(
     active: Ints, num_active: int, channel: Ints, path_start: Ints, path_link: Ints, capacity: Floats, rate: Floats
 ) -> None:
@@ -310,7 +310,7 @@ def _share(
                     users[path_link[p]] -= 1
 
 
-@compiled
+@compiled_at_once
 def _run(
     channel: Ints,
     size: Floats,

@@ -27,16 +27,17 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, fields
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
-from mycel.compiled import compiled_without_lock
 from mycel.cost.processors import ADD_S_PER_GB, COPY_S_PER_GB, MESSAGE_S, WAKE_S, Costs
 from mycel.errors import UsageError
 from mycel.runtime.libc import MSG_NOSIGNAL, recv, send
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine
+from mycel.standalone import standalone
 
 __all__ = ["calibration_file", "costs_from_text", "costs_to_text", "known_costs", "measure_costs"]
 
@@ -54,7 +55,7 @@ _MOST_S = 1e3
 _THERE = (2.9e-7, 1.1e-6, 0.024, 0.02)
 
 
-@compiled_without_lock
+@standalone
 def _to_and_fro(first: int, second: int, address: int, length: int, count: int) -> int:
     """Send ``count`` messages into one socket and take each out of the other; bytes moved, or -1."""
     moved = 0
@@ -71,7 +72,7 @@ def _to_and_fro(first: int, second: int, address: int, length: int, count: int) 
     return moved
 
 
-@compiled_without_lock
+@standalone
 def _answer(fd: int, address: int, count: int) -> int:
     """Give back ``count`` messages of ``_SHORT`` bytes; how many came."""
     for number in range(count):
@@ -80,7 +81,7 @@ def _answer(fd: int, address: int, count: int) -> int:
     return count
 
 
-@compiled_without_lock
+@standalone
 def _ask(fd: int, address: int, count: int) -> int:
     """Send ``count`` messages of ``_SHORT`` bytes, each after the last one's answer; how many were answered."""
     for number in range(count):
@@ -89,10 +90,10 @@ def _ask(fd: int, address: int, count: int) -> int:
     return count
 
 
-@compiled_without_lock
-def _add(destination: int, operand: int, length: int, count: int) -> int:
+@standalone
+def _add(dtype: int, op: int, destination: int, operand: int, length: int, count: int) -> int:
     for _ in range(count):
-        combine(DType.FLOAT32, ReduceOp.SUM, destination, destination, operand, length // 4)
+        combine(dtype, op, destination, destination, operand, length // 4)
     return count
 
 
@@ -104,10 +105,11 @@ def measure_costs() -> Costs:
     with ours, theirs:
         # The first call loads or compiles.
         _to_and_fro(ours.fileno(), theirs.fileno(), here, _SHORT, 1)
-        _add(here, there, _SHORT, 1)
+        add = partial(_add, int(DType.FLOAT32), int(ReduceOp.SUM), here, there)
+        add(_SHORT, 1)
         short = _least(lambda: _to_and_fro(ours.fileno(), theirs.fileno(), here, _SHORT, _MESSAGES))
         long = _least(lambda: _to_and_fro(ours.fileno(), theirs.fileno(), here, _LONG, _MESSAGES))
-        added = _least(lambda: _add(here, there, _LONG, _MESSAGES))
+        added = _least(lambda: add(_LONG, _MESSAGES))
         answering = threading.Thread(
             target=_answer, args=(theirs.fileno(), there, (_RUNS + 1) * _MESSAGES), daemon=True
         )
@@ -119,12 +121,12 @@ def measure_costs() -> Costs:
     wake_s = max(0.0, trip / _MESSAGES / 2 - 2 * message_s)
     copy_s_per_gb = max(0.0, (long - short) / _MESSAGES / 2 / (_LONG - _SHORT) * 1e9)
     here_s = (message_s, wake_s, copy_s_per_gb, added / _MESSAGES / _LONG * 1e9)
-    message, wake, copy, add = (_ratio(now / then) for now, then in zip(here_s, _THERE, strict=True))
+    message, wake, copy, adding = (_ratio(now / then) for now, then in zip(here_s, _THERE, strict=True))
     return Costs(
         message_s=MESSAGE_S * message,
         wake_s=WAKE_S * wake,
         copy_s_per_gb=COPY_S_PER_GB * copy,
-        add_s_per_gb=ADD_S_PER_GB * add,
+        add_s_per_gb=ADD_S_PER_GB * adding,
         cores=len(os.sched_getaffinity(0)),
     )
 

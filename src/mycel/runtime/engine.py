@@ -26,6 +26,7 @@ from mycel.runtime.libc import (
     POLLIN,
     POLLOUT,
     int64_at,
+    int64_table_at,
     last_errno,
     monotonic_ns,
     poll,
@@ -49,6 +50,7 @@ from mycel.runtime.ring import (
     take,
     wants_bell,
 )
+from mycel.standalone import standalone
 
 __all__ = ["again", "execute", "serve", "submit"]
 
@@ -492,7 +494,7 @@ def _pause(asking, asked) -> None:  # type: ignore[no-untyped-def]
         relax()
 
 
-@compiled_without_lock
+@standalone
 def execute(address: int) -> int:
     """Run the job at ``address`` until it is done or something happens that Python must look at.
 
@@ -509,8 +511,8 @@ def execute(address: int) -> int:
         return DONE
     num_rows, num_channels = job[J_NUM_ROWS], job[J_NUM_CHANNELS]
     work = int64_at(job[J_WORK], 24)
-    rows = int64_at(job[J_ROWS], num_rows * ROW_FIELDS).reshape((num_rows, ROW_FIELDS))
-    channels = int64_at(job[J_CHANNELS], num_channels * CHANNEL_FIELDS).reshape((num_channels, CHANNEL_FIELDS))
+    rows = int64_table_at(job[J_ROWS], num_rows, ROW_FIELDS)
+    channels = int64_table_at(job[J_CHANNELS], num_channels, CHANNEL_FIELDS)
     pending = int64_at(job[J_PENDING], num_rows)
     queue_start = int64_at(job[J_QUEUE_START], num_channels + 1)
     queue = int64_at(job[J_QUEUE], num_rows)
@@ -560,7 +562,7 @@ def execute(address: int) -> int:
     return DONE
 
 
-@compiled_without_lock
+@standalone
 def again(pattern_address: int, address: int, array_address: int) -> int:
     """Run a job that is like another one, but for its array, number and times.
 
@@ -581,7 +583,7 @@ def again(pattern_address: int, address: int, array_address: int) -> int:
     return job[J_HEADER + 1] if status == DONE else -status
 
 
-@compiled_without_lock
+@standalone
 def submit(ring_address: int, address: int) -> int:
     """Put a job at the end of a ring, numbered; once, however often this is called.
 
@@ -602,7 +604,7 @@ def submit(ring_address: int, address: int) -> int:
     return job[J_HEADER + 1]  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@standalone
 def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
     """Run the jobs of a ring until one needs Python, or the ring is stopped.
 

@@ -24,6 +24,7 @@ from mycel.errors import ScheduleError
 from mycel.runtime import engine as e
 from mycel.runtime.libc import int64_at
 from mycel.runtime.prepared import Line, Origin, Prepared, Traffic
+from mycel.standalone import standalone
 
 __all__ = ["Form", "Workspace"]
 
@@ -53,7 +54,7 @@ _PACK_GIVEN = Struct(f"{_BLOCK - _GIVEN}q").pack_into
 _PACK_PLACES = Struct("2q").pack_into
 
 
-@compiled_without_lock
+@standalone
 def size_up(address, num_work) -> None:  # type: ignore[no-untyped-def]
     """Tell in a request how large the block has to be.
 
@@ -78,7 +79,7 @@ def size_up(address, num_work) -> None:  # type: ignore[no-untyped-def]
     request[_TOTAL] = kept + rows + 1 + needs + work
 
 
-@compiled_without_lock
+@standalone
 def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     """Fill in the block of a request, and where its parts are.
 

@@ -27,6 +27,7 @@ __all__ = [
     "POLLNVAL",
     "POLLOUT",
     "int64_at",
+    "int64_table_at",
     "last_errno",
     "monotonic_ns",
     "poll",
@@ -80,6 +81,12 @@ def _load_int32(typingctx: Any, address: Any) -> Any:
 def int64_at(address: int, length: int) -> npt.NDArray[np.int64]:
     """The ``length`` 64-bit integers at ``address``, as an array that shares the memory."""
     return carray(_int64_pointer(address), (length,))  # type: ignore[no-any-return]
+
+
+@compiled_without_lock
+def int64_table_at(address: int, rows: int, fields: int) -> npt.NDArray[np.int64]:
+    """The same as a table. (``reshape`` would need a function of numba's, which engines are to run without.)"""
+    return carray(_int64_pointer(address), (rows, fields))  # type: ignore[no-any-return]
 
 
 @compiled_without_lock

@@ -5,6 +5,9 @@ Where several channels share a link, and all are busy, they overrun it together.
 enough for queues to matter, each is therefore paced at its share: what it needs to be busy as long as the busiest
 link is. Short ones are not: a channel that got started late could not catch up. Where a single rank sends, all its
 channels start together, and even short collectives are shared out.
+
+Only rates that were given hold anybody back (``mycel.runtime.membership``): on cards of 25 Gbit/s and more, what is
+assumed of an unknown network would be a brake.
 """
 
 from __future__ import annotations

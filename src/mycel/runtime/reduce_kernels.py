@@ -21,6 +21,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from mycel.compiled import compiled_without_lock
+from mycel.standalone import standalone
 
 __all__ = ["ITEM_SIZE", "DType", "ReduceOp", "combine", "copy", "item_size", "scale"]
 
@@ -268,7 +269,7 @@ def copy(dst: int, src: int, num_bytes: int) -> None:
         _memmove(dst, src, np.uint64(num_bytes))
 
 
-@compiled_without_lock
+@standalone
 def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int, count: int) -> None:
     """``dst[i] = operand[i] (op) incoming[i]`` for ``count`` elements.
 
@@ -337,7 +338,7 @@ def _scale_integers(element: Any, dst: int, count: int, divisor: int) -> None:
         a[i] = _truncating_divide(np.int64(a[i]), divisor)
 
 
-@compiled_without_lock
+@standalone
 def scale(dtype_code: int, dst: int, count: int, divisor: int) -> None:
     """``dst[i] = dst[i] / divisor``: what turns a sum into an average.
 

@@ -29,6 +29,7 @@ from mycel.runtime.membership import communicate, flight_log, meet
 from mycel.runtime.movements import Movements
 from mycel.runtime.reductions import Reductions
 from mycel.runtime.timeouts import bounded, bounded_s
+from mycel.runtime.warm import load
 from mycel.settings import read_settings
 from mycel.untraced import untraced
 
@@ -104,6 +105,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
         communicator: Communicator | None = None
         timeout, ip, life = bounded(timeout), "127.0.0.1", "alone"
         if fabric is not None:
+            load()  # may compile, for seconds: not while others wait for this rank
             timeout_s = bounded_s(settings.timeout_s or timeout)
             rendezvous = meet(store, rank, size, timeout_s, settings, fabric, global_ranks, held=held)
             ip, life = rendezvous.addresses[rank].ip, rendezvous.life

@@ -1,25 +1,29 @@
-"""Compiles what ranks need ahead of time, so that many of them starting at once find it in numba's cache."""
+"""Compiles what ranks need before anybody waits for them, or loads it where that has been done on the machine."""
 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.proof import prove_lowering
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
-from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
 from mycel.runtime.calibration import measure_costs
 from mycel.runtime.forms import Form
 from mycel.runtime.prepared import Line, asking
 from mycel.topology.builders import loopback
 
-__all__ = ["warm"]
+__all__ = ["load", "warm"]
+
+Ints = npt.NDArray[np.int64]
 
 
 def warm() -> None:
-    """Compile what ranks need, or load it from numba's cache; some seconds the first time on a machine.
+    """Compile what ranks need, or load it from the disk; some seconds the first time on a machine.
+
+    Ranks do so when their first group is made, where one of a machine compiles and the others wait for it. Before
+    that, it is done for all that start later, and for those that are forked.
 
     Examples:
         Once on each node, before all of its ranks start::
@@ -27,6 +31,32 @@ def warm() -> None:
             python -c "import mycel.runtime; mycel.runtime.warm()"
             torchrun --nproc-per-node 8 train.py
     """
+    fields = _run_an_empty_job()
+    ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
+    ring[e.RING_STOP] = 1
+    e.submit(ring.ctypes.data, fields.ctypes.data)
+    ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
+    e.serve(ring.ctypes.data, 0, 0)
+    pattern = fields.copy()  # of a job that is done
+    e.again(pattern.ctypes.data, fields.ctypes.data, 0)
+    schedule = synthesize(loopback(num_ranks=2), Collective(name="all_reduce", num_ranks=2))
+    plan = RankTemplate(schedule, 0)
+    lines, extras = [Line(-1)] * len(plan.channels), np.full(1, -1, dtype=np.int64)
+    Form(plan, lines, extras, asking(1, -1)).prepare(plan.schedule.collective.total_weight, 1, 4)
+    measure_costs()
+
+
+def load() -> None:
+    """Have the engine ready, before anything with a deadline begins: all of it compiled, where it was not.
+
+    What the first call does not need is loaded when it is needed, from the disk, which takes milliseconds.
+    """
+    _run_an_empty_job()
+    if e.execute.was_compiled:  # type: ignore[attr-defined]  # of a standalone function
+        warm()
+
+
+def _run_an_empty_job() -> Ints:
     fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
     spare = np.zeros(64, dtype=np.int64)
     for address in (
@@ -45,17 +75,4 @@ def warm() -> None:
         fields[address] = spare.ctypes.data
     fields[e.J_WORK] = fields.ctypes.data + (e.J_WORK + 1) * 8
     e.execute(fields.ctypes.data)
-    ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
-    ring[e.RING_STOP] = 1
-    e.submit(ring.ctypes.data, fields.ctypes.data)
-    ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
-    e.serve(ring.ctypes.data, 0, 0)
-    measure_costs()
-    for name in ("all_gather", "reduce_scatter", "all_reduce"):
-        schedule = synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))
-        verify_schedule(schedule)
-        prove_lowering(schedule)
-        plan = RankTemplate(schedule, 0)
-        Form(plan, [Line(-1)] * len(plan.channels), spare[:1], asking(1, -1)).prepare(
-            schedule.collective.total_weight, 1, 4
-        )
+    return fields

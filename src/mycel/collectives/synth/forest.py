@@ -22,7 +22,7 @@ from math import ceil, gcd, lcm
 
 import numpy as np
 
-from mycel.collectives.allreduce_bound import Division
+from mycel.collectives.allreduce_bound import Division, quick_limit
 from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
 from mycel.collectives.in_network_bound import NetworkDivision, divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
@@ -79,6 +79,10 @@ def synthesize(
     schedule = emit(topology, collective, weights, [(forest, 1) for forest in forests])
     if collective.name == "all_reduce":
         # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
+        # Where it is plain that they do, the linear programme is spared: its solver alone takes long to import.
+        adds = len(topology.compute_vertices) > topology.num_ranks
+        if k is None and not adds and schedule.algbw >= quick_limit(topology):
+            return schedule
         division, _ = find_division(topology)
         if k is None:
             network = divide_with_switches(topology, without=max(schedule.algbw, division.algbw))
