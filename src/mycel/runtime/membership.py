@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mycel.runtime.calibration import costs_from_text, costs_to_text, known_costs
+from mycel.runtime.calibration import costs_from_text, costs_to_text, kept_costs, known_costs
 from mycel.runtime.communicator import PACE, Communicator
 from mycel.runtime.fabric import Fabric
 from mycel.runtime.flight import FlightLog, recorder
@@ -65,10 +66,32 @@ def meet(
         secret=job_secret(settings),
         store_server=StoreServer.of(held) if held is not None and rank == 0 else None,
         observe=partial(check_members, fabric.members),
+        notice=_known_costs(settings) if rank == 0 else None,
+        make_notice=partial(_measured_costs, settings),
     )
     if held is not None:
         rendezvous.say_what_is_trusted()
     return rendezvous
+
+
+#: Costs as text by the folder that keeps them: a mesh has many groups, and their ranks 0 read the file once.
+_costs: dict[Path | None, str] = {}
+
+
+def _known_costs(settings: Settings) -> str | None:
+    """This machine's costs, if they have been measured before."""
+    if settings.cache not in _costs:
+        kept = kept_costs(settings.cache)
+        if kept is None:
+            return None
+        _costs[settings.cache] = costs_to_text(kept)
+    return _costs[settings.cache]
+
+
+def _measured_costs(settings: Settings) -> str:
+    """This machine's costs, measured now, when all ranks have come and wait: starting keeps processors busy."""
+    _costs[settings.cache] = text = costs_to_text(known_costs(settings.cache))
+    return text
 
 
 def flight_log(
@@ -120,9 +143,7 @@ def communicate(
         dtype_names=dtype_name,
         piece_bytes=settings.piece_bytes,
         paced=PACE if settings.paced is None else settings.paced,
-        costs=costs_from_text(
-            rendezvous.agree("costs", lambda: costs_to_text(known_costs(settings.cache)), timeout_s)
-        ),
+        costs=costs_from_text(rendezvous.notice),
         methods=settings.methods,
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
