@@ -1,4 +1,8 @@
-"""The connections that schedules use: opened at first need, shut down when the group fails, closed at the end."""
+"""The connections that schedules use: opened at first need, shut down when the group fails, closed at the end.
+
+A call that needs channels which are not open opens them when its turn has come, and not when it is made: whoever
+starts a call and goes on must not wait for ranks that are not there yet. Its time-out counts from then.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +68,12 @@ class Channels:
             self._open.append(sock)
             self.descriptors[channel] = sock.fileno()
 
-    def sockets(self, channels: Sequence[Channel], attempt: Attempt) -> list[int]:
-        """Descriptors of channels, opened where they are not: while signal handlers may call collectives themselves.
+    def sockets(self, channels: Sequence[Channel]) -> list[int]:
+        """Descriptors of channels; -1 where they are not open."""
+        return [self.descriptors.get(channel, -1) for channel in channels]
+
+    def require(self, channels: Sequence[Channel], attempt: Attempt) -> None:
+        """Open those that are not open yet, as ``open`` does, while signal handlers may call collectives themselves.
 
         Raises:
             CommunicationError, LinksFailed: as ``open``.
@@ -73,7 +81,6 @@ class Channels:
         if not all(channel in self.descriptors for channel in channels):
             is_main = threading.current_thread() is threading.main_thread()
             (self._open_apart if is_main else self.open)(channels, attempt)
-        return [self.descriptors[channel] for channel in channels]
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         try:

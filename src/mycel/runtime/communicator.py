@@ -225,28 +225,14 @@ class Communicator:
         """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
         return sends_parts_directly(self.planner.schedules(name, root))
 
-    def connect(self, name: CollectiveName, root: int | None = None) -> None:
-        """Open the channels that a collective's schedules use. Every rank must come here to get on.
-
-        Raises:
-            CommunicationError: a peer does not come, or cannot be reached.
-        """
-        plans = [self.planner.plan(name, root, method) for method in self.planner.schedules(name, root)]
-        try:
-            for plan in plans:
-                attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
-                self._channels.open(plan.channels, attempt)
-        except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
-            raise self._faults.poison("timeout", str(failed)) from None
-
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _lay_out(self, program: Program, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
+    def _lay_out(self, program: Program, call: Call, choice: Choice) -> Prepared:
         return prepare(
             program,
             call.item_bytes,
-            self._channels.sockets(program.channels, attempt),
+            self._channels.sockets(program.channels),
             self._control.descriptors,
             states_channel_bytes=not call.knows_all,
             origin=Origin(
@@ -376,7 +362,7 @@ class Communicator:
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
             prepared = self.planner.prepared(
-                call, choice, lambda plan, program, elements: self._lay_out(program, call, choice, attempt)
+                call, choice, lambda plan, program, elements: self._lay_out(program, call, choice)
             )
             name = (call.name, call.root, choice.method)
             self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
@@ -422,7 +408,10 @@ class Communicator:
         begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
         attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
-            self._faults.judge(status, job, attempt)
+            if status == e.UNOPENED:
+                self._open(job, attempt)
+            else:
+                self._faults.judge(status, job, attempt)
         except CommunicationError as error:
             ticket.error = error
             self._channels.shut_down()
@@ -431,6 +420,13 @@ class Communicator:
         except LinksFailed as failed:
             ticket.error = failed
             raise
+
+    def _open(self, job: Job, attempt: Attempt) -> None:
+        """Open the channels that a run needs and that no call before has needed."""
+        channels = job.prepared.program.channels
+        self._channels.require(channels, attempt)
+        job.prepared.attach(self._channels.sockets(channels))
+        self._pacer.extend(self._channels.descriptors)
 
     def _internal(self, error: BaseException, where: str) -> CommunicationError:
         """The group's failure for an error that nobody has thought of; never raises."""

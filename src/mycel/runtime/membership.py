@@ -128,12 +128,12 @@ def communicate(
     settings: Settings,
     flight: FlightLog | None,
 ) -> Communicator:
-    """A communicator whose channels for the common collectives are open.
+    """A group's communicator, connected to the other ranks; channels are opened at the first calls that use them.
 
     Raises:
         CommunicationError: a peer does not come, or cannot be reached.
     """
-    communicator = Communicator(
+    return Communicator(
         rank=rendezvous.rank,
         size=rendezvous.size,
         topology=topology,
@@ -149,10 +149,6 @@ def communicate(
         reroutes=settings.on_link_failure == "replan",
         members=fabric.members,
     )
-    for name in ("all_reduce", "all_gather", "reduce_scatter"):
-        communicator.connect(name)
-    communicator.connect("broadcast", 0)
-    return communicator
 
 
 def monitored_barrier(

@@ -10,7 +10,7 @@ import itertools
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -98,6 +98,10 @@ class Prepared:
     watched: tuple[int, int, int]
     total_bytes: int
 
+    def attach(self, descriptors: Sequence[int]) -> None:
+        """Take the sockets of the program's channels, now that all are open."""
+        self.channel_rows[:, e.C_FD] = descriptors
+
     @property
     def num_bytes(self) -> int:
         """Memory this preparation holds, some 2 KB of objects included."""
@@ -178,7 +182,7 @@ PREPARED = PreparedCache(64 << 20)
 def prepare(
     program: Program,
     item_bytes: int,
-    descriptors: list[int],
+    descriptors: Sequence[int],
     extras: Ints,
     *,
     states_channel_bytes: bool = False,
@@ -189,7 +193,7 @@ def prepare(
     Args:
         program: one rank's program.
         item_bytes: bytes of an element.
-        descriptors: socket of each of the program's channels.
+        descriptors: socket of each of the program's channels; -1 where it is not open yet, see ``Prepared.attach``.
         extras: control descriptors, at least one (-1 for none).
         states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
             between others are; else those of the whole array.
@@ -268,7 +272,7 @@ def _traffic(program: Program, origin: Origin | None, rows: Ints, queue_start: I
     )
 
 
-def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Ints, Bytes]:
+def _channels(program: Program, rows: Ints, descriptors: Sequence[int]) -> tuple[Ints, Bytes]:
     table = np.zeros((len(program.channels), e.CHANNEL_FIELDS), dtype=np.int64)
     longest = np.zeros(len(program.channels), dtype=np.int64)
     reducing = rows[:, e.R_OP] == Op.RECV_REDUCE

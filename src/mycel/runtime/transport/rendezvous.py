@@ -177,7 +177,10 @@ class Rendezvous:
             hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in range(self.rank)}
             for peer, hello in hellos.items():
                 self.awaited = peer
-                out[peer] = self._caller.call(self.addresses[peer].ip, hello, deadline, looking)
+                out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
+            for peer, hello in hellos.items():
+                self.awaited = peer
+                self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
             for peer, hello in hellos.items():
                 self.awaited = peer
                 self._caller.prove(out[peer], hello, deadline, looking)
@@ -233,6 +236,7 @@ class Rendezvous:
         deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
         hellos: dict[int, Hello] = {}
+        dialed: dict[int, tuple[str, float]] = {}
         try:
             for number, channel in enumerate(channels):
                 if channel.src != self.rank:
@@ -247,11 +251,15 @@ class Rendezvous:
                         continue
                 back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
                 source = address_of(back) if epoch else None
-                self._dialing = (channel, time.monotonic())
-                out[number] = self._caller.call(ip, hellos[number], deadline, observe, source)
-                self._dialing = None
+                dialed[number] = (ip, time.monotonic())
+                out[number] = self._caller.dial(ip, hellos[number], source)
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+            for number, (ip, since) in dialed.items():  # all at once: kernels answer while this waits for the first
+                self.awaited = channels[number].dst
+                self._dialing = (channels[number], since)
+                self._caller.greet(out[number], ip, hellos[number], deadline, observe)
+                self._dialing = None
             for number, hello in hellos.items():
                 self.awaited = hello.dst
                 self._caller.prove(out[number], hello, deadline, observe)
