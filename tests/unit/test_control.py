@@ -117,6 +117,41 @@ def test_an_alert_is_seen_by_whoever_waits_until_it_is_ended() -> None:
         assert not poller.poll(0)
 
 
+def test_two_descriptors_are_watched_however_many_ranks_there_are() -> None:
+    pairs = {peer: pair() for peer in range(1, 40)}
+    sockets = {peer: own for peer, (own, _) in pairs.items()}
+    with closing(Control(sockets, rank=0, size=40, num_vertices=4)) as control:
+        assert len(control.descriptors) == 2 and len(control.watched()) == 1
+        for peer in (3, 17, 39):
+            Control({0: pairs[peer][1]}, rank=peer, size=40, num_vertices=4).close()
+        control.wait(LONG_S)
+        events = control.take()
+        assert {event.peer for event in events} == control.left == control.gone == {3, 17, 39}
+        assert control.take() == []
+        assert not select.select(control.descriptors.tolist(), [], [], 0)[0], "those that have left are let go of"
+    for peer, (_, other) in pairs.items():
+        if peer not in (3, 17, 39):
+            other.close()
+
+
+def test_a_connection_that_is_dropped_wakes_nobody_though_a_child_holds_it() -> None:
+    a, b = pair()
+    with a, closing(Control({1: b}, rank=0, size=2, num_vertices=4)) as control:
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.close(writer)
+            os.read(reader, 1)
+            os._exit(0)
+        os.close(reader)
+        a.sendall(struct.pack("<I", (1 << 32) - 1))  # no record is as long
+        assert [event.message for event in control.take()] == [None]
+        a.sendall(b"more")  # the child's copy takes it
+        assert not select.select(control.descriptors.tolist(), [], [], 0)[0]
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
 def test_kernels_are_asked_and_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         a = socket.create_connection(listener.getsockname())

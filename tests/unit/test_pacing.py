@@ -111,7 +111,8 @@ def test_two_machines_hold_back_only_where_rates_were_given(
         rendezvous = Rendezvous(rank=rank, size=2, store=store, own=own, timeout_s=60.0)
         fabric = Fabric(settings, [0, 1], 2)
         communicator = communicate(rendezvous, fabric, fabric.topology(rendezvous.addresses), 60.0, settings, None)
-        communicator.connect("all_reduce")
+        plan = communicator.planner.plan("all_reduce", None, "forest")
+        communicator._channels.open(plan.channels, communicator._attempt("a test", 60.0, (0, 0, 0)))
         descriptors = communicator._channels.descriptors
         outgoing = [socket.socket(fileno=os.dup(fd)) for channel, fd in descriptors.items() if channel.src == rank]
         option = pacing.SO_MAX_PACING_RATE

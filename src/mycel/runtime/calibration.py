@@ -39,7 +39,7 @@ from mycel.runtime.libc import MSG_NOSIGNAL, recv, send
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine
 from mycel.standalone import standalone
 
-__all__ = ["calibration_file", "costs_from_text", "costs_to_text", "known_costs", "measure_costs"]
+__all__ = ["calibration_file", "costs_from_text", "costs_to_text", "kept_costs", "known_costs", "measure_costs"]
 
 _log = logging.getLogger(__name__)
 
@@ -188,10 +188,10 @@ def known_costs(cache: Path | None = None) -> Costs:
 
     A file that holds anything else, or is no file, and a folder that refuses are no errors.
     """
-    try:
-        return costs_from_text(_read(calibration_file(cache)))
-    except (OSError, UsageError):
-        costs = measure_costs()
+    kept = kept_costs(cache)
+    if kept is not None:
+        return kept
+    costs = measure_costs()
     _log.info("calibrated: %s", costs)
     try:
         file = calibration_file(cache)
@@ -202,6 +202,14 @@ def known_costs(cache: Path | None = None) -> Costs:
     except OSError as error:
         _log.debug("costs are not kept: %s", error)
     return costs
+
+
+def kept_costs(cache: Path | None = None) -> Costs | None:
+    """This machine's costs as they were measured before; ``None`` where they were not, or cannot be read."""
+    try:
+        return costs_from_text(_read(calibration_file(cache)))
+    except (OSError, UsageError):
+        return None
 
 
 def _read(file: Path) -> str:

@@ -1,4 +1,8 @@
-"""The connections that schedules use: opened at first need, shut down when the group fails, closed at the end."""
+"""The connections that schedules use: opened at first need, shut down when the group fails, closed at the end.
+
+A call that needs channels which are not open opens them when its turn has come, and not when it is made: whoever
+starts a call and goes on must not wait for ranks that are not there yet. Its time-out counts from then.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +109,16 @@ class Channels:
             self._blame(error, attempt, peer)
         return {channel: ring for channel, ring in rings.items() if ring is not None}
 
-    def lines(self, channels: Sequence[Channel], attempt: Attempt) -> list[Line]:
-        """What the engine needs of channels, opened where they are not: while signal handlers may call collectives.
+    def lines(self, channels: Sequence[Channel]) -> list[Line]:
+        """What the engine needs of channels; of those that are not open, a descriptor of -1."""
+        return [self._line(channel) for channel in channels]
+
+    def _line(self, channel: Channel) -> Line:
+        descriptor, ring = self.descriptors.get(channel, -1), self.rings.get(channel)
+        return Line(descriptor) if ring is None else Line(descriptor, ring.address, ring.capacity, ring.bell)
+
+    def require(self, channels: Sequence[Channel], attempt: Attempt) -> None:
+        """Open those that are not open yet, as ``open`` does, while signal handlers may call collectives themselves.
 
         Raises:
             CommunicationError, LinksFailed: as ``open``.
@@ -114,11 +126,6 @@ class Channels:
         if not all(channel in self.descriptors for channel in channels):
             is_main = threading.current_thread() is threading.main_thread()
             (self._open_apart if is_main else self.open)(channels, attempt)
-        return [self._line(channel) for channel in channels]
-
-    def _line(self, channel: Channel) -> Line:
-        descriptor, ring = self.descriptors[channel], self.rings.get(channel)
-        return Line(descriptor) if ring is None else Line(descriptor, ring.address, ring.capacity, ring.bell)
 
     def _open_apart(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         try:

@@ -242,27 +242,13 @@ class Communicator:
         """Whether a gather or scatter of parts goes straight from rank to rank; see ``sends_parts_directly``."""
         return sends_parts_directly(self.planner.schedules(name, root))
 
-    def connect(self, name: CollectiveName, root: int | None = None) -> None:
-        """Open the channels that a collective's schedules use. Every rank must come here to get on.
-
-        Raises:
-            CommunicationError: a peer does not come, or cannot be reached.
-        """
-        plans = [self.planner.plan(name, root, method) for method in self.planner.schedules(name, root)]
-        try:
-            for plan in plans:
-                attempt = self._attempt(f"connecting for {name}", self.timeout_s, (0, 0, 0))
-                self._channels.open(plan.channels, attempt)
-        except LinksFailed as failed:  # ranks may be at different collectives: there is no common place to go on from
-            raise self._faults.poison("timeout", str(failed)) from None
-
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _lay_out(self, plan: RankTemplate, elements: int, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
+    def _lay_out(self, plan: RankTemplate, elements: int, call: Call, choice: Choice) -> Prepared:
         form = self._forms.get(plan)
         if form is None:
-            lines = self._channels.lines(plan.channels, attempt)
+            lines = self._channels.lines(plan.channels)
             form = Form(plan, lines, self._control.descriptors, self._asking, self._workspace)
             self._forms[plan] = form
         return form.prepare(
@@ -437,7 +423,7 @@ class Communicator:
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
             prepared = self.planner.prepared(
-                call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice, attempt)
+                call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
             )
             name = (call.name, call.root, choice.method)
             self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
@@ -483,7 +469,10 @@ class Communicator:
         begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
         attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
-            self._faults.judge(status, job, attempt)
+            if status == e.UNOPENED:
+                self._open(job, attempt)
+            else:
+                self._faults.judge(status, job, attempt)
         except CommunicationError as error:
             ticket.error = error
             self._channels.shut_down()
@@ -492,6 +481,16 @@ class Communicator:
         except LinksFailed as failed:
             ticket.error = failed
             raise
+
+    def _open(self, job: Job, attempt: Attempt) -> None:
+        """Open the channels that a run needs and that no call before has needed."""
+        plan = job.prepared.plan
+        self._channels.require(plan.channels, attempt)
+        lines = self._channels.lines(plan.channels)
+        job.prepared.attach(lines)
+        if (form := self._forms.get(plan)) is not None:
+            form.attach(lines)
+        self._pacer.extend(self._channels.descriptors)
 
     def _internal(self, error: BaseException, where: str) -> CommunicationError:
         """The group's failure for an error that nobody has thought of; never raises."""

@@ -4,8 +4,9 @@ What ranks say there stands in ``messages``. It goes over the links, not the sto
 nothing is said the kernels at both ends ask each other every few seconds whether they are there (keepalive), so that
 ``silence_s`` tells how long ago the machine at the other end was last heard, whatever its programs do.
 
-The engine watches the descriptors during a call, and a thread of the process's between calls (``watch``): both may
-read, one at a time. So that none misses what the other has read, an ``alert`` makes one more descriptor readable.
+The engine watches them during a call, and a thread of the process's between calls (``watch``): both may read, one at
+a time. So that none misses what the other has read, an ``alert`` makes one more descriptor readable. Whoever sleeps
+hands two descriptors to the kernel, however many ranks there are: that one, and an ``epoll`` of all connections.
 """
 
 from __future__ import annotations
@@ -74,15 +75,15 @@ class Control:
     ) -> None:
         self._rank, self._size, self._num_vertices = rank, size, num_vertices
         self._lines = {peer: RecordSocket(sock, longest=LONGEST) for peer, sock in sockets.items()}
-        self._slot = {peer: slot for slot, peer in enumerate(sorted(sockets))}
+        self._peer_of = {sock.fileno(): peer for peer, sock in sockets.items()}
         self._lock = threading.RLock()
         self._alert = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        #: Descriptors for the engine to watch, -1 where the peer has left; shared memory, changed in place.
-        self.descriptors: npt.NDArray[np.int64] = np.full(len(sockets) + 1, -1, dtype=np.int64)
-        for peer, sock in sockets.items():
-            self.descriptors[self._slot[peer]] = sock.fileno()
+        self._epoll = select.epoll()
+        for sock in sockets.values():
+            self._epoll.register(sock, select.EPOLLIN)
             _keep_alive(sock)
-        self.descriptors[-1] = self._alert
+        #: Descriptors for the engine to watch, -1 once this is closed; shared memory, changed in place.
+        self.descriptors: npt.NDArray[np.int64] = np.array([self._epoll.fileno(), self._alert], dtype=np.int64)
         #: Ranks that said goodbye before their connection ended.
         self.left: set[int] = set()
         #: Ranks whose connection ended, or whose process.
@@ -145,11 +146,10 @@ class Control:
     def take(self) -> list[Event]:
         """What peers have said since; waits for nothing."""
         with self._lock:
-            by_descriptor = {line.sock.fileno(): peer for peer, line in self._lines.items()}
-            poller = select.poll()
-            for descriptor in by_descriptor:
-                poller.register(descriptor, select.POLLIN)
-            return [event for descriptor, _ in poller.poll(0) for event in self._read(by_descriptor[descriptor])]
+            if self._epoll.closed:
+                return []
+            ready = self._epoll.poll(0, max(1, len(self._lines)))
+            return [event for descriptor, _ in ready for event in self._read(self._peer_of[descriptor])]
 
     def _read(self, peer: int) -> list[Event]:
         line, ended = self._lines[peer], ""
@@ -201,10 +201,10 @@ class Control:
     def watched(self) -> list[tuple[int, int]]:
         """Descriptors to wait for, and for what: words that come, and room for words that have not gone yet."""
         with self._lock:
-            return [
-                (line.sock.fileno(), select.POLLIN | (select.POLLOUT if line.is_waiting else 0))
-                for line in self._lines.values()
-            ]
+            if self._epoll.closed:
+                return []
+            waiting = [line.sock.fileno() for line in self._lines.values() if line.is_waiting]
+            return [(self._epoll.fileno(), select.POLLIN), *((descriptor, select.POLLOUT) for descriptor in waiting)]
 
     # -- noticing -----------------------------------------------------------------------------------------
 
@@ -228,8 +228,10 @@ class Control:
                 self.alert()
 
     def _drop(self, peer: int) -> None:
-        self.descriptors[self._slot[peer]] = -1
-        self._lines.pop(peer).sock.close()
+        sock = self._lines.pop(peer).sock
+        self._epoll.unregister(sock)  # to close it would not do where a child holds it, too
+        del self._peer_of[sock.fileno()]
+        sock.close()
 
     # -- the end ------------------------------------------------------------------------------------------
 
@@ -243,10 +245,7 @@ class Control:
         with self._lock:
             for peer in list(self._lines):
                 self._drop(peer)
-            self.descriptors[-1] = -1
-            if self._alert >= 0:
-                os.close(self._alert)
-                self._alert = -1
+            self._end()
 
     def after_fork_in_child(self) -> None:
         """Close the child's copies, so that others notice when this process ends."""
@@ -254,7 +253,11 @@ class Control:
         for line in self._lines.values():
             line.sock.close()
         self._lines.clear()
+        self._end()
+
+    def _end(self) -> None:
         self.descriptors[:] = -1
+        self._epoll.close()
         if self._alert >= 0:
             os.close(self._alert)
             self._alert = -1

@@ -125,6 +125,7 @@ MISMATCHED = 3  # a header differs; J_FAILED_CHANNEL and the channel's C_HEADER
 TIMED_OUT = 4
 CONTROL = 5  # a control descriptor is readable
 INTERRUPTED = 6  # a signal arrived
+UNOPENED = 7  # a channel has no socket yet: its C_FD is -1
 
 # The ring that serve reads.
 RING_SUBMITTED = 0
@@ -503,8 +504,8 @@ def execute(address: int) -> int:
             one that is ``DONE`` stays so, any other is resumed.
 
     Returns:
-        ``DONE``, or why the run stopped (``CLOSED``, ``MISMATCHED``, ``TIMED_OUT``, ``CONTROL``, ``INTERRUPTED``).
-        After the last two, and after a time-out that was forgiven, the call may be repeated.
+        ``DONE``, or why the run stopped (``CLOSED``, ``MISMATCHED``, ``TIMED_OUT``, ``CONTROL``, ``INTERRUPTED``,
+        ``UNOPENED``). After the last three, and after a time-out that was forgiven, the call may be repeated.
     """
     job = int64_at(address, JOB_FIELDS)
     if job[J_STATUS] == DONE:  # somebody else has run it: the arrays may be in use for the next one
@@ -518,6 +519,10 @@ def execute(address: int) -> int:
     queue = int64_at(job[J_QUEUE], num_rows)
     if job[J_REMAINING] == _NEVER:
         _begin(job, channels, rows, work)
+    if job[J_REMAINING] > 0:
+        for c in range(num_channels):
+            if channels[c, C_FD] < 0:
+                return UNOPENED
     asking = int64_at(job[J_ASKING], ASK_FIELDS)
     asked = 0
     while job[J_REMAINING] > 0:

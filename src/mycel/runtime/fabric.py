@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from mycel.collectives.program import Channel
 from mycel.errors import UsageError
@@ -67,10 +68,7 @@ class Fabric:
             present = sorted(self._group)
             part = self._whole if len(present) == self._whole.num_ranks else self._whole.subset(present)
             return part.reordered([present.index(rank) for rank in self._group])
-        names = names_of_hosts(addresses)
-        if len(set(names)) == 1:
-            return loopback(num_ranks=len(names))
-        return hosts(names)
+        return _assumed(tuple(names_of_hosts(addresses)))
 
     def address_of(self, topology: Topology, addresses: Sequence[Address]) -> Callable[[Channel], str]:
         """At which address a channel's destination is reached over the channel's path."""
@@ -84,3 +82,9 @@ class Fabric:
             return pinned.get(labels, addresses[channel.dst].ip)
 
         return lookup
+
+
+@lru_cache(maxsize=128)  # a mesh has many groups, and the same machines again and again
+def _assumed(names: tuple[str, ...]) -> Topology:
+    """What is taken for the fabric between ranks of which only the machines are known, by name."""
+    return loopback(num_ranks=len(names)) if len(set(names)) == 1 else hosts(names)

@@ -38,6 +38,7 @@ from mycel.runtime.control import NO_WAY, Control
 from mycel.runtime.evidence import Hop, collect, has_stalled, probe
 from mycel.runtime.headers import describe_header
 from mycel.runtime.hearing import Hearing
+from mycel.runtime.openings import Openings
 from mycel.runtime.prepared import Job
 from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states
 from mycel.topology.model import Topology
@@ -129,6 +130,7 @@ class Faults:
         self.rank, self.size = rank, size
         self.control = control
         self.hearing = Hearing(rank, size, control)
+        self._openings = Openings(self.hearing, dtype_names)
         self.topology = topology
         self.reroutes = reroutes
         self._dtype_names = dtype_names
@@ -178,6 +180,8 @@ class Faults:
         """
         if status == e.CONTROL and self.hearing.attend():
             self._conclude_run(job, attempt)
+        elif status == e.CONTROL and (mismatch := self._other_call(attempt)):
+            self._conclude_run(job, attempt, mismatch=mismatch)
         elif status == e.CLOSED:
             self._on_closed(job, attempt)
         elif status == e.MISMATCHED:
@@ -216,12 +220,23 @@ class Faults:
         alarm = self.hearing.attend()
         if self.cause is not None:
             raise self.cause
+        awaited = rendezvous.awaited
+        if not alarm and (mismatch := self._other_call(attempt)):
+            self._conclude(attempt, (awaited,), mismatch=mismatch)
+        elif not alarm and self._openings.is_missed(awaited):
+            self._on_lost(awaited, attempt, (awaited,))
+        elif not attempt.is_committing:
+            self._openings.tell(awaited, attempt.header)
         if alarm and not self.reroutes:
             raise Alarm
         if alarm:
             self._conclude(attempt, (rendezvous.awaited,), unanswered=rendezvous.unanswered)
         if self.cause is not None:
             raise self.cause
+
+    def _other_call(self, attempt: Attempt) -> str:
+        """How another rank's call in place of this one differs; the round after a collective is in no one's place."""
+        return "" if self.cause is not None or attempt.is_committing else self._openings.other_call(attempt.header)
 
     def not_connected(
         self, attempt: Attempt, peer: int, unanswered: Channel | None, *, lost: bool

@@ -23,7 +23,7 @@ from mycel.compiled import compiled_without_lock
 from mycel.errors import ScheduleError
 from mycel.runtime import engine as e
 from mycel.runtime.libc import int64_at
-from mycel.runtime.prepared import Line, Origin, Prepared, Traffic
+from mycel.runtime.prepared import LINE, Line, Origin, Prepared, Traffic
 from mycel.standalone import standalone
 
 __all__ = ["Form", "Workspace"]
@@ -266,6 +266,10 @@ class Form:
         #: Requests with their addresses that nobody is filling in: several where threads, or signal handlers, meet.
         self._spare: list[tuple[memoryview, int]] = []
 
+    def attach(self, lines: Sequence[Line]) -> None:
+        """Take the plan's channels, now that all are open, for what is prepared from now on."""
+        self._channels[:, list(LINE)] = lines
+
     def _take_request(self) -> tuple[memoryview, int]:
         try:
             return self._spare.pop()
@@ -363,6 +367,6 @@ class Form:
 def _channel_rows(plan: RankTemplate, lines: Sequence[Line]) -> Ints:
     """The engine's rows of a plan's channels, as they are before a size is known."""
     rows = np.zeros((len(plan.channels), e.CHANNEL_FIELDS), dtype=np.int64)
-    rows[:, [e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL]] = lines
+    rows[:, list(LINE)] = lines
     rows[:, e.C_OUTGOING] = [channel.src == plan.rank for channel in plan.channels]
     return rows

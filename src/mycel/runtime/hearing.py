@@ -18,6 +18,7 @@ from mycel.runtime.evidence import Evidence
 from mycel.runtime.inquiry import Inquiry
 from mycel.runtime.messages import (
     Abort,
+    Calling,
     Finding,
     Heard,
     Identity,
@@ -73,6 +74,8 @@ class Hearing:
         self._inquiry = Inquiry(rank)
         self._known: OrderedDict[tuple[str, int, int], None] = OrderedDict()
         self._asked = 0
+        self._calls: dict[int, tuple[int, int, int]] = {}
+        self._has_news = False
         steps = {1 << i for i in range(max(1, (size - 1).bit_length()))}
         self._near = sorted({(rank + s) % size for s in steps} | {(rank - s) % size for s in steps} - {rank})
         identity = own_identity()
@@ -147,6 +150,19 @@ class Hearing:
         """Open the first inquiry on another fabric, and forget what was said about the old one."""
         with self._lock:
             self._inquiry.next_epoch()
+            self._calls.clear()
+
+    # -- calls ----------------------------------------------------------------------------------------------
+
+    def say_call(self, peer: int, header: tuple[int, int, int]) -> None:
+        """Tell a rank, whose end of a channel is missing, which call needs it."""
+        self.control.tell((peer,), Calling(epoch=self.inquiry[0], header=header))
+
+    @property
+    def calls(self) -> dict[int, tuple[int, int, int]]:
+        """Header of the call for which each rank has last said that it waits for this one."""
+        with self._lock:
+            return dict(self._calls)
 
     # -- listening ------------------------------------------------------------------------------------------
 
@@ -155,7 +171,7 @@ class Hearing:
         self.control.flush()
         with self._lock:
             self._take()
-            if self._cause is not None or self._inquiry.is_open or self.control.ended:
+            if self._cause is not None or self._inquiry.is_open or self.control.ended or self._has_news:
                 self.control.alert()
 
     def attend(self, patience_s: float = 0.0) -> bool:
@@ -169,6 +185,7 @@ class Hearing:
         with self._lock:
             self.control.calm()
             self._take()
+            self._has_news = False
             return self._inquiry.is_open
 
     def ask_for(self, machine: str) -> None:
@@ -195,6 +212,9 @@ class Hearing:
                     self._pass_on(message, peer)
             elif isinstance(message, Identity):
                 self._identities[peer] = message
+            elif isinstance(message, Calling):
+                if message.epoch == self.inquiry[0]:
+                    self._calls[peer], self._has_news = message.header, True
             elif isinstance(message, Question | Heard):
                 self._hear(message, peer)
 

@@ -6,12 +6,13 @@ import hashlib
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
-from mycel.runtime.calibration import costs_from_text, costs_to_text, known_costs
+from mycel.runtime.calibration import costs_from_text, costs_to_text, kept_costs, known_costs
 from mycel.runtime.communicator import PACE, Communicator
 from mycel.runtime.fabric import Fabric
 from mycel.runtime.flight import FlightLog, recorder
@@ -65,10 +66,32 @@ def meet(
         secret=job_secret(settings),
         store_server=StoreServer.of(held) if held is not None and rank == 0 else None,
         observe=partial(check_members, fabric.members),
+        notice=_known_costs(settings) if rank == 0 else None,
+        make_notice=partial(_measured_costs, settings),
     )
     if held is not None:
         rendezvous.say_what_is_trusted()
     return rendezvous
+
+
+#: Costs as text by the folder that keeps them: a mesh has many groups, and their ranks 0 read the file once.
+_costs: dict[Path | None, str] = {}
+
+
+def _known_costs(settings: Settings) -> str | None:
+    """This machine's costs, if they have been measured before."""
+    if settings.cache not in _costs:
+        kept = kept_costs(settings.cache)
+        if kept is None:
+            return None
+        _costs[settings.cache] = costs_to_text(kept)
+    return _costs[settings.cache]
+
+
+def _measured_costs(settings: Settings) -> str:
+    """This machine's costs, measured now, when all ranks have come and wait: starting keeps processors busy."""
+    _costs[settings.cache] = text = costs_to_text(known_costs(settings.cache))
+    return text
 
 
 def flight_log(
@@ -105,12 +128,12 @@ def communicate(
     settings: Settings,
     flight: FlightLog | None,
 ) -> Communicator:
-    """A communicator whose channels for the common collectives are open.
+    """A group's communicator, connected to the other ranks; channels are opened at the first calls that use them.
 
     Raises:
         CommunicationError: a peer does not come, or cannot be reached.
     """
-    communicator = Communicator(
+    return Communicator(
         rank=rendezvous.rank,
         size=rendezvous.size,
         topology=topology,
@@ -120,19 +143,13 @@ def communicate(
         dtype_names=dtype_name,
         piece_bytes=settings.piece_bytes,
         paced=_paced(settings, fabric),
-        costs=costs_from_text(
-            rendezvous.agree("costs", lambda: costs_to_text(known_costs(settings.cache)), timeout_s)
-        ),
+        costs=costs_from_text(rendezvous.notice),
         methods=settings.methods,
         flight=flight,
         reroutes=settings.on_link_failure == "replan",
         members=fabric.members,
         in_memory=settings.local in (None, "memory"),
     )
-    for name in ("all_reduce", "all_gather", "reduce_scatter"):
-        communicator.connect(name)
-    communicator.connect("broadcast", 0)
-    return communicator
 
 
 def _paced(settings: Settings, fabric: Fabric) -> float:

@@ -18,6 +18,7 @@ __all__ = [
     "LONGEST",
     "Abort",
     "Bye",
+    "Calling",
     "Finding",
     "Heard",
     "Identity",
@@ -145,6 +146,20 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Calling:
+    """I wait for you to open a channel that my call needs; you may be at another one, which uses none such.
+
+    Attributes:
+        epoch: how often the group has gone on with another fabric.
+        header: sequence number, kind and bytes of the call.
+    """
+
+    TYPE: ClassVar[str] = "calling"
+    epoch: int
+    header: tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
     """Where I can be found by a group that is formed of those who are left: a handle, see ``runtime.elastic``."""
 
@@ -152,7 +167,7 @@ class Whereabouts:
     handle: str
 
 
-Message = Bye | Identity | Abort | Position | Finding | Question | Heard | Whereabouts
+Message = Bye | Identity | Abort | Position | Finding | Question | Heard | Calling | Whereabouts
 
 
 def record_of(message: Message) -> dict[str, Any]:
@@ -260,6 +275,10 @@ def _heard(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: i
     )
 
 
+def _calling(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Calling(epoch=fields.integer("epoch", 0), header=fields.header("header"))
+
+
 def _whereabouts(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
     return Whereabouts(handle=fields.text("handle"))
 
@@ -272,5 +291,6 @@ _READERS: dict[str, _Reader] = {
     Finding.TYPE: _finding,
     Question.TYPE: _question,
     Heard.TYPE: _heard,
+    Calling.TYPE: _calling,
     Whereabouts.TYPE: _whereabouts,
 }

@@ -106,6 +106,7 @@ class Pacer:
         self._known: dict[Hashable, tuple[Schedule, dict[Channel, tuple[int, int]]]] = {}
         self._current: dict[Channel, tuple[int, int]] = {}
         self._last: tuple[Schedule, bool] | None = None
+        self._name: Hashable = None
         self._libc = ctypes.CDLL(None, use_errno=True)
 
     def adapt(self, name: Hashable, schedule: Schedule, seconds: float, descriptors: Mapping[Channel, int]) -> None:
@@ -121,7 +122,20 @@ class Pacer:
         if self._last is not None and self._last[0] is schedule and self._last[1] is long:
             return
         self._last = (schedule, long)
-        share = long or schedule.is_from_one
+        self._name = name
+        self._apply(name, schedule, long or schedule.is_from_one, descriptors)
+
+    def extend(self, descriptors: Mapping[Channel, int]) -> None:
+        """Pace channels that have been opened since as those that were open before.
+
+        Args:
+            descriptors: sockets of open channels.
+        """
+        if self._last is not None:
+            schedule, long = self._last
+            self._apply(self._name, schedule, long or schedule.is_from_one, descriptors)
+
+    def _apply(self, name: Hashable, schedule: Schedule, share: bool, descriptors: Mapping[Channel, int]) -> None:
         for channel, (alone, shared) in self._paces(name, schedule).items():
             descriptor = descriptors.get(channel)
             if descriptor is None:

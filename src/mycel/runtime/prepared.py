@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,7 +22,7 @@ from mycel.collectives.program import Channel, Program
 from mycel.runtime import engine as e
 from mycel.runtime.forks import let_go_in_children
 
-__all__ = ["PREPARED", "Held", "Job", "Line", "Origin", "Prepared", "PreparedCache", "Traffic", "asking"]
+__all__ = ["LINE", "PREPARED", "Held", "Job", "Line", "Origin", "Prepared", "PreparedCache", "Traffic", "asking"]
 
 #: Looks at rings before sleeping, some 50 us: twice what a sleep and a wake cost.
 _ROUNDS = 512
@@ -48,11 +48,15 @@ class Origin:
     even: bool
 
 
+#: Fields of a channel that are its ``Line``.
+LINE = (e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL)
+
+
 class Line(NamedTuple):
     """What an open channel is for the engine.
 
     Attributes:
-        descriptor: of its socket.
+        descriptor: of its socket; -1: it is not open yet.
         ring, capacity: address of its ring and the bytes that it holds; zeros where it has none.
         bell: of the rank at the other end of the ring.
     """
@@ -142,6 +146,10 @@ class Prepared:
         """An array of the block, by the field of a job that has its address."""
         first = (self.addresses[field - e.J_NUM_ROWS] - self.addresses[e.J_ROWS - e.J_NUM_ROWS]) // 8
         return self.block[first : first + length]
+
+    def attach(self, lines: Sequence[Line]) -> None:
+        """Take the plan's channels, now that all are open."""
+        self.channel_rows[:, list(LINE)] = lines
 
     @property
     def channel_rows(self) -> Ints:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import json
 import os
@@ -126,11 +127,15 @@ def innermost(store: object) -> object:
 
 
 def _host() -> str:
+    return f"{_machine()}/{_namespace('net')}"
+
+
+@functools.cache  # the kernel writes it anew each time that it is read
+def _machine() -> str:
     try:
-        machine = _BOOT_ID.read_text(encoding="ascii").strip()
+        return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
-        machine = socket.gethostname()
-    return f"{machine}/{_namespace('net')}"
+        return socket.gethostname()
 
 
 def _namespace(kind: str) -> str:

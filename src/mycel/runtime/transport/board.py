@@ -5,6 +5,9 @@ outlives a group, as torchrun's does, still holds what the last one said, and no
 
 Anybody who reaches the store can read and write there. Where the job has a secret, every text therefore carries a
 proof of it, and one without is passed over, by name, until the right one is there.
+
+One process serves the store for all ranks of a job, so requests are few: what a rank has to say goes there in one,
+and what all have said is asked for in one, whatever the number of ranks, where the store can do that.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError, UsageError
@@ -41,7 +44,10 @@ _KINDS: dict[str, type[CommunicationError]] = {
 
 
 class Store(Protocol):
-    """The part of ``torch.distributed.Store`` that is needed; ``delete_key`` is used where there is one."""
+    """The part of ``torch.distributed.Store`` that is needed.
+
+    ``delete_key`` is used where there is one; ``multi_get`` and ``multi_set`` where ``has_extended_api()`` says so.
+    """
 
     def set(self, key: str, value: str) -> None:
         """Write a key."""
@@ -81,22 +87,22 @@ class Board:
         self._doubted: set[str] = set()
         self._has_heard = False
         self._look = 0.0
-        self.token = ""
-        if rank == 0:
-            token = secrets.token_hex(TOKEN_BYTES)
-            self.put("life", token)
-            self.token = token
+        self._has_begun = False
+        has_extended: Any = getattr(store, "has_extended_api", None)
+        self._is_extended = has_extended is not None and bool(has_extended())
+        self.token = secrets.token_hex(TOKEN_BYTES) if rank == 0 else ""
 
-    def join(self, publish: Callable[[], None], deadline: float) -> None:
+    def join(self, texts: Mapping[str, str], deadline: float) -> None:
         """Begin, or enter, the present life of the group.
 
         Args:
-            publish: writes what others need to know of this rank. Called again should the life turn out to be that
+            texts: what others need to know of this rank, by key. Written again should the life turn out to be that
                 of somebody who does not know the job's secret: whoever does will want to know it too.
             deadline: until when to wait.
         """
         if self._rank == 0:
-            publish()
+            self._has_begun = True
+            self.put_all({"life": self.token, **texts})
             return
         while True:
             text = self._raw("life", 0, deadline)
@@ -106,7 +112,7 @@ class Board:
                 continue
             if token != self.token and _is_token(token):
                 self.token = token
-                publish()
+                self.put_all(texts)
             if is_right and _is_token(token):
                 _enter(self._rank, token)
                 return
@@ -115,8 +121,19 @@ class Board:
 
     def put(self, key: str, text: str) -> None:
         """Write a text of this rank's."""
-        if self._store is not None:
-            self._store.set(self._place(key), self._sealed(text, key))
+        self.put_all({key: text})
+
+    def put_all(self, texts: Mapping[str, str]) -> None:
+        """Write texts of this rank's, by key."""
+        store: Any = self._store
+        if store is None:
+            return
+        sealed = {self._place(key): self._sealed(text, key) for key, text in texts.items()}
+        if self._is_extended and len(sealed) > 1:
+            store.multi_set(list(sealed), list(sealed.values()))
+            return
+        for place, text in sealed.items():
+            store.set(place, text)
 
     def get(self, key: str, owner: int, deadline: float) -> str:
         """A text that a rank has written, or writes in time.
@@ -133,10 +150,19 @@ class Board:
             self._doubt(key, owner)
             self._pause(owner, deadline)
 
-    def get_all(self, keys: Sequence[str], deadline: float) -> list[str]:
-        """The texts of all ranks, the first key being rank 0's, and so on; raises what ``get`` raises."""
-        self._await(keys, None, deadline)
-        return [self.get(key, owner, deadline) for owner, key in enumerate(keys)]
+    def get_all(self, owners: Mapping[str, int], deadline: float) -> dict[str, str]:
+        """Texts of several ranks by key; raises what ``get`` raises.
+
+        Args:
+            owners: which rank writes which.
+            deadline: until when to wait.
+        """
+        self._await(owners, deadline)
+        found: dict[str, str] = {}
+        for (key, owner), sealed in zip(owners.items(), self._read(list(owners)), strict=True):
+            text, is_right = self._opened(sealed, key, owner)
+            found[key] = text if is_right else self.get(key, owner, deadline)
+        return found
 
     def fail(self, error: Exception) -> None:
         """Tell those who still wait that this rank will not come, and why."""
@@ -144,8 +170,11 @@ class Board:
             return
         kind = type(error).__name__
         message = str(error) if kind in _KINDS else f"rank {self._rank}: {error}"
+        said = {"failed": json.dumps({"kind": kind, "message": message})}
+        if self._rank == 0 and not self._has_begun:  # the others would wait for a life to begin
+            said["life"] = self.token
         with contextlib.suppress(RuntimeError):  # the store may be what has failed
-            self.put("failed", json.dumps({"kind": kind, "message": message}))
+            self.put_all(said)
 
     def look(self) -> None:
         """Raise what another rank, which will not come, has said of the reason."""
@@ -182,22 +211,30 @@ class Board:
         return f"mycel/{key}" if key == "life" else f"mycel/{self.token}/{key}"
 
     def _raw(self, key: str, owner: int, deadline: float) -> bytes:
-        self._await([key], owner, deadline)
-        if self._store is None:
-            raise CommunicationError("the process group has been destroyed")
-        return self._store.get(self._place(key))
+        self._await({key: owner}, deadline)
+        return self._read([key])[0]
 
-    def _await(self, keys: Sequence[str], owner: int | None, deadline: float) -> None:
-        """Wait until texts are there; ``owner`` writes them, or, where it is ``None``, each rank one.
+    def _read(self, keys: Sequence[str]) -> list[bytes]:
+        """What stands under keys that are there."""
+        store: Any = self._store
+        if store is None:
+            raise CommunicationError("the process group has been destroyed")
+        places = [self._place(key) for key in keys]
+        if self._is_extended and len(places) > 1:
+            return [bytes(each) for each in store.multi_get(places)]
+        return [store.get(place) for place in places]
+
+    def _await(self, owners: Mapping[str, int], deadline: float) -> None:
+        """Wait until texts are there, by key which rank writes it.
 
         By asking, not with the store's own waiting: torch's would write a warning each time that it is interrupted.
         """
-        places = [self._place(key) for key in keys]
+        places = [self._place(key) for key in owners]
         pause, look = _SOON_S, time.monotonic() + _LOOK_S
         while not self._has(places):
             now = time.monotonic()
             if now >= deadline:
-                missing = owner if owner is not None else self._first_missing(places)
+                missing = next((owner for key, owner in owners.items() if not self._has([self._place(key)])), 0)
                 raise CollectiveTimeoutError(
                     f"rank {missing} has not joined the group of {self._size} ranks (rank {self._rank} waited for "
                     "what it writes into the store)"
@@ -217,9 +254,6 @@ class Board:
             raise CommunicationError(
                 f"rank {self._rank} cannot use the group's store: {str(error).splitlines()[0]}"
             ) from None
-
-    def _first_missing(self, places: Sequence[str]) -> int:
-        return next((owner for owner, place in enumerate(places) if not self._has([place])), 0)
 
     def _heed(self) -> None:
         if self.token:

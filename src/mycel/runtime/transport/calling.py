@@ -86,57 +86,73 @@ class Caller:
             raise
         return sock
 
-    def call(
-        self, ip: str, hello: Hello, deadline: float, observe: Observe = None, source: str | None = None
-    ) -> socket.socket:
-        """A connection to a peer over TCP.
+    def call(self, ip: str, hello: Hello, deadline: float, observe: Observe = None) -> socket.socket:
+        """A connection to a peer over TCP; arguments and errors as for ``dial`` and ``greet``."""
+        sock = self.dial(ip, hello)
+        self.greet(sock, ip, hello, deadline, observe)
+        return sock
+
+    def dial(self, ip: str, hello: Hello, source: str | None = None) -> socket.socket:
+        """Begin to connect to a peer over TCP; ``greet`` comes to the end of it. Several may be under way.
 
         Args:
             ip: at which of its addresses.
-            hello: what to greet with.
-            deadline: until when to try (``time.monotonic``).
-            observe: called several times a second meanwhile; what it raises ends the wait.
+            hello: what it will be greeted with.
             source: address to call from, if it matters.
 
         Raises:
             CommunicationError: the peer cannot be reached.
         """
-        port = self._addresses[hello.dst].port
-        at = f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
         try:
-            sock = self._dial(ip, port, deadline, observe, source)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.sendall(hello.pack())
-        except TimeoutError:
-            raise CollectiveTimeoutError(
-                f"rank {hello.dst} cannot be reached at {at} from rank {self._rank}: no answer in time "
-                "(a firewall, a link that is down, or a wrong wiring?)"
-            ) from None
+            sock = socket.socket(family_of(ip), socket.SOCK_STREAM)
         except OSError as error:
-            raise self._unreachable(hello.dst, f"at {at} ", error) from None
-        return sock
-
-    def _dial(self, ip: str, port: int, deadline: float, observe: Observe, source: str | None) -> socket.socket:
-        """Connect, looking up now and then.
-
-        Raises:
-            OSError: no answer in time (``TimeoutError``), or a refusal.
-        """
-        sock = socket.socket(family_of(ip), socket.SOCK_STREAM)
+            raise self._unreachable(hello.dst, f"at {self._at(ip, hello)} ", error) from None
         try:
             if source is not None:
                 sock.bind((source, 0))
             sock.setblocking(False)
-            begun = sock.connect_ex((ip, port))
-            if begun == errno.EINPROGRESS and not self._ready(sock, select.POLLOUT, deadline, observe):
-                raise TimeoutError
-            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (begun != errno.EINPROGRESS and begun)
+            begun = sock.connect_ex((ip, self._addresses[hello.dst].port))
+            if begun not in (0, errno.EINPROGRESS):
+                raise OSError(begun, os.strerror(begun))
+        except OSError as error:
+            sock.close()
+            raise self._unreachable(hello.dst, f"at {self._at(ip, hello)} ", error) from None
+        return sock
+
+    def greet(self, sock: socket.socket, ip: str, hello: Hello, deadline: float, observe: Observe = None) -> None:
+        """Wait until a connection that was begun is there, and greet the peer; closes the socket where that fails.
+
+        Args:
+            sock: as ``dial`` gave it.
+            ip, hello: as it was given.
+            deadline: until when to wait (``time.monotonic``).
+            observe: called several times a second meanwhile; what it raises ends the wait.
+
+        Raises:
+            CommunicationError: the peer cannot be reached.
+        """
+        at = self._at(ip, hello)
+        try:
+            if not self._ready(sock, select.POLLOUT, deadline, observe):
+                raise CollectiveTimeoutError(
+                    f"rank {hello.dst} cannot be reached at {at} from rank {self._rank}: no answer in time "
+                    "(a firewall, a link that is down, or a wrong wiring?)"
+                )
+            refused = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if refused:
                 raise OSError(refused, os.strerror(refused))
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.sendall(hello.pack())
+        except OSError as error:
+            sock.close()
+            raise self._unreachable(hello.dst, f"at {at} ", error) from None
         except BaseException:
             sock.close()
             raise
-        return sock
+
+    def _at(self, ip: str, hello: Hello) -> str:
+        port = self._addresses[hello.dst].port
+        return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
     def prove(self, sock: socket.socket, hello: Hello, deadline: float, observe: Observe = None) -> None:
         """Have the peer prove that it knows the job's secret, and prove it too; nothing where there is none.

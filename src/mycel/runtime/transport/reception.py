@@ -114,6 +114,8 @@ class Reception:
             deadline: until when to wait (``time.monotonic``).
             observe: called several times a second while waiting; what it raises ends the wait.
         """
+        self._require()
+        self._wait(0.0, lambda: key in self._filed)  # a peer that has gone by now may have called before
         while True:
             with self._changed:
                 if key in self._filed:

@@ -59,6 +59,8 @@ class Rendezvous:
         secret: the job's; ``None``: whoever can read the store may join.
         store_server: the job's store, if it lives in this process and ends when this group is destroyed.
         observe: called about once a second while waiting for the store; what it raises ends the wait.
+        notice: what rank 0 has all ranks know; ``None``: it makes it when all have come.
+        make_notice: makes it then.
 
     Raises:
         CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
@@ -66,6 +68,7 @@ class Rendezvous:
 
     Attributes:
         addresses: of all ranks.
+        notice: what rank 0 has all ranks know.
         awaited: the peer whose connection is, or was, being waited for.
     """
 
@@ -82,9 +85,12 @@ class Rendezvous:
         secret: Secret | None = None,
         store_server: StoreServer | None = None,
         observe: Callable[[], None] | None = None,
+        notice: str | None = None,
+        make_notice: Callable[[], str] = str,
     ) -> None:
         self.rank, self.size = rank, size
         self.awaited = rank
+        self.notice = notice or ""
         self._timeout_s = timeout_s
         self._secret = secret
         self._store_server = store_server
@@ -99,15 +105,23 @@ class Rendezvous:
         with self.failing_together():
             port = self._reception.listen([own.ip, *also])
             own = replace(own, port=port, local=local, serves_store=store_server is not None)
-            self._board.join(lambda: self._board.put(f"rank{rank}", own.to_text()), deadline)
+            known = {} if rank != 0 or notice is None else {"notice": notice}
+            self._board.join({f"rank{rank}": own.to_text(), **known}, deadline)
             self.addresses = self._meet(own, also, deadline)
+            if rank == 0 and notice is None:
+                self.notice = make_notice()
+                self._board.put("notice", self.notice)
             self._caller = Caller(rank, self.addresses, self._reception, secret)
             self._reception.open(bytes.fromhex(self._board.token))
 
     def _meet(self, own: Address, also: Sequence[str], deadline: float) -> tuple[Address, ...]:
         """Everybody's address; of ranks that had none for other machines, the one that they find now."""
-        texts = self._board.get_all([f"rank{rank}" for rank in range(self.size)], deadline)
-        met = [Address.from_text(text) for text in texts]
+        owners = {f"rank{rank}": rank for rank in range(self.size)}
+        if self.rank != 0:
+            owners["notice"] = 0
+        texts = self._board.get_all(owners, deadline)
+        self.notice = texts.pop("notice", self.notice)
+        met = [Address.from_text(text) for text in texts.values()]
         if len({address.host for address in met}) == 1:
             return tuple(met)
         unfound = [rank for rank, address in enumerate(met) if is_loopback(address.ip)]
@@ -138,20 +152,6 @@ class Rendezvous:
                 raise failure from None
             raise
 
-    def agree(self, key: str, make: Callable[[], str], timeout_s: float) -> str:
-        """A text that rank 0 makes, on every rank.
-
-        Args:
-            key: to find it by in the store.
-            make: makes it; called on rank 0 only.
-            timeout_s: how long the others wait for it.
-        """
-        if self.rank == 0:
-            text = make()
-            self._board.put(key, text)
-            return text
-        return self._board.get(key, 0, time.monotonic() + timeout_s)
-
     def say_what_is_trusted(self) -> None:
         """Say once a job, on rank 0, that a job without a secret trusts its network."""
         global _said_that_the_network_is_trusted
@@ -177,7 +177,10 @@ class Rendezvous:
             hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in range(self.rank)}
             for peer, hello in hellos.items():
                 self.awaited = peer
-                out[peer] = self._caller.call(self.addresses[peer].ip, hello, deadline, looking)
+                out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
+            for peer, hello in hellos.items():
+                self.awaited = peer
+                self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
             for peer, hello in hellos.items():
                 self.awaited = peer
                 self._caller.prove(out[peer], hello, deadline, looking)
@@ -233,6 +236,7 @@ class Rendezvous:
         deadline = time.monotonic() + timeout_s if deadline is None else deadline
         out: dict[int, socket.socket] = {}
         hellos: dict[int, Hello] = {}
+        dialed: dict[int, tuple[str, float]] = {}
         try:
             for number, channel in enumerate(channels):
                 if channel.src != self.rank:
@@ -247,11 +251,15 @@ class Rendezvous:
                         continue
                 back = Channel(src=channel.dst, dst=channel.src, path=channel.path[::-1])
                 source = address_of(back) if epoch else None
-                self._dialing = (channel, time.monotonic())
-                out[number] = self._caller.call(ip, hellos[number], deadline, observe, source)
-                self._dialing = None
+                dialed[number] = (ip, time.monotonic())
+                out[number] = self._caller.dial(ip, hellos[number], source)
                 if pace is not None:
                     out[number].setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+            for number, (ip, since) in dialed.items():  # all at once: kernels answer while this waits for the first
+                self.awaited = channels[number].dst
+                self._dialing = (channels[number], since)
+                self._caller.greet(out[number], ip, hellos[number], deadline, observe)
+                self._dialing = None
             for number, hello in hellos.items():
                 self.awaited = hello.dst
                 self._caller.prove(out[number], hello, deadline, observe)

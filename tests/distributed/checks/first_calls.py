@@ -1,0 +1,119 @@
+"""First calls of a group, on every rank, for ``test_first_calls.py``: channels are opened then, not before."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from mycel.errors import MismatchError, PeerLostError
+from mycel.runtime import tensor_group
+
+
+def _num_sockets() -> int:
+    """Connected sockets of this process."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            with socket.socket(fileno=os.dup(int(entry.name))) as sock:
+                sock.getpeername()
+                found += 1
+        except OSError:
+            continue
+    return found
+
+
+def nothing_is_opened_before(rank: int, size: int) -> None:
+    """A group has one connection a pair until something is called."""
+    dist.barrier()
+    before = _num_sockets()
+    group = dist.new_group(list(range(size)))
+    assert _num_sockets() - before == size - 1
+    x = torch.ones(5)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [float(size)] * 5
+    assert _num_sockets() - before > size - 1
+
+
+def who_starts_need_not_wait(rank: int, size: int) -> None:
+    """Ranks come to a call by way of a message from one that has started it, and has not been waited for."""
+    group = dist.new_group(list(range(size)))
+    x = torch.full((3,), 1.0 + rank)
+    if rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        for peer in range(1, size):
+            dist.send(torch.ones(1), peer)
+    else:
+        dist.recv(torch.zeros(1), 0)
+        work = dist.all_reduce(x, group=group, async_op=True)
+    work.wait()
+    assert x.tolist() == [size * (size + 1) / 2] * 3
+
+
+def many_first_calls_at_once(rank: int, size: int) -> None:
+    """Calls that need other channels each, started one behind the other, come out right and in order."""
+    group = dist.new_group(list(range(size)))
+    x, y = torch.full((4,), 1.0 + rank), torch.full((2,), float(rank))
+    out = [torch.zeros(2) for _ in range(size)]
+    given = [torch.full((2,), float(10 * rank + peer)) for peer in range(size)]
+    got = [torch.zeros(2) for _ in range(size)]
+    works = [
+        dist.all_reduce(x, group=group, async_op=True),
+        dist.all_gather(out, y, group=group, async_op=True),
+        dist.all_to_all(got, given, group=group, async_op=True),
+        dist.broadcast(y, size - 1, group=group, async_op=True),
+    ]
+    for work in works:
+        work.wait()
+    assert x.tolist() == [size * (size + 1) / 2] * 4
+    assert [each.tolist() for each in out] == [[float(peer)] * 2 for peer in range(size)]
+    assert [each.tolist() for each in got] == [[float(10 * peer + rank)] * 2 for peer in range(size)]
+    assert y.tolist() == [size - 1.0] * 2
+
+
+def who_died_is_named(rank: int, size: int) -> None:
+    """A rank that dies before its first call, while others wait for its channels, is named at once, by all."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=120))
+    dist.barrier()
+    began = time.monotonic()
+    if rank == 1:
+        communicator = tensor_group(group).communicator
+        assert communicator is not None
+        communicator.control.after_fork_in_child()  # connections end without a goodbye, as when a process is killed
+        return
+    with pytest.raises(PeerLostError, match="rank 1 was lost during all_reduce"):
+        dist.all_reduce(torch.ones(3), group=group)
+    assert time.monotonic() - began < 60.0  # half of the time-out
+
+
+def who_left_is_named(rank: int, size: int) -> None:
+    """So is one that destroyed its group instead of calling."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=120))
+    dist.barrier()
+    if rank == 1:
+        dist.destroy_process_group(group)
+        return
+    with pytest.raises(PeerLostError, match="rank 1 left"):
+        dist.all_reduce(torch.ones(3), group=group)
+
+
+def other_first_calls_are_told(rank: int, size: int, warm: bool) -> None:
+    """Ranks whose first calls need other channels do not wait for each other until the deadline."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=200))
+    if warm:
+        dist.all_reduce(torch.ones(3), group=group)
+    calls: dict[bool, Callable[[], object]] = {
+        False: lambda: dist.all_reduce(torch.ones(3), group=group),
+        True: lambda: dist.all_to_all_single(torch.zeros(size), torch.ones(size), group=group),
+    }
+    began = time.monotonic()
+    with pytest.raises(MismatchError, match=rf"rank {size - 1} called all_to_all.*rank 0"):
+        calls[rank == size - 1]()
+    assert time.monotonic() - began < 100.0  # half of the time-out
