@@ -29,17 +29,16 @@ import numpy as np
 from mycel.collectives.cost import Choice, choose
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Program
-from mycel.collectives.proof import prove_lowering
-from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, CollectiveName
+from mycel.errors import CommunicationError
 from mycel.runtime.calls import Call
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
 from mycel.runtime.prepared import Prepared, prepare
+from mycel.runtime.proof import Proofs
 from mycel.topology.builders import hosts
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
 from record import RECORDED, append, markdown, stamp
-
 
 RANKS = (16, 64, 256, 1024)
 PER_NODE = 8
@@ -79,18 +78,17 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
     """What a rank does before its first call of a collective can run."""
     clock = Clock()
     root = 0 if name in ROOTED else None
+    proofs = Proofs(rank, lambda kind, message: CommunicationError(f"{kind}: {message}"))
     machines = [number for number, _ in enumerate(fabric.ranks)]
     planner: Planner[Prepared] = Planner(
         rank,
         lambda name, root: verified_schedules(fabric, name, root),
         partial(choose, machines=machines),
-        lambda schedule, call, pieces: clock.time("proof", lambda: _prove(schedule, call, pieces)),
+        lambda schedule, call, pieces: clock.time("proof", lambda: proofs.require(schedule, call, pieces)),
     )
     made = clock.time("schedules", lambda: planner.schedules(name, root))
     elements = ELEMENTS * (fabric.num_ranks**2 if name == "all_to_all" else fabric.num_ranks)
-    call = Call(
-        name=name, num_elements=elements, item_bytes=ELEMENT_BYTES, output_address=0, root=root
-    )
+    call = Call(name=name, num_elements=elements, item_bytes=ELEMENT_BYTES, output_address=0, root=root)
     choice = clock.time("choice", lambda: planner.choice(name, root, elements * ELEMENT_BYTES))
     clock.time("program", lambda: [planner.plan(name, root, method) for method in made])
     if name == "all_to_all":
@@ -107,10 +105,6 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
         "depth": {method: schedule.depth for method, schedule in made.items()},
         "algbw": {method: float(schedule.algbw) for method, schedule in made.items()},
     }
-
-
-def _prove(schedule: Schedule, call: Call, pieces: int) -> None:
-    prove_lowering(schedule)
 
 
 def _lay_out(choice: Choice, plan: RankTemplate, program: Program, elements: int) -> Prepared:

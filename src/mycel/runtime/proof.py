@@ -1,7 +1,8 @@
 """Programs are proved before they run, by every rank for itself: no verdict to wait for, and none that could be lost.
 
 A rank lowers the schedule for all ranks, as every rank does, and verifies the programs together, once for each
-schedule when it is first used: that holds for every size (``mycel.collectives.proof``). The first sizes at which the
+schedule when it is first used: that holds for every size (``mycel.collectives.proof``). In large groups it looks
+at its own program by itself, as every rank does (``mycel.collectives.verify.own``). The first sizes at which the
 schedule then runs are looked at too, with the lengths that they have, though long chunks in two pieces; so what a
 training job settles on is proved by its own numbers, and one that meets new sizes for ever does not wait for ever.
 A rank that finds something wrong sends nothing, and its error reaches the others over the control connections.
@@ -13,11 +14,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from mycel.collectives.lower import lower
-from mycel.collectives.program import block_sizes
+from mycel.collectives.lower import RankTemplate, lower
 from mycel.collectives.proof import prove_lowering
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.verify import verify_programs
+from mycel.collectives.synth import SYNTHESIZERS
+from mycel.collectives.verify import verify_own_program, verify_programs
 from mycel.errors import CommunicationError, ScheduleError
 from mycel.runtime.calls import Call
 from mycel.settings import read_settings
@@ -26,11 +27,13 @@ __all__ = ["Proofs"]
 
 #: Sizes of each schedule that are looked at: 10 ms each, for 8 ranks.
 _SIZES = 32
+#: Up to so many ranks, all programs are verified together, which takes time in proportion to their square.
+_TOGETHER = 32
 #: Schedules whose proofs are remembered; more than the planner keeps.
 _SCHEDULES = 256
-#: Of each schedule, by identity: itself, so that its identity stays its own, and sizes. Groups share schedules, and
-#: so their proofs.
-_proved: OrderedDict[int, tuple[Schedule, set[int]]] = OrderedDict()
+#: Of each schedule, by identity, and of the rank whose program was looked at, or of all: the schedule itself, so that
+#: its identity stays its own, and sizes. Groups share schedules, and so their proofs.
+_proved: OrderedDict[tuple[int, int | None], tuple[Schedule, set[int]]] = OrderedDict()
 _proving = threading.Lock()
 
 
@@ -59,13 +62,17 @@ class Proofs:
         """
         if self._level == "schedules":
             return
-        lengths = block_sizes(schedule.collective, call.num_elements, call.block_elements).tolist()
+        lengths = call.block_elements
+        rank = self._rank if _looks_alone(schedule) else None
         try:
-            sizes = _proved_sizes(schedule)
+            sizes = _proved_sizes(schedule, rank)
             if call.block_elements is None and call.num_elements not in sizes and len(sizes) < _SIZES:
-                prove_lowering(schedule, lengths, pieces)
+                prove_lowering(schedule, call.num_elements, pieces, rank=rank)
                 sizes.add(call.num_elements)
-            if self._level == "sizes" and call.knows_all:
+            if self._level == "sizes" and call.knows_all and rank is not None:
+                program = RankTemplate(schedule, rank).expand(call.num_elements, pieces, block_elements=lengths)
+                verify_own_program(schedule, program, pieces)
+            elif self._level == "sizes" and call.knows_all:
                 verify_programs(lower(schedule, call.num_elements, piece_elements=pieces, block_elements=lengths))
         except ScheduleError as error:
             raise self._poison(
@@ -73,20 +80,25 @@ class Proofs:
             ) from error
 
 
-def _proved_sizes(schedule: Schedule) -> set[int]:
-    """Sizes at which a schedule's programs were looked at, after those of any size have been proved.
+def _looks_alone(schedule: Schedule) -> bool:
+    """Whether each rank looks at its own program only; classics need all programs together."""
+    return schedule.collective.num_ranks > _TOGETHER and schedule.method in SYNTHESIZERS
+
+
+def _proved_sizes(schedule: Schedule, rank: int | None) -> set[int]:
+    """Sizes at which a schedule's programs, or one rank's, were looked at, after those of any size have been proved.
 
     Raises:
         ScheduleError: they are wrong.
     """
     with _proving:
-        known = _proved.get(id(schedule))
+        known = _proved.get((id(schedule), rank))
         if known is not None:
-            _proved.move_to_end(id(schedule))
+            _proved.move_to_end((id(schedule), rank))
             return known[1]
-    prove_lowering(schedule)
+    prove_lowering(schedule, rank=rank)
     with _proving:
-        _, sizes = _proved.setdefault(id(schedule), (schedule, set()))
+        _, sizes = _proved.setdefault((id(schedule), rank), (schedule, set()))
         while len(_proved) > _SCHEDULES:
             _proved.popitem(last=False)
     return sizes
