@@ -118,8 +118,8 @@ def test_adding_into_an_empty_place_is_refused():
     # No collective so far adds where a rank holds nothing, so here is one.
 
     class Partial(Collective):
-        def initial(self, rank: int, block: int) -> frozenset[int]:
-            return frozenset({rank}) if rank == 0 else frozenset()
+        def holder(self, block: int) -> int | None:
+            return 0
 
     moves = (Transfer(chunk=0, src=0, dst=1, reduce=True, path=(0, 1)),)
     collective = Partial(name="reduce", num_ranks=2, root=1)

@@ -104,6 +104,23 @@ class Columns:
             waits = tuple(after[begin[number] : begin[number + 1]])
             yield Transfer(chunk=chunk, src=src, dst=dst, reduce=reduce, path=self.paths[path], after=waits)
 
+    def some(self, numbers: Sequence[int]) -> list[Transfer]:
+        """The objects of some rows."""
+        found = []
+        for number in numbers:
+            waits = tuple(self.after[self.after_start[number] : self.after_start[number + 1]].tolist())
+            found.append(
+                Transfer(
+                    chunk=int(self.chunk[number]),
+                    src=int(self.src[number]),
+                    dst=int(self.dst[number]),
+                    reduce=bool(self.reduce[number]),
+                    path=self.paths[self.path[number]],
+                    after=waits,
+                )
+            )
+        return found
+
     def json_rows(self) -> str:
         """What ``json.dumps`` makes of the transfers in ``Schedule.to_json``, without the outer brackets."""
         texts = [str(list(path)).encode() for path in self.paths]
@@ -119,6 +136,14 @@ class Columns:
         """Of each transfer, how many must come before it, one after the other."""
         return _levels(self.after_start, self.after)
 
+    def order_levels(self) -> IntArray:
+        """Like ``levels``, but what is added into a place also comes after what was added there before."""
+        if not self.reduce.any():
+            return self.levels()
+        width = int(self.dst.max()) + 1
+        place = np.unique(self.chunk * width + self.dst, return_inverse=True)[1].reshape(-1).astype(np.int64)
+        return _order_levels(self.after_start, self.after, self.reduce, place)
+
 
 def starts(counts: Sequence[int] | IntArray) -> IntArray:
     """Where rows of so many entries begin in one array of all, and after them its end."""
@@ -131,6 +156,20 @@ def _levels(after_start: IntArray, after: IntArray) -> IntArray:
     for t in range(len(levels)):
         for i in range(after_start[t], after_start[t + 1]):
             levels[t] = max(levels[t], 1 + levels[after[i]])
+    return levels
+
+
+@compiled
+def _order_levels(after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray) -> IntArray:
+    """As ``_levels``; ``place`` is that which each transfer writes, by number."""
+    levels = np.zeros(len(after_start) - 1, dtype=np.int64)
+    added = np.zeros(len(levels), dtype=np.int64)
+    for t in range(len(levels)):
+        for i in range(after_start[t], after_start[t + 1]):
+            levels[t] = max(levels[t], 1 + levels[after[i]])
+        if reduce[t]:
+            levels[t] = max(levels[t], added[place[t]])
+            added[place[t]] = levels[t]
     return levels
 
 

@@ -74,23 +74,33 @@ def estimate_seconds(
         costs: of the machines' processors.
         machines: number of the machine each rank runs on; if not given, every rank has one to itself.
     """
-    topology = schedule.topology
+    topology, orbit = schedule.topology, schedule.orbit
     rate = bytes_per_second(topology)
-    capacity, latency = topology.capacity, topology.latency_s
-    arrival = [0.0] * len(schedule.transfers)
-    piece_s = [0.0] * len(schedule.transfers)
+    columns = schedule.columns if orbit is None else orbit.columns
+    paths = [
+        (min(topology.capacity[hop] for hop in hops) * rate, sum(topology.latency_s[hop] for hop in hops))
+        for hops in (list(pairwise(path)) for path in columns.paths)
+    ]
+    units = (schedule.chunk_stops - schedule.chunk_starts if orbit is None else orbit.units).tolist()
+    arrival = [0.0] * len(columns)
+    piece_s = [0.0] * len(columns)
     work = [0.0] * schedule.num_compute_vertices
     copy_s, add_s = costs.copy_s_per_gb * 1e-9, costs.add_s_per_gb * 1e-9
-    for number, t in enumerate(schedule.transfers):
-        chunk_bytes = num_bytes * schedule.chunks[t.chunk].num_units / schedule.num_units
+    rows = zip(
+        *(c.tolist() for c in (columns.chunk, columns.src, columns.dst, columns.reduce, columns.path)), strict=True
+    )
+    after, begin = columns.after.tolist(), columns.after_start.tolist()
+    for number, (chunk, src, dst, reduce, path) in enumerate(rows):
+        chunk_bytes = num_bytes * units[chunk] / schedule.num_units
         pieces = max(1, -(-int(chunk_bytes) // piece_bytes))
-        slowest = min(capacity[hop] for hop in pairwise(t.path)) * rate
-        hops = sum(latency[hop] for hop in pairwise(t.path))
-        start = max((arrival[i] + piece_s[i] for i in t.after), default=0.0)
-        arrival[number] = start + hops + costs.message_s + costs.wake_s
+        slowest, hops_s = paths[path]
+        start = max((arrival[i] + piece_s[i] for i in after[begin[number] : begin[number + 1]]), default=0.0)
+        arrival[number] = start + hops_s + costs.message_s + costs.wake_s
         piece_s[number] = chunk_bytes / pieces / slowest
-        work[t.src] += pieces * costs.message_s + chunk_bytes * copy_s
-        work[t.dst] += pieces * costs.message_s + chunk_bytes * (copy_s + (add_s if t.reduce else 0.0))
+        work[src] += pieces * costs.message_s + chunk_bytes * copy_s
+        work[dst] += pieces * costs.message_s + chunk_bytes * (copy_s + (add_s if reduce else 0.0))
+    if orbit is not None:  # every rank does what all ranks do for rank 0's chunks
+        work = [sum(work)] * len(work)
     links = num_bytes / schedule.collective.num_parts / (float(schedule.algbw) * rate)
     processors = _busiest(work, machines, costs.cores)
     hidden = 0.0 if topology.bytes_per_second_per_unit is None else (1 - NOT_HIDDEN) * min(links, processors)

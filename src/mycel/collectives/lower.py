@@ -72,13 +72,15 @@ class _Cuts:
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Cuts:
-        block = np.array([schedule.block_of(chunk) for chunk in range(len(schedule.chunks))], dtype=np.int64)
-        first = np.array(schedule.block_starts, dtype=np.int64)
+        first = schedule.block_bounds
         units = np.diff(first)
+        stops = schedule.chunk_stops
+        starts = schedule.chunk_starts
+        block = np.searchsorted(first, starts, side="right") - 1  # the last of those that start there is not empty
         return cls(
             block=block,
-            start=np.array([chunk.start for chunk in schedule.chunks], dtype=np.int64) - first[block],
-            stop=np.array([chunk.stop for chunk in schedule.chunks], dtype=np.int64) - first[block],
+            start=starts - first[block],
+            stop=stops - first[block],
             units=units[block],
             most_units=int(units.max()),
             empty_blocks=tuple(np.flatnonzero(units == 0).tolist()),
@@ -141,6 +143,7 @@ class RankTemplate:
         # link to a rank waits while all of them fill another's. Slow paths come last, where queues are their own; but
         # first where one rank sends everything: theirs is the longest way, and all others have time.
         capacity = schedule.topology.capacity
+        self._part = schedule.parts.of(rank)
         slow_first = schedule.is_from_one
 
         def place(channel: Channel) -> tuple[int, int, Channel]:
@@ -148,7 +151,7 @@ class RankTemplate:
             return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_compute_vertices, channel
 
         keys = sorted(
-            {Channel(src=t.src, dst=t.dst, path=t.path) for t in schedule.transfers if rank in (t.src, t.dst)},
+            {Channel(src=t.src, dst=t.dst, path=t.path) for t in self._part.transfers.values()},
             key=place,
         )
         self.channels: tuple[Channel, ...] = tuple(keys)
@@ -159,12 +162,10 @@ class RankTemplate:
 
     def _build(self, channel_of: dict[Channel, int]) -> None:
         schedule, rank = self.schedule, self.rank
-        final = _final_reduces(schedule)
+        final = self._part.final
         role_of: dict[int, int] = {}
         last_reduce: dict[int, int] = {}
-        for number, t in enumerate(schedule.transfers):
-            if rank not in (t.src, t.dst):
-                continue
+        for number, t in self._part.transfers.items():
             channel = channel_of[Channel(src=t.src, dst=t.dst, path=t.path)]
             if t.src == rank:
                 role = _Role(
@@ -212,9 +213,9 @@ class RankTemplate:
             self._roles.append(role)
 
     def _need(self, number: int, earlier: int, role_of: dict[int, int]) -> int:
-        schedule = self.schedule
-        if earlier not in role_of or schedule.transfers[earlier].chunk != schedule.transfers[number].chunk:
-            t = schedule.transfers[earlier]
+        mine = self._part.transfers
+        if earlier not in role_of or mine[earlier].chunk != mine[number].chunk:
+            t = self.schedule.transfers[earlier]
             raise ScheduleError(
                 f"transfer {number} waits for transfer {earlier} (chunk {t.chunk}, {t.src} -> {t.dst}); a program "
                 "can only wait for its own rank's transfers of the same chunk"
@@ -253,7 +254,7 @@ class RankTemplate:
         return Buffer.OUTPUT if own else Buffer.SCRATCH
 
     def _tabulate(self) -> None:
-        roles, levels, collective = self._roles, self.schedule.order_levels, self.schedule.collective
+        roles, levels, collective = self._roles, self._part.levels, self.schedule.collective
         cuts, weights = _Cuts.of(self.schedule), collective.block_weights
         self._cuts = cuts
         inputs, outputs = self._blocks_in(Buffer.INPUT), self._blocks_in(Buffer.OUTPUT)
@@ -397,31 +398,6 @@ class RankTemplate:
         if c.name == "all_to_all":
             return self.rank * (c.num_ranks + 1)
         return self.rank if c.name == "all_gather" or (c.name in POINTED and c.root == self.rank) else None
-
-
-def _final_reduces(schedule: Schedule) -> frozenset[int]:
-    """Transfers after which a place first holds everyone's contribution: where an average is divided."""
-    n, name = schedule.collective.num_ranks, schedule.collective.name
-    if not schedule.collective.reduces:
-        return frozenset()
-    have: dict[tuple[int, int], int] = {}
-    final: set[int] = set()
-    for number, t in enumerate(schedule.transfers):
-        sent = have.get((t.src, t.chunk), 1)  # a switch holds nothing before, and sends nothing until it does
-        if t.reduce:
-            before = have.get((t.dst, t.chunk), int(t.dst < n))
-            total = have[t.dst, t.chunk] = before + sent
-            if before and total == n and (name == "all_reduce" or not _forwards(schedule, number)):
-                final.add(number)
-        else:
-            have[t.dst, t.chunk] = sent
-    return frozenset(final)
-
-
-def _forwards(schedule: Schedule, number: int) -> bool:
-    """Whether a completed sum is at a rank that does not need it (then the owner would divide again)."""
-    t = schedule.transfers[number]
-    return schedule.collective.required(t.dst, schedule.block_of(t.chunk)) is None
 
 
 def lower(

@@ -17,40 +17,52 @@ at the very programs of a size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+import numpy as np
 
 from mycel.collectives.cost import choose
-from mycel.collectives.lower import chunk_bounds, lower
+from mycel.collectives.lower import RankTemplate, chunk_bounds, lower
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.verify import verify_programs
+from mycel.collectives.verify import verify_own_program, verify_programs
 from mycel.errors import UsageError
 
 __all__ = ["prove_lowering", "prove_size"]
 
 _ELEMENT_BYTES = 4
+#: Blocks up to which they are given different lengths: all_to_all has a block a pair of ranks.
+_MOST_LENGTHS = 1 << 14
 
 
-def prove_lowering(schedule: Schedule, lengths: Sequence[int] | None = None, piece_elements: int = 0) -> int:
-    """Instructions that were looked at, of all ranks, if programs of the schedule are right at every size.
+def prove_lowering(
+    schedule: Schedule, num_elements: int | None = None, piece_elements: int = 0, *, rank: int | None = None
+) -> int:
+    """Instructions that were looked at, if programs of the schedule are right at every size.
 
     Args:
         schedule: a verified schedule.
-        lengths: of the blocks, to look at; small ones of different lengths if not given.
+        num_elements: of the array to look at, in equal blocks; small ones of different lengths if not given (of more
+            than some thousands, one length).
         piece_elements: longest message. The longest chunks are looked at in two pieces where it asks for more.
+        rank: look at this rank's program only, by itself (``verify_own_program``): all are right if every rank does.
 
     Raises:
         ScheduleError: it cannot be lowered.
         VerificationError: a program is wrong; the message names rank, instruction, channel and elements.
     """
-    if lengths is None:
-        lengths = [
-            (3 - block % 2) * (end - start) for block, (start, end) in enumerate(pairwise(schedule.block_starts))
-        ]
-    bounds = chunk_bounds(schedule, sum(lengths), lengths)
+    lengths = None
+    if num_elements is None:
+        units = np.diff(schedule.block_bounds)
+        num_elements = 3 * schedule.num_units
+        if len(units) <= _MOST_LENGTHS:
+            lengths = ((3 - np.arange(len(units), dtype=np.int64) % 2) * units).tolist()
+            num_elements = sum(lengths)
+    bounds = chunk_bounds(schedule, num_elements, lengths)
     # Two thirds: the longest chunks are cut in two, and shorter ones are not, so that both kinds meet.
     piece_elements = max(-(-2 * int((bounds[:, 1] - bounds[:, 0]).max()) // 3), piece_elements, 1)
-    programs = lower(schedule, sum(lengths), piece_elements=piece_elements, block_elements=lengths)
+    if rank is not None:
+        program = RankTemplate(schedule, rank).expand(num_elements, piece_elements, block_elements=lengths)
+        verify_own_program(schedule, program, piece_elements)
+        return len(program.columns)
+    programs = lower(schedule, num_elements, piece_elements=piece_elements, block_elements=lengths)
     verify_programs(programs, every_size=True)
     return sum(len(program.columns) for program in programs)
 

@@ -27,7 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mycel.brief import brief
-from mycel.collectives.columns import BoolArray, Columns, Transfer
+from mycel.collectives.columns import BoolArray, Columns, IntArray, Transfer
+from mycel.collectives.orbit import Orbit
+from mycel.collectives.part import Parts
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
@@ -97,8 +99,11 @@ class Schedule:
                 f"{self.collective.name} over {self.collective.num_ranks} ranks on a topology of "
                 f"{self.topology.num_ranks}"
             )
-        self._check_chunks()
-        self._check_transfers()
+        if self.orbit is None:
+            self._check_chunks()
+            self._check_transfers()
+        else:
+            self._check_orbit(self.orbit)
 
     @classmethod
     def of_columns(
@@ -123,20 +128,47 @@ class Schedule:
         schedule.__post_init__()
         return schedule
 
+    @classmethod
+    def of_orbit(cls, *, collective: Collective, topology: Topology, method: str, orbit: Orbit) -> Schedule:
+        """The schedule of ranks that are alike, stated by rank 0's part; the rest is made when somebody asks for it.
+
+        Raises:
+            ScheduleError: as for transfers; or shares that are not the collective's. Whether ranks are alike is for
+                ``mycel.collectives.verify`` to say.
+        """
+        schedule = object.__new__(cls)
+        fields = {"collective": collective, "topology": topology, "method": method, "version": SCHEDULE_VERSION}
+        fields |= {"num_units": int(orbit.stops[-1]) * topology.num_ranks, "orbit": orbit}
+        for name, value in fields.items():
+            object.__setattr__(schedule, name, value)
+        schedule.__post_init__()
+        return schedule
+
+    @cached_property
+    def orbit(self) -> Orbit | None:
+        """What the schedule was made of, where that was one rank's part and the moves to all others."""
+        return None  # ``of_orbit`` has put it in this one's place
+
     @cached_property
     def columns(self) -> Columns:
         """The transfers as columns."""
-        return Columns.of(self.transfers)
+        return Columns.of(self.transfers) if self.orbit is None else self.orbit.expanded()
 
     if not TYPE_CHECKING:  # so that the type checker still knows every attribute
 
         def __getattr__(self, name: str) -> Any:
-            """``transfers`` of a schedule that was made of columns; called only while it is missing."""
-            if name != "transfers" or "columns" not in self.__dict__:
+            """``transfers`` and ``chunks`` of a schedule not made of them; called only while they are missing."""
+            known = self.__dict__
+            found: tuple[Any, ...]
+            if name == "transfers" and ("columns" in known or known.get("orbit") is not None):
+                found = tuple(self.columns.transfers())
+            elif name == "chunks" and known.get("orbit") is not None:
+                stops = self.chunk_stops.tolist()
+                found = tuple(Chunk(start=start, stop=stop) for start, stop in pairwise([0, *stops]))
+            else:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            transfers = tuple(self.columns.transfers())
-            object.__setattr__(self, "transfers", transfers)
-            return transfers
+            object.__setattr__(self, name, found)
+            return found
 
     def _check_chunks(self) -> None:
         weight = self.collective.total_weight
@@ -155,16 +187,30 @@ class Schedule:
         if reached != self.num_units:
             raise ScheduleError(f"chunks cover {reached} of {self.num_units} units")
 
+    def _check_orbit(self, orbit: Orbit) -> None:
+        """Test rank 0's part, whose images are formed as it is."""
+        c, n = self.collective, self.collective.num_ranks
+        turns = c.name == "all_to_all"
+        if c.root is not None or c.weights is not None or orbit.turns != turns or orbit.num_ranks != n:
+            raise ScheduleError(f"{c.to_text()}: not a collective in which all ranks have equal shares")
+        if not len(orbit.stops) or (orbit.units <= 0).any():
+            raise ScheduleError(f"{c.to_text()}: a chunk of rank 0 holds no units")
+        if turns and (len(orbit.stops) != n or len(set(orbit.units.tolist())) > 1):
+            raise ScheduleError(f"{c.to_text()}: rank 0 needs {n} equal chunks, one a block")
+        bad = np.flatnonzero(self._malformed(orbit.columns, len(orbit.stops))).tolist()
+        if bad:
+            raise ScheduleError(f"{c.to_text()}: transfer {bad[0]} of rank 0's part is malformed")
+
     def _check_transfers(self) -> None:
         """Test all columns at once; only what fails is looked at one by one, for the message."""
         try:
-            suspects = np.flatnonzero(self._malformed(self.columns)).tolist()
+            suspects = np.flatnonzero(self._malformed(self.columns, len(self.chunks))).tolist()
         except OverflowError:
             suspects = list(range(len(self.transfers)))
         for position in suspects:
             self._check_transfer(position, self.transfers[position])
 
-    def _malformed(self, columns: Columns) -> BoolArray:
+    def _malformed(self, columns: Columns, num_chunks: int) -> BoolArray:
         compute_vertices = np.array(self.topology.compute_vertices, dtype=np.int64)
         links, vertices = self.topology.capacity, self.topology.vertices
         is_path = [
@@ -175,7 +221,7 @@ class Schedule:
         ]
         ends = np.array([(p[0], p[-1]) if fine else (-1, -1) for p, fine in zip(columns.paths, is_path, strict=True)])
         first, last = ends.reshape(-1, 2)[columns.path].T
-        found: BoolArray = (columns.chunk < 0) | (columns.chunk >= len(self.chunks)) | (columns.src == columns.dst)
+        found: BoolArray = (columns.chunk < 0) | (columns.chunk >= num_chunks) | (columns.src == columns.dst)
         for vertex, end in ((columns.src, first), (columns.dst, last)):
             exists = (vertex >= 0) & (vertex < len(compute_vertices))
             found |= ~exists | (end != compute_vertices[np.where(exists, vertex, 0)])
@@ -208,6 +254,8 @@ class Schedule:
     @cached_property
     def num_compute_vertices(self) -> int:
         """Ranks and, where transfers end in switches, those up to the last one used: places per chunk."""
+        if self.orbit is not None:
+            return self.collective.num_ranks
         last = (int(column.max(initial=0)) for column in (self.columns.src, self.columns.dst))
         return max(self.collective.num_ranks, *(vertex + 1 for vertex in last))
 
@@ -216,6 +264,8 @@ class Schedule:
     @cached_property
     def link_load(self) -> dict[tuple[int, int], int]:
         """Units that cross each link, by ``(src, dst)`` vertex."""
+        if self.orbit is not None:
+            return self.orbit.link_load(self.topology)
         columns = self.columns
         # Sums of units may pass 64 bits where the array has very many.
         is_small = self.num_units * (len(columns) + 1) < 1 << 62
@@ -239,8 +289,24 @@ class Schedule:
         return self.num_units / slowest / self.collective.num_parts
 
     @cached_property
+    def chunk_starts(self) -> IntArray:
+        """First unit of each chunk; chunks of an orbit stand in the order of the array."""
+        if self.orbit is not None:
+            return np.concatenate([np.zeros(1, dtype=np.int64), self.chunk_stops[:-1]])
+        return np.array([chunk.start for chunk in self.chunks], dtype=np.int64)
+
+    @cached_property
+    def chunk_stops(self) -> IntArray:
+        """Unit at which each chunk ends."""
+        if self.orbit is not None:
+            return self.orbit.chunk_stops()
+        return np.array([chunk.stop for chunk in self.chunks], dtype=np.int64)
+
+    @cached_property
     def levels(self) -> tuple[int, ...]:
         """Of each transfer, how many transfers must come before it, one after the other."""
+        if self.orbit is not None:
+            return tuple(np.repeat(self.orbit.columns.levels(), self.collective.num_ranks).tolist())
         return tuple(self.columns.levels().tolist())
 
     @cached_property
@@ -249,25 +315,32 @@ class Schedule:
 
         Sums are formed in the schedule's order, which a schedule need not have sorted by depth.
         """
-        levels: list[int] = []
-        added: dict[tuple[int, int], int] = {}
-        for transfer in self.transfers:
-            level = 1 + max((levels[i] for i in transfer.after), default=-1)
-            if transfer.reduce:
-                level = max(level, added.get((transfer.chunk, transfer.dst), 0))
-                added[transfer.chunk, transfer.dst] = level
-            levels.append(level)
-        return tuple(levels)
+        if self.orbit is not None:
+            return tuple(np.repeat(self.orbit.columns.order_levels(), self.collective.num_ranks).tolist())
+        return tuple(self.columns.order_levels().tolist())
 
-    @property
+    @cached_property
     def depth(self) -> int:
         """Longest chain of transfers that wait for each other."""
-        return 1 + int(self.columns.levels().max(initial=-1))
+        columns = self.columns if self.orbit is None else self.orbit.columns
+        return 1 + int(columns.levels().max(initial=-1))
 
     @cached_property
     def is_from_one(self) -> bool:
         """Whether one rank sends everything, and waits for nothing: no transfer can be late."""
-        return self.depth == 1 and len(set(self.columns.src.tolist())) == 1
+        return self.orbit is None and self.depth == 1 and len(set(self.columns.src.tolist())) == 1
+
+    @cached_property
+    def parts(self) -> Parts:
+        """What each vertex sends and receives."""
+        c, orbit = self.collective, self.orbit
+        owner = np.full(len(self.chunks) if orbit is None else len(orbit.stops), -1, dtype=np.int64)
+        if c.name == "reduce" and c.root is not None:
+            owner[:] = c.root
+        elif c.name == "reduce_scatter":  # a completed sum elsewhere is passed on, and its owner divides
+            owner[:] = [self.block_of(chunk) for chunk in range(len(owner))]
+        columns = self.columns if orbit is None else orbit.columns
+        return Parts(columns, orbit, c.num_ranks, owner if c.reduces else None)
 
     @cached_property
     def block_starts(self) -> tuple[int, ...]:
@@ -275,8 +348,18 @@ class Schedule:
         unit = self.num_units // self.collective.total_weight
         return tuple(accumulate((weight * unit for weight in self.collective.block_weights), initial=0))
 
+    @cached_property
+    def block_bounds(self) -> IntArray:
+        """``block_starts`` as an array."""
+        if self.collective.weights is None:
+            blocks = self.collective.num_blocks
+            return np.arange(blocks + 1, dtype=np.int64) * (self.num_units // blocks)
+        return np.array(self.block_starts, dtype=np.int64)
+
     def block_of(self, chunk: int) -> int:
         """Block that a chunk lies in."""
+        if self.orbit is not None:
+            return (int(self.chunk_stops[chunk]) - 1) // (self.num_units // self.collective.num_blocks)
         if self.collective.weights is None:
             return self.chunks[chunk].start // (self.num_units // self.collective.num_blocks)
         return bisect_right(self.block_starts, self.chunks[chunk].start) - 1

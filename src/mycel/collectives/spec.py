@@ -155,34 +155,32 @@ class Collective:
         """Whether contributions are combined."""
         return self.name in ("reduce_scatter", "all_reduce", "reduce")
 
+    def holder(self, block: int) -> int | None:
+        """The only rank that has a contribution to ``block`` before; ``None``: every rank has its own."""
+        if self.name in ("all_gather", "gather"):
+            return block
+        if self.name == "all_to_all":
+            return block // self.num_ranks
+        return self.root if self.name in ("broadcast", "scatter") else None
+
+    def taker(self, block: int) -> int | None:
+        """The only rank that must hold something of ``block`` after; ``None``: every rank must."""
+        if self.name in ("reduce_scatter", "scatter"):
+            return block
+        if self.name == "all_to_all":
+            return block % self.num_ranks
+        return self.root if self.name in ("reduce", "gather") else None
+
     def initial(self, rank: int, block: int) -> frozenset[int]:
         """Whose contribution to ``block`` rank ``rank`` holds before: its own, or nothing."""
-        if self.name in ("all_gather", "gather"):
-            return frozenset({rank}) if block == rank else frozenset()
-        if self.name == "all_to_all":
-            return frozenset({rank}) if block // self.num_ranks == rank else frozenset()
-        if self.name in ("broadcast", "scatter"):
-            return frozenset({rank}) if rank == self.root else frozenset()
-        return frozenset({rank})
+        return frozenset({rank}) if self.holder(block) in (None, rank) else frozenset()
 
     def required(self, rank: int, block: int) -> frozenset[int] | None:
         """Whose contributions, once each, rank ``rank`` must hold after; ``None``: anything may be there."""
-        if self.name == "all_gather":
-            return frozenset({block})
-        if self.name == "all_to_all":
-            return frozenset({block // self.num_ranks}) if block % self.num_ranks == rank else None
-        if self.name == "gather":
-            return frozenset({block}) if rank == self.root else None
-        if self.name == "scatter":
-            return frozenset({self.root}) if block == rank and self.root is not None else None
-        everyone = frozenset(range(self.num_ranks))
-        if self.name == "reduce_scatter":
-            return everyone if block == rank else None
-        if self.name == "all_reduce":
-            return everyone
-        if self.name == "broadcast":
-            return frozenset({self.root}) if self.root is not None else None
-        return everyone if rank == self.root else None
+        if self.taker(block) not in (None, rank):
+            return None
+        holder = self.holder(block)
+        return frozenset(range(self.num_ranks)) if self.reduces or holder is None else frozenset({holder})
 
 
 def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collective:

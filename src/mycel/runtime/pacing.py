@@ -76,10 +76,12 @@ def shared_paces(schedule: Schedule, rank: int, part: float) -> dict[Channel, in
         part: of a path's bandwidth; no channel is paced faster than alone on its path.
     """
     units: dict[Channel, int] = {}
-    for t in schedule.transfers:
+    for t in schedule.parts.of(rank).transfers.values():
         if t.src == rank:
             channel = Channel(src=t.src, dst=t.dst, path=t.path)
-            units[channel] = units.get(channel, 0) + schedule.chunks[t.chunk].num_units
+            units[channel] = units.get(channel, 0) + int(
+                schedule.chunk_stops[t.chunk] - schedule.chunk_starts[t.chunk]
+            )
     # All units cross in num_units / (algbw * parts); a channel with some of them needs as many in that time.
     per_unit = schedule.algbw * schedule.collective.num_parts / schedule.num_units
     room = _ROOM if schedule.depth > 1 else Fraction(1)

@@ -178,8 +178,11 @@ def sends_directly(made: Mapping[str, Schedule]) -> bool:
     direct, flow = made.get("direct"), made.get("flow")
     if direct is None:
         return False
-    ends = [divmod(direct.block_of(t.chunk), direct.collective.num_ranks) for t in direct.transfers]
-    alone = all((t.src, t.dst) == pair for t, pair in zip(direct.transfers, ends, strict=True))
+    # Of ranks that are alike, rank 0's transfers speak for all: if its blocks go straight, so do those of others.
+    columns = direct.columns if direct.orbit is None else direct.orbit.columns
+    blocks = [direct.block_of(chunk) for chunk in columns.chunk.tolist()]
+    ends = [divmod(block, direct.collective.num_ranks) for block in blocks]
+    alone = ends == list(zip(columns.src.tolist(), columns.dst.tolist(), strict=True))
     return alone and (flow is None or direct.algbw >= Fraction(4, 5) * flow.algbw)
 
 

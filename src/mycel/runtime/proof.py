@@ -1,7 +1,8 @@
 """Programs are proved before they run, by every rank for itself: no verdict to wait for, and none that could be lost.
 
 A rank lowers the schedule for all ranks, as every rank does, and verifies the programs together, once for each
-schedule when it is first used: that holds for every size (``mycel.collectives.proof``). The first sizes at which the
+schedule when it is first used: that holds for every size (``mycel.collectives.proof``). In large groups it looks
+at its own program by itself, as every rank does (``mycel.collectives.verify.own``). The first sizes at which the
 schedule then runs are looked at too, with the lengths that they have, though long chunks in two pieces, and so are
 later ones when they come back: what a training job settles on is proved by its own numbers, and a call of a size that
 nobody has seen waits for nothing.
@@ -14,11 +15,11 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from mycel.collectives.lower import lower
-from mycel.collectives.program import block_sizes
+from mycel.collectives.lower import RankTemplate, lower
 from mycel.collectives.proof import prove_lowering
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.verify import verify_programs
+from mycel.collectives.synth import SYNTHESIZERS
+from mycel.collectives.verify import verify_own_program, verify_programs
 from mycel.errors import CommunicationError, ScheduleError
 from mycel.runtime.calls import Call
 from mycel.settings import read_settings
@@ -29,11 +30,13 @@ __all__ = ["Proofs"]
 #: back: what changes with every call never does.
 _SIZES_AT_ONCE = 4
 _SIZES = 32
+#: Up to so many ranks, all programs are verified together, which takes time in proportion to their square.
+_TOGETHER = 32
 #: Schedules whose proofs are remembered; more than the planner keeps.
 _SCHEDULES = 256
-#: Of each schedule, by identity: itself, so that its identity stays its own, and sizes. Groups share schedules, and
-#: so their proofs.
-_proved: OrderedDict[int, tuple[Schedule, set[int]]] = OrderedDict()
+#: Of each schedule, by identity, and of the rank whose program was looked at, or of all: the schedule itself, so that
+#: its identity stays its own, and sizes. Groups share schedules, and so their proofs.
+_proved: OrderedDict[tuple[int, int | None], tuple[Schedule, set[int]]] = OrderedDict()
 _proving = threading.Lock()
 
 
@@ -66,16 +69,20 @@ class Proofs:
         """
         if self._level == "schedules":
             return True
+        lengths, later = call.block_elements, False
+        rank = self._rank if _looks_alone(schedule) else None
         try:
-            sizes = _proved_sizes(schedule)
-            later = False
-            if call.block_elements is None and len(sizes) < _SIZES and call.num_elements not in sizes:
+            sizes = _proved_sizes(schedule, rank)
+            if lengths is None and len(sizes) < _SIZES and call.num_elements not in sizes:
                 later = not comes_back and len(sizes) >= _SIZES_AT_ONCE
                 if not later:
-                    prove_lowering(schedule, block_sizes(schedule.collective, call.num_elements).tolist(), pieces)
+                    prove_lowering(schedule, call.num_elements, pieces, rank=rank)
                     sizes.add(call.num_elements)
-            if self._level == "sizes" and call.knows_all and not comes_back:
-                lengths = block_sizes(schedule.collective, call.num_elements, call.block_elements).tolist()
+            is_whole = self._level == "sizes" and call.knows_all and not comes_back
+            if is_whole and rank is not None:
+                program = RankTemplate(schedule, rank).expand(call.num_elements, pieces, block_elements=lengths)
+                verify_own_program(schedule, program, pieces)
+            elif is_whole:
                 verify_programs(lower(schedule, call.num_elements, piece_elements=pieces, block_elements=lengths))
             return not later
         except ScheduleError as error:
@@ -84,20 +91,25 @@ class Proofs:
             ) from error
 
 
-def _proved_sizes(schedule: Schedule) -> set[int]:
-    """Sizes at which a schedule's programs were looked at, after those of any size have been proved.
+def _looks_alone(schedule: Schedule) -> bool:
+    """Whether each rank looks at its own program only; classics need all programs together."""
+    return schedule.collective.num_ranks > _TOGETHER and schedule.method in SYNTHESIZERS
+
+
+def _proved_sizes(schedule: Schedule, rank: int | None) -> set[int]:
+    """Sizes at which a schedule's programs, or one rank's, were looked at, after those of any size have been proved.
 
     Raises:
         ScheduleError: they are wrong.
     """
     with _proving:
-        known = _proved.get(id(schedule))
+        known = _proved.get((id(schedule), rank))
         if known is not None:
-            _proved.move_to_end(id(schedule))
+            _proved.move_to_end((id(schedule), rank))
             return known[1]
-    prove_lowering(schedule)
+    prove_lowering(schedule, rank=rank)
     with _proving:
-        _, sizes = _proved.setdefault(id(schedule), (schedule, set()))
+        _, sizes = _proved.setdefault((id(schedule), rank), (schedule, set()))
         while len(_proved) > _SCHEDULES:
             _proved.popitem(last=False)
     return sizes

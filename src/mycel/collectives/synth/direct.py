@@ -10,7 +10,8 @@ from __future__ import annotations
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.flow import ends_of_blocks, schedule_of_parts
-from mycel.collectives.synth.tree import shortest_routes
+from mycel.collectives.synth.nodes import exchange
+from mycel.collectives.synth.routes import Routes
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -30,9 +31,13 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     n = collective.num_ranks
     if n != topology.num_ranks:
         raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
-    routes = [shortest_routes(topology, src) for src in range(n)]
+    routes = Routes(topology)
+    if collective.name == "all_to_all":
+        alike = exchange(topology, collective, "direct", routes)
+        if alike is not None:
+            return alike
     parts = {
-        (src, dst): [(weight, routes[src][dst].vertices)]
+        (src, dst): [(weight, routes.vertices(src, dst))]
         for weight, (src, dst) in zip(collective.block_weights, ends_of_blocks(collective), strict=True)
         if weight and src != dst
     }

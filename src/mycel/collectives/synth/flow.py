@@ -21,7 +21,9 @@ import numpy as np
 from mycel.collectives.flow_bound import Floats, FlowOptimum, solve_flow
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
+from mycel.collectives.synth.routes import Routes
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -51,6 +53,8 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         raise UsageError(
             f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
         )
+    if topology.num_ranks >= NODES_FROM and len(topology.links) == 2 * (len(topology.vertices) - 1):
+        return _along_only_ways(topology, collective)
     best = solve_flow(topology, collective)
     parts: dict[tuple[int, int], list[Part]] = {}
     for source, demand, flow in zip(best.sources, best.demands.tolist(), best.flows, strict=True):
@@ -62,6 +66,18 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     common = gcd(num_units, *(units for found in parts.values() for units, _ in found))
     parts = {pair: [(units // common, path) for units, path in found] for pair, found in parts.items()}
     return schedule_of_parts(topology, collective, "flow", parts, num_units // common)
+
+
+def _along_only_ways(topology: Topology, collective: Collective) -> Schedule:
+    """The optimal flow where there is nothing to choose: cables that form a tree leave one way from rank to rank."""
+    routes = Routes(topology)
+    if collective.name == "all_to_all":
+        alike = exchange(topology, collective, "flow", routes)
+        if alike is not None:
+            return alike
+    pairs = zip(collective.block_weights, ends_of_blocks(collective), strict=True)
+    parts = {(src, dst): [(w, routes.vertices(src, dst))] for w, (src, dst) in pairs if w and src != dst}
+    return schedule_of_parts(topology, collective, "flow", parts, 1)
 
 
 def schedule_of_parts(

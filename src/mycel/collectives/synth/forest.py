@@ -31,6 +31,8 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
 from mycel.collectives.synth.emission import emit
 from mycel.collectives.synth.logical_arcs import LogicalArcs, path_lengths
+from mycel.collectives.synth.nodes import NODES_FROM
+from mycel.collectives.synth.nodes import synthesize as synthesize_by_nodes
 from mycel.collectives.synth.packing import pack_shallow
 from mycel.collectives.synth.speculative import pack_speculatively
 from mycel.collectives.synth.splitting import remove_switches, trim_to_balance
@@ -71,6 +73,10 @@ def synthesize(
         )
     if k is not None and k < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
+    if k is None and topology.num_ranks >= NODES_FROM:
+        shallow = synthesize_by_nodes(topology, collective)
+        if shallow is not None:
+            return shallow
     weights = root_weights(collective)
     ways = [True] if collective.reduces else []
     if collective.name in ("all_gather", "all_reduce", "broadcast"):

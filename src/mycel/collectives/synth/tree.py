@@ -12,74 +12,22 @@ References:
 
 from __future__ import annotations
 
-import heapq
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from mycel.collectives.moves import find_moves
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
+from mycel.collectives.synth.routes import Routes
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["STAR_LIMIT", "Route", "shortest_routes", "synthesize"]
+__all__ = ["STAR_LIMIT", "synthesize"]
 
 #: Up to this many ranks a star beats a binomial tree: its root handles N-1 small messages faster than log2 N
 #: messages travel one after the other.
 STAR_LIMIT = 8
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Route:
-    """A way from one rank to another; routes compare by latency, then ranks passed, then narrowness, then links.
-
-    Attributes:
-        latency_s: sum over its links.
-        num_relays: ranks on the way that must receive and send on.
-        narrowness: minus its smallest link capacity.
-        vertices: of the topology, ends included.
-    """
-
-    latency_s: float
-    num_relays: int
-    narrowness: int
-    num_links: int
-    vertices: tuple[int, ...]
-
-
-def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dict[int, Route]:
-    """Best route from rank ``src`` to every other rank: by latency, then fewest relays, then widest.
-
-    Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first. Without
-    ``relays`` they never do, and ranks that can be reached in no other way are missing from the result.
-    """
-    outgoing: dict[int, list[tuple[int, float, int]]] = {}
-    for link in topology.links:
-        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
-    start = topology.ranks[src]
-    widest = max(link.capacity for link in topology.links)
-    heap = [Route(latency_s=0.0, num_relays=0, narrowness=-widest, num_links=0, vertices=(start,))]
-    best: dict[int, Route] = {}
-    while heap:
-        route = heapq.heappop(heap)
-        here = route.vertices[-1]
-        if here in best:
-            continue
-        best[here] = route
-        at_relay = here in topology.rank_of and here != start
-        if at_relay and not relays:
-            continue
-        for far, latency_s, capacity in outgoing.get(here, ()):
-            if far not in best:
-                longer = Route(
-                    latency_s=route.latency_s + latency_s,
-                    num_relays=route.num_relays + at_relay,
-                    narrowness=max(route.narrowness, -capacity),
-                    num_links=route.num_links + 1,
-                    vertices=(*route.vertices, far),
-                )
-                heapq.heappush(heap, longer)
-    return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
 
 
 def synthesize(topology: Topology, collective: Collective) -> Schedule:
@@ -95,8 +43,11 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     n = collective.num_ranks
     if n != topology.num_ranks:
         raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
-    routes = [shortest_routes(topology, rank) for rank in range(n)]
+    routes = Routes(topology)
     if collective.num_blocks == n:
+        alike = exchange(topology, collective, "tree", routes)
+        if alike is not None:
+            return alike
         weights = collective.block_weights
         owners = [rank for rank in range(n) if weights[rank]]
         transfers = _exchange(topology, collective, owners, routes)
@@ -117,30 +68,31 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     )
 
 
-def _centre(topology: Topology, routes: list[dict[int, Route]]) -> int:
+def _centre(topology: Topology, routes: Routes) -> int:
     """The rank nearest to the rest: by worst latency there and back, then by relays, then by capacity."""
+    n = topology.num_ranks
+    if n >= NODES_FROM and find_moves(topology) is not None:
+        return 0  # all are alike
 
     def cost(rank: int) -> tuple[float, int, int, int]:
         out = routes[rank].values()
-        back = [routes[other][rank] for other in range(len(routes)) if other != rank]
+        back = [routes[other][rank] for other in range(n) if other != rank]
         both = [*out, *back]
         capacity = sum(k.capacity for k in topology.links if topology.ranks[rank] in (k.src, k.dst))
         return (max(r.latency_s for r in both), sum(r.num_relays for r in both), -capacity, rank)
 
-    return min(range(len(routes)), key=cost)
+    return min(range(n), key=cost)
 
 
-def _tree_edges(
-    topology: Topology, root: int, routes: list[dict[int, Route]], *, inward: bool
-) -> list[tuple[int, ...]]:
+def _tree_edges(topology: Topology, root: int, routes: Routes, *, inward: bool) -> list[tuple[int, ...]]:
     """Physical routes of a tree's edges away from the root, parents first; as data flows outward."""
     n = topology.num_ranks
     order = [root, *(rank for rank in range(n) if rank != root)]
     parents = {order[i]: root if n <= STAR_LIMIT else order[i & (i - 1)] for i in range(1, n)}
     edges = []
     for child, parent in parents.items():
-        route = routes[child][parent] if inward else routes[parent][child]
-        edges.append(route.vertices[::-1] if inward else route.vertices)
+        vertices = routes.vertices(child, parent) if inward else routes.vertices(parent, child)
+        edges.append(vertices[::-1] if inward else vertices)
     return edges
 
 
@@ -164,9 +116,7 @@ def _hops(topology: Topology, root: int, routes: list[tuple[int, ...]]) -> list[
     return hops
 
 
-def _through_root(
-    topology: Topology, collective: Collective, root: int, routes: list[dict[int, Route]]
-) -> list[Transfer]:
+def _through_root(topology: Topology, collective: Collective, root: int, routes: Routes) -> list[Transfer]:
     transfers: list[Transfer] = []
     into: dict[int, list[int]] = {}
     if collective.reduces:
@@ -182,9 +132,7 @@ def _through_root(
     return transfers
 
 
-def _exchange(
-    topology: Topology, collective: Collective, owners: list[int], routes: list[dict[int, Route]]
-) -> list[Transfer]:
+def _exchange(topology: Topology, collective: Collective, owners: list[int], routes: Routes) -> list[Transfer]:
     """Direct exchange of the blocks of ``owners``, one chunk each."""
     transfers: list[Transfer] = []
     n = collective.num_ranks

@@ -28,7 +28,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 #: Counts stop here: mutual additions double them at every step, and any count above 1 is equally wrong.
 MANY = 1 << 30
-#: In place of the number of a content: nothing is there, or, of what is required, anything may be.
+#: In place of the number of a content: nothing is there.
 EMPTY = -1
 
 #: What is wrong in the first chunk in which something is.
@@ -44,9 +44,9 @@ def find_wrong_content(
     reduce: BoolArray,
     reduces: bool,
     num_vertices: int,
-    block: IntArray,
-    initial: IntArray,
-    required: IntArray,
+    holder: IntArray,
+    taker: IntArray,
+    wanted: IntArray,
     known: IntArray,
 ) -> tuple[int, int, int, int, IntArray]:
     """Run each chunk's transfers in their order, counting contributions, and compare what is left.
@@ -61,10 +61,10 @@ def find_wrong_content(
         src, dst, reduce: of every transfer.
         reduces: whether the collective adds at all.
         num_vertices: ranks and switches with places.
-        block: row of each chunk in ``initial`` and ``required``.
-        initial: what each rank holds before, as numbers of contents; shape ``[num_blocks, num_ranks]``.
-        required: what each rank must hold after, the same.
-        known: contents, shape ``[num_known, num_ranks]``.
+        holder: the only rank that holds each chunk before, its own contribution; -1: every rank holds its own.
+        taker: the only rank that must hold something after; -1: every rank must.
+        wanted: what that is, the number of a content.
+        known: contents, shape ``[num_ranks + 1, num_ranks]``: the contribution of each rank, and of all.
 
     Returns:
         What is wrong; in which chunk; at which transfer (of wrong content: the last that wrote it, -1: none did); at
@@ -80,7 +80,9 @@ def find_wrong_content(
     nothing = np.zeros(num_ranks, dtype=np.int64)
     for chunk in range(len(chunk_start) - 1):
         held[:] = EMPTY
-        held[:num_ranks] = initial[block[chunk]]
+        for rank in range(num_ranks):
+            if holder[chunk] < 0 or holder[chunk] == rank:
+                held[rank] = rank
         last[:] = -1
         num_free = num_vertices
         for i in range(num_vertices):
@@ -122,10 +124,10 @@ def find_wrong_content(
             held[b] = given
         compared[:] = EMPTY
         for rank in range(num_ranks):
-            wanted, found = required[block[chunk], rank], held[rank]
-            if wanted in (EMPTY, found):
+            found = held[rank]
+            if found == wanted[chunk] or (taker[chunk] >= 0 and taker[chunk] != rank):
                 continue
-            if found >= num_known and compared[found - num_known] == wanted:
+            if found >= num_known and compared[found - num_known] == wanted[chunk]:
                 continue
             row = nothing
             if found >= num_known:
@@ -133,10 +135,10 @@ def find_wrong_content(
             elif found != EMPTY:
                 row = known[found]
             for r in range(num_ranks):
-                if row[r] != known[wanted, r]:
+                if row[r] != known[wanted[chunk], r]:
                     return HOLDS_WRONG, chunk, last[rank], rank, row.copy()
             if found >= num_known:
-                compared[found - num_known] = wanted
+                compared[found - num_known] = wanted[chunk]
     return RIGHT, -1, -1, -1, nothing
 
 

@@ -27,7 +27,7 @@ from mycel.collectives.verify.memory import Memory, Piece
 from mycel.collectives.verify.schedule import describe_counts
 from mycel.errors import VerificationError
 
-__all__ = ["verify_programs"]
+__all__ = ["blocks_in", "verify_programs"]
 
 _IN_PLACE = ("all_reduce", "broadcast", "reduce")
 
@@ -142,7 +142,7 @@ class _Replay:
         source = Buffer.OUTPUT if c.name in _IN_PLACE else Buffer.INPUT
         memory, at = places[source]
         extents = _extents(program)
-        for block in _blocks_in(c, rank, source):
+        for block in blocks_in(c, rank, source):
             first, end = extents[block]
             size = end - first
             if size and c.initial(rank, block):
@@ -153,7 +153,7 @@ class _Replay:
         c, rank = program.collective, program.rank
         memory, start = self.places[rank][Buffer.OUTPUT]
         extents, stop = _extents(program), start
-        for block in _blocks_in(c, rank, Buffer.OUTPUT):
+        for block in blocks_in(c, rank, Buffer.OUTPUT):
             required = c.required(rank, block)
             first, end = extents[block]
             at, stop = stop, stop + end - first
@@ -261,7 +261,7 @@ def _extents(program: Program) -> list[tuple[int, int]]:
     return list(pairwise(accumulate(lengths, initial=0)))
 
 
-def _blocks_in(c: Collective, rank: int, buffer: Buffer) -> Sequence[int]:
+def blocks_in(c: Collective, rank: int, buffer: Buffer) -> Sequence[int]:
     """Which of the array's blocks stand in INPUT or OUTPUT, one after the other."""
     n, of_input = c.num_ranks, buffer is Buffer.INPUT
     if rank >= n:

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mycel.collectives.columns import BoolArray, IntArray
+from mycel.collectives.columns import BoolArray, Columns, IntArray
+from mycel.collectives.orbit import Orbit
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.verify.grid import draw_grid
 from mycel.collectives.verify.places import (
     ADDS_TO_EMPTY,
     ADDS_TO_NOTHING,
-    EMPTY,
     HOLDS_WRONG,
     READS_EMPTY,
     find_open_order,
@@ -71,21 +71,29 @@ def verify_schedule(schedule: Schedule) -> None:
         mycel.errors.VerificationError: all_reduce over 2 ranks is wrong at rank 0, chunk 0: transfer 0 (step 0, \
 0 -> 1) reads it and transfer 1 (step 0, 1 -> 0) overwrites it in no fixed order; let transfer 1 come after 0
     """
-    columns = schedule.columns
-    wrong, chunk, transfer, rank, counts = find_wrong_content(*_by_chunk(schedule), *_contents(schedule))
+    orbit, factor = schedule.orbit, 1
+    if orbit is None:
+        columns, num_chunks = schedule.columns, len(schedule.chunks)
+    else:
+        _require_moves(schedule, orbit)
+        columns, num_chunks, factor = orbit.columns, len(orbit.stops), orbit.num_ranks
+    wrong, chunk, transfer, rank, counts = find_wrong_content(
+        *_by_chunk(schedule, columns, num_chunks), *_contents(schedule, num_chunks)
+    )
     if wrong:
+        transfer = transfer * factor if transfer >= 0 else transfer
         raise _wrong(
             schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
         )
     first, second, vertex = find_open_order(
-        *_tied(schedule),
+        *_tied(columns, num_chunks),
         *(columns.chunk, columns.src, columns.dst),
         columns.reduce,
         *(columns.after_start, columns.after),
         *(schedule.num_compute_vertices, _MAX_BITS),
     )
     if first >= 0:
-        raise _conflict(schedule, vertex, first, second)
+        raise _conflict(schedule, vertex, first * factor, second * factor)
 
 
 def describe_counts(counts: Sequence[int], required: frozenset[int]) -> str:
@@ -118,45 +126,48 @@ def _whose(ranks: list[int]) -> str:
 # -- what is replayed and traced ----------------------------------------------------------------------------
 
 
-def _by_chunk(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray, bool, int]:
+def _require_moves(schedule: Schedule, orbit: Orbit) -> None:
+    """Raise unless rank 0's part speaks for all.
+
+    It does if the moves are a group of the fabric, one for each rank. Then move ``r`` makes of rank 0's chunks those
+    of rank ``r``, and of each rank that holds, or must hold, a contribution the one that does so there: blocks are
+    numbered by their ranks. Transfers of a chunk wait for others of the same chunk only, or of the same share.
+    """
+    if not orbit.moves.is_group_of(schedule.topology):
+        raise VerificationError(
+            f"{_title(schedule)} is wrong: the moves that make it of rank 0's part do not take the fabric "
+            f"{schedule.topology.name} onto itself, rank 0 to each rank once"
+        )
+
+
+def _by_chunk(
+    schedule: Schedule, columns: Columns, num_chunks: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray, bool, int]:
     """Transfers chunk by chunk, for ``find_wrong_content``."""
-    columns = schedule.columns
-    begin = np.concatenate([[0], np.cumsum(np.bincount(columns.chunk, minlength=len(schedule.chunks)))])
+    begin = np.concatenate([[0], np.cumsum(np.bincount(columns.chunk, minlength=num_chunks))])
     members = np.argsort(columns.chunk, kind="stable")
     ends = columns.src, columns.dst, columns.reduce
     return begin, members, *ends, schedule.collective.reduces, schedule.num_compute_vertices
 
 
-def _contents(schedule: Schedule) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """What ranks hold before and must hold after, block by block, for ``find_wrong_content``."""
+def _contents(schedule: Schedule, num_chunks: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Who holds each chunk before, who must hold it after, and what, for ``find_wrong_content``."""
     collective, n = schedule.collective, schedule.collective.num_ranks
-    numbers: dict[frozenset[int] | None, int] = {None: EMPTY}
-    rows: dict[int, int] = {}
-    before, after = [], []
-    block = []
-    for chunk in range(len(schedule.chunks)):
-        number = schedule.block_of(chunk)
-        if number not in rows:
-            rows[number] = len(rows)
-            held = [collective.initial(rank, number) or None for rank in range(n)]
-            wanted = [collective.required(rank, number) for rank in range(n)]
-            before.append([numbers.setdefault(content, len(numbers) - 1) for content in held])
-            after.append([numbers.setdefault(content, len(numbers) - 1) for content in wanted])
-        block.append(rows[number])
-    known = np.zeros((len(numbers) - 1, n), dtype=np.int64)
-    for content, number in numbers.items():
-        if content:
-            known[number, list(content)] = 1
-    shape = len(rows), n
-    return np.array(block), np.array(before).reshape(shape), np.array(after).reshape(shape), known
+    blocks = [schedule.block_of(chunk) for chunk in range(num_chunks)]
+    holder, taker = (
+        np.array([-1 if one is None else one for one in map(ask, blocks)], dtype=np.int64)
+        for ask in (collective.holder, collective.taker)
+    )
+    wanted = np.full(num_chunks, n, dtype=np.int64) if collective.reduces else holder
+    known = np.concatenate([np.eye(n, dtype=np.int64), np.ones((1, n), dtype=np.int64)])
+    return holder, taker, wanted, known
 
 
-def _tied(schedule: Schedule) -> tuple[IntArray, IntArray]:
+def _tied(columns: Columns, num_chunks: int) -> tuple[IntArray, IntArray]:
     """Transfers by sets of chunks such that ``after`` never leaves a set; usually each chunk alone."""
-    columns = schedule.columns
     waiting = np.repeat(columns.chunk, np.diff(columns.after_start))
     awaited = columns.chunk[columns.after]
-    label = np.arange(len(schedule.chunks))  # of each chunk, the lowest chunk that it is tied to
+    label = np.arange(num_chunks)  # of each chunk, the lowest chunk that it is tied to
     ties = np.unique(np.stack([waiting, awaited])[:, waiting != awaited], axis=1)
     while not np.array_equal(label[ties[0]], label[ties[1]]):
         for one, other in (ties, ties[::-1]):

@@ -14,7 +14,7 @@ from itertools import accumulate, pairwise
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.tree import shortest_routes
+from mycel.collectives.synth.routes import shortest_routes
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 

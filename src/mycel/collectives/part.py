@@ -1,0 +1,109 @@
+"""A vertex's part of a schedule: its own transfers, found without looking at all others each time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mycel.collectives.columns import BoolArray, Columns, IntArray, Transfer
+from mycel.collectives.orbit import Orbit
+from mycel.compiled import compiled, interpreted_while_small
+
+__all__ = ["Part", "Parts"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Part:
+    """What one vertex sends and receives.
+
+    Attributes:
+        transfers: by their number in the schedule, in order.
+        levels: of each of them; see ``Columns.order_levels``.
+        final: those after which a place of this vertex first holds everyone's contribution, where an average is to be
+            divided.
+    """
+
+    transfers: dict[int, Transfer]
+    levels: dict[int, int]
+    final: frozenset[int]
+
+
+class Parts:
+    """All vertices' parts.
+
+    Args:
+        columns: the schedule's transfers; those of rank 0's chunks if there is an orbit.
+        orbit: what the schedule was made of, if it was.
+        num_ranks: vertices that hold a contribution of their own.
+        owner: of each of these chunks, the only vertex whose sum counts, or -1 for all; ``None`` if nothing is added.
+    """
+
+    def __init__(self, columns: Columns, orbit: Orbit | None, num_ranks: int, owner: IntArray | None) -> None:
+        self._columns, self._orbit, self._num_ranks, self._owner = columns, orbit, num_ranks, owner
+
+    def of(self, vertex: int) -> Part:
+        """One vertex's part."""
+        if self._orbit is None:
+            numbers = which = self._index[1][self._index[0][vertex] : self._index[0][vertex + 1]]
+            found = self._columns.some(which.tolist())
+        else:
+            which, move = self._orbit.at(vertex)
+            numbers = which * self._num_ranks + move
+            found = self._orbit.some(which, move)
+        levels, final = self._levels[which].tolist(), self._final[which].tolist()
+        names = numbers.tolist()
+        return Part(
+            transfers=dict(zip(names, found, strict=True)),
+            levels=dict(zip(names, levels, strict=True)),
+            final=frozenset(
+                number for number, t, last in zip(names, found, final, strict=True) if last and t.dst == vertex
+            ),
+        )
+
+    @cached_property
+    def _index(self) -> tuple[IntArray, IntArray]:
+        """Where each vertex's transfers begin among those sorted by vertex, and these."""
+        c = self._columns
+        both = np.stack([c.src, c.dst], axis=1).reshape(-1)
+        order = np.argsort(both, kind="stable")
+        first = np.concatenate([[0], np.cumsum(np.bincount(both))])
+        # A vertex that is never used has no transfers; the last ones need a place to look it up, too.
+        return np.append(first, np.full(len(c) + self._num_ranks, first[-1])), order // 2
+
+    @cached_property
+    def _levels(self) -> IntArray:
+        return self._columns.order_levels()
+
+    @cached_property
+    def _final(self) -> BoolArray:
+        """Whether each transfer completes a sum where it counts."""
+        c = self._columns
+        if self._owner is None:
+            return np.zeros(len(c), dtype=np.bool_)
+        width = 1 + int(max(c.src.max(initial=0), c.dst.max(initial=0)))
+        places = np.concatenate([c.chunk * width + c.src, c.chunk * width + c.dst])
+        known, place = np.unique(places, return_inverse=True)
+        held = (known % width < self._num_ranks).astype(np.int64)
+        counts = self._owner[c.chunk]
+        matters = c.reduce & ((counts < 0) | (counts == c.dst))
+        source, target = place.reshape(2, -1).astype(np.int64)
+        return interpreted_while_small(_completed, len(c))(source, target, c.reduce, matters, held, self._num_ranks)
+
+
+@compiled
+def _completed(
+    source: IntArray, target: IntArray, reduce: BoolArray, matters: BoolArray, held: IntArray, num_ranks: int
+) -> BoolArray:
+    """Which transfers make a place hold everyone's contribution; ``held``: how many each place holds before."""
+    last = np.zeros(len(source), dtype=np.bool_)
+    for t in range(len(source)):
+        sent = max(held[source[t]], 1)  # a switch holds nothing before, and sends nothing until it does
+        if reduce[t]:
+            before = held[target[t]]
+            held[target[t]] = before + sent
+            last[t] = matters[t] and before > 0 and before + sent == num_ranks
+        else:
+            held[target[t]] = sent
+    return last

@@ -1,0 +1,105 @@
+"""Routes: the best way from a rank to another, by latency, then by the ranks that it passes, then by its width."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import numpy as np
+
+from mycel.collectives.moves import find_moves
+from mycel.errors import SynthesisError
+from mycel.topology.model import Topology
+
+__all__ = ["Route", "Routes", "shortest_routes"]
+
+#: Up to so many ranks, every rank's routes are searched for; beyond, those of ranks that are alike are one rank's.
+_SEARCHED = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Route:
+    """A way from one rank to another; routes compare by latency, then ranks passed, then narrowness, then links.
+
+    Attributes:
+        latency_s: sum over its links.
+        num_relays: ranks on the way that must receive and send on.
+        narrowness: minus its smallest link capacity.
+        vertices: of the topology, ends included.
+    """
+
+    latency_s: float
+    num_relays: int
+    narrowness: int
+    num_links: int
+    vertices: tuple[int, ...]
+
+
+def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dict[int, Route]:
+    """Best route from rank ``src`` to every other rank: by latency, then fewest relays, then widest.
+
+    Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first. Without
+    ``relays`` they never do, and ranks that can be reached in no other way are missing from the result.
+    """
+    outgoing: dict[int, list[tuple[int, float, int]]] = {}
+    for link in topology.links:
+        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
+    start = topology.ranks[src]
+    widest = max(link.capacity for link in topology.links)
+    heap = [Route(latency_s=0.0, num_relays=0, narrowness=-widest, num_links=0, vertices=(start,))]
+    best: dict[int, Route] = {}
+    while heap:
+        route = heapq.heappop(heap)
+        here = route.vertices[-1]
+        if here in best:
+            continue
+        best[here] = route
+        at_relay = here in topology.rank_of and here != start
+        if at_relay and not relays:
+            continue
+        for far, latency_s, capacity in outgoing.get(here, ()):
+            if far not in best:
+                longer = Route(
+                    latency_s=route.latency_s + latency_s,
+                    num_relays=route.num_relays + at_relay,
+                    narrowness=max(route.narrowness, -capacity),
+                    num_links=route.num_links + 1,
+                    vertices=(*route.vertices, far),
+                )
+                heapq.heappush(heap, longer)
+    return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
+
+
+class Routes:
+    """Best routes between ranks, searched for when they are asked for; of ranks that are alike, for one of them."""
+
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._moves = find_moves(topology) if topology.num_ranks > _SEARCHED else None
+        self._found: dict[int, dict[int, Route]] = {}
+
+    def __getitem__(self, src: int) -> dict[int, Route]:
+        """Routes from a rank to all others."""
+        if src not in self._found:
+            self._found[src] = shortest_routes(self._topology, src)
+        return self._found[src]
+
+    def vertices(self, src: int, dst: int) -> tuple[int, ...]:
+        """The way from a rank to another."""
+        if self._moves is None:
+            return self[src][dst].vertices
+        # A move is known by where it takes rank 0: the one from src to dst takes it to where dst is, seen from src.
+        route = self[0][int(self._moves.between(src, dst))]
+        moved: tuple[int, ...] = tuple(self._moves.images(src, np.array(route.vertices)).tolist())
+        return moved
+
+    def direct(self, src: int, dst: int) -> tuple[int, ...]:
+        """The way from a rank to another, if it passes no other rank.
+
+        Raises:
+            SynthesisError: it does.
+        """
+        path = self.vertices(src, dst)
+        if not self._topology.rank_of.keys().isdisjoint(path[1:-1]):
+            raise SynthesisError(f"{self._topology.name}: rank {src} reaches rank {dst} through others only")
+        return path
