@@ -22,6 +22,7 @@ def main() -> None:
     seconds, *thresholds = (float(word) for word in sys.argv[1:])
     if thresholds:
         silence.DOUBT_S, silence.ASK_S, silence.LOST_S = thresholds
+        silence._HEARSAY_S = thresholds[2]
         watch.DOUBT_S, watch.LOST_S = thresholds[0], thresholds[2]
     dist.init_process_group("mycel", timeout=timedelta(seconds=seconds + 60))
     rank, size = dist.get_rank(), dist.get_world_size()
