@@ -94,6 +94,8 @@ TIMEOUT_S = 5.0
 FAR_S = 1800.0
 NOTICED_S = {"power": 10.0, "children": 3.0, "orphan": 3.0, "new_group": 3.0}
 KILLS = ("kill", "children", "orphan", "new_group")
+#: How a call begins its words that finds the group failed.
+EARLIER = "the process group failed earlier: "
 #: For a busy machine's wake-up, and to be at once.
 LATE_S, SOON_S = 1.0, 1.0
 #: For everything else, imports of torch included, before the matrix gives up.
@@ -225,7 +227,7 @@ class Matrix:
             if kind == "none":
                 continue
             if not (is_cut_off and rank == cell.victim):
-                causes.add(message)
+                causes.add(message.removeprefix(EARLIER))  # a rank that was through learns of it at its next call
             if cell.fault in ("half", "down"):
                 if not any(link in message for link in links):
                     yield f"rank {rank} does not name {links[0]}: {message}"

@@ -177,6 +177,7 @@ def shrink_group(
     adapter = _adapter(chosen)
     if not ranks_to_exclude:
         raise UsageError("name at least one rank to exclude")
+    adapter.survivors(ranks_to_exclude)  # before torch says less of what is wrong
     if not adapter.is_elastic:  # torch makes another group
         return dist.shrink_group(list(ranks_to_exclude), chosen, int(abort))
     leave_others = functools.partial(_take_down_others, chosen)

@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from mycel.errors import UsageError
+from mycel.runtime.called_by_python import route
 from mycel.runtime.communicator import Communicator
 from mycel.runtime.elastic.reconfigurable import Reconfigurable, nothing
 from mycel.runtime.tensor_group import COLLECTIVES, TensorGroup
@@ -44,6 +45,7 @@ class MycelBackend(Reconfigurable, _Base):  # type: ignore[misc]
     def __init__(self, group: TensorGroup, name: str = "", *, is_elastic: bool = False) -> None:
         if is_called_by_torch():
             super().__init__(group.rank(), group.size())
+            route()
         self.tensor_group = group
         self._options = _Options("mycel", group.timeout)
         self._options.group_name = name

@@ -7,7 +7,8 @@ end there, wrappers open themselves. Beneath all of these the operator arrives h
 for CPUs and GPUs, and whatever belongs to a group of mycel's is done by that group; so is a traced graph that is
 replayed later. Operators of other groups go on to torch's kernels.
 
-A rank may be looked at while the others are not: the same call runs in either case.
+A rank may be looked at while the others are not: the same call runs in either case. For what happens from torch 2.14
+on, see ``mycel.runtime.called_by_python``.
 """
 
 from __future__ import annotations
@@ -24,10 +25,22 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 from torch.distributed import ProcessGroup
 
-__all__ = ["is_for_dispatcher", "remembered", "route"]
+__all__ = [
+    "BELOW",
+    "FIELDS",
+    "OPERATORS",
+    "SPLITS",
+    "WITH_MEMORY",
+    "install",
+    "is_for_dispatcher",
+    "is_special",
+    "over",
+    "remembered",
+    "route",
+]
 
 #: Of each operator, the method that it stands for, and what holds its options.
-_OPERATORS: dict[str, tuple[str, str | None]] = {
+OPERATORS: dict[str, tuple[str, str | None]] = {
     "allreduce_": ("allreduce", "AllreduceOptions"),
     "allreduce_coalesced_": ("allreduce_coalesced", "AllreduceCoalescedOptions"),
     "broadcast_": ("broadcast", "BroadcastOptions"),
@@ -49,7 +62,7 @@ _OPERATORS: dict[str, tuple[str, str | None]] = {
     "recv_any_source_": ("recv_anysource", None),
 }
 #: Names of operators' arguments, and of the same in options.
-_NAMES = {
+FIELDS = {
     "root_rank": "rootRank",
     "root_tensor": "rootTensor",
     "asyncOp": "asyncOp",
@@ -57,10 +70,15 @@ _NAMES = {
     "device_ids": "device_ids",
     "sparse_indices": "sparseIndices",
 }
+#: Operators' arguments that are no options.
+SPLITS = ("output_split_sizes", "input_split_sizes")
+#: Kinds of devices whose tensors have memory; meta tensors have none.
+WITH_MEMORY = frozenset(("cpu", "cuda"))
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 _num_modes = torch._C._len_torch_dispatch_stack
 _is_profiling = torch._C._autograd._profiler_enabled
-_BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
+#: The keys of torch's own kernels.
+BELOW = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _c10d: Any = torch._C._distributed_c10d  # its type information lacks a function
 _routing = threading.Lock()
 _called = threading.local()
@@ -86,14 +104,18 @@ def is_for_dispatcher(arguments: Iterable[Any]) -> bool:
         elif kind in _PLAIN:
             if given.is_meta:
                 return True
-        elif _is_special(kind):
+        elif is_special(kind):
             return True
     return False
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_special(kind: Any) -> bool:
-    """Whether tensors of a class see operators before torch's kernels do."""
+def is_special(kind: Any) -> bool:
+    """Whether tensors of a class see operators before torch's kernels do.
+
+    Args:
+        kind: the class.
+    """
     disabled: Any = torch._C._disabled_torch_dispatch_impl
     return issubclass(kind, torch.Tensor) and getattr(kind, "__torch_dispatch__", disabled) is not disabled
 
@@ -130,18 +152,27 @@ class _Called(NamedTuple):
 
 
 def route() -> None:
-    """From now on, operators of groups that have a ``tensor_group`` are run by it."""
+    """From now on, operators of groups that have a ``tensor_group`` are run by it; before torch 2.14."""
+    install(_run_here)
+
+
+def install(runner: Callable[[str, Any], Callable[..., Any]]) -> None:
+    """Put kernels of ours one step before torch's; once a process.
+
+    Args:
+        runner: makes the kernel, of an operator's name and the operator.
+    """
     with _routing:
         if _libraries:
             return
         library: Any = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-        for name in _OPERATORS:
+        for name in OPERATORS:
             operator = getattr(torch.ops.c10d, name).default
-            library.impl(name, _beneath(name, operator), "BackendSelect", with_keyset=True)
+            library.impl(name, runner(name, operator), "BackendSelect", with_keyset=True)
         _libraries.append(library)
 
 
-def _beneath(name: str, operator: Any) -> Callable[..., Any]:
+def _run_here(name: str, operator: Any) -> Callable[..., Any]:
     arguments = operator._schema.arguments
     names = [argument.name for argument in arguments]
     at = names.index("process_group")
@@ -153,9 +184,10 @@ def _beneath(name: str, operator: Any) -> Callable[..., Any]:
         group = ProcessGroup.unbox(boxed) if isinstance(boxed, torch.ScriptObject) else boxed
         tensors = getattr(group, "tensor_group", None)
         if tensors is None or not all(map(_is_memory, whole[:at])):
-            return operator.redispatch(keys & _BELOW, *given)
-        method = getattr(tensors, _OPERATORS[name][0])
-        work = method(*_as_called(name, whole[:at], dict(zip(names[at + 1 :], whole[at + 1 :], strict=True))))
+            return operator.redispatch(keys & BELOW, *given)
+        method = getattr(tensors, OPERATORS[name][0])
+        values = dict(zip(names[at + 1 :], whole[at + 1 :], strict=True))
+        work = method(*_as_called(name, whole[:at], values))
         handed = _handed_on(work, whole[:at])
         return (whole[0], handed) if several else handed
 
@@ -165,12 +197,12 @@ def _beneath(name: str, operator: Any) -> Callable[..., Any]:
 def _is_memory(given: Any) -> bool:
     if isinstance(given, list | tuple):
         return all(map(_is_memory, given))
-    return given.device.type in ("cpu", "cuda")
+    return given.device.type in WITH_MEMORY
 
 
 def _as_called(name: str, tensors: tuple[Any, ...], rest: dict[str, Any]) -> tuple[Any, ...]:
     """The arguments of a method, from those of its operator."""
-    kind = _OPERATORS[name][1]
+    kind = OPERATORS[name][1]
     if kind is None:  # between two ranks: who, and which tag
         return (*tensors, *rest.values())
     opts = getattr(c10d, kind)()
@@ -179,11 +211,11 @@ def _as_called(name: str, tensors: tuple[Any, ...], rest: dict[str, Any]) -> tup
             opts.timeout = timedelta(milliseconds=value)
         elif key == "reduce_op":
             opts.reduceOp = _reduction(value)
-        elif key in _NAMES and value is not None and hasattr(opts, _NAMES[key]):
-            setattr(opts, _NAMES[key], value)
+        elif key in FIELDS and value is not None and hasattr(opts, FIELDS[key]):
+            setattr(opts, FIELDS[key], value)
     if name == "barrier":
         return (opts,)
-    splits = [rest[key] for key in ("output_split_sizes", "input_split_sizes") if key in rest]
+    splits = [rest[key] for key in SPLITS if key in rest]
     return (*tensors, *splits, opts)
 
 
@@ -193,6 +225,16 @@ def _handed_on(work: dist.Work, tensors: tuple[Any, ...]) -> Any:
     if now is not None:
         now.works.append(work)
         return work.boxed()
+    return over(work, tensors)
+
+
+def over(work: dist.Work, tensors: tuple[Any, ...]) -> Any:
+    """What an operator gives of a work that nobody in Python will hold: one that is over.
+
+    Args:
+        work: of the call.
+        tensors: the operator's.
+    """
     work.wait()
     over: torch.futures.Future[Any] = torch.futures.Future()
     over.set_result(list(tensors))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.held import HeldWork
 from mycel.runtime.monitored import pass_barrier
 from mycel.runtime.p2p_endpoint import Endpoint
 from mycel.runtime.p2p_matching import Transfer
@@ -156,7 +157,7 @@ def _dtype_name(dtype: torch.dtype) -> bytes:
 
 
 @untraced
-class MessageWork(dist.Work):
+class MessageWork(HeldWork):
     """One message under way, as torch wants to see it.
 
     Args:
@@ -172,6 +173,7 @@ class MessageWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the message; raises what went wrong."""
+        self.let_go()
         limit = given_s(timeout)
         if not self._endpoint.wait(self._transfer, limit):
             raise RuntimeError(f"{self._transfer.what}: timeout, still under way after {limit:g} s of waiting")
@@ -179,6 +181,7 @@ class MessageWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the message is over, right or wrong; if so, a received one is in its tensor."""
+        self.let_go()
         if self._future is not None and self._future.done():  # its callbacks may be running still
             return True
         if not self._transfer.is_done:
@@ -213,6 +216,7 @@ class MessageWork(dist.Work):
 
         A failure is raised from a callback behind the future, as for collectives (``MycelWork.get_future``).
         """
+        self.let_go()
         if self._future is None:
             raw: torch.futures.Future[Any] = torch.futures.Future()
             self._future = raw.then(self._value)

@@ -14,12 +14,17 @@ LONGEST_S = 24 * 86400.0
 def bounded_s(timeout: timedelta | float) -> float:
     """A time-out in seconds, cut to ``LONGEST_S``; whatever is longer, infinite too, is that.
 
+    So is what lies ages below zero: ``timedelta.max`` comes back like that from torch's C++ side, which counts
+    microseconds in 63 bits.
+
     Examples:
         >>> bounded_s(timedelta(minutes=1)), bounded_s(float("inf")) == bounded_s(timedelta.max) == LONGEST_S
         (60.0, True)
+        >>> bounded_s(timedelta(microseconds=86399999999999999999 - (1 << 64))) == LONGEST_S
+        True
     """
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    return min(seconds, LONGEST_S)
+    return LONGEST_S if seconds < -LONGEST_S else min(seconds, LONGEST_S)
 
 
 def bounded(timeout: timedelta | float) -> timedelta:

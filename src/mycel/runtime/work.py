@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.autograd.profiler import record_function
 
 from mycel.runtime.calls import Latch, Ticket
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.held import HeldWork
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
@@ -91,7 +91,7 @@ def span_of(name: str, num_bytes: int) -> record_function | None:
 
 
 @untraced
-class MycelWork(dist.Work):
+class MycelWork(HeldWork):
     """One collective under way, as torch wants to see it: a ``Ticket`` and the tensors that it fills.
 
     When ``wait`` has returned, or ``is_completed`` is true, or a later collective of the group is over, the results
@@ -126,6 +126,7 @@ class MycelWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait for the collective; raises what went wrong."""
+        self.let_go()
         if self._communicator is not None and self._ticket is not None:
             limit_s = given_s(timeout)
             try:
@@ -138,6 +139,7 @@ class MycelWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the collective is over, right or wrong."""
+        self.let_go()
         if self._communicator is None or self._ticket is None:
             return True
         if not self._communicator.is_finished(self._ticket):
@@ -178,6 +180,7 @@ class MycelWork(dist.Work):
         A failure is raised from a callback behind the future: an exception set from outside crashes DDP's reducer,
         which reads the value without asking.
         """
+        self.let_go()
         if self._future is None:
             raw: torch.futures.Future[Any] = torch.futures.Future()
             self._told = Latch()

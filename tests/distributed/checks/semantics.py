@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.errors import CommunicationError, MismatchError
+from mycel.runtime import tensor_group
 
 Started = tuple[dist.Work, Tensor, float]
 
@@ -155,7 +156,7 @@ def _soon(seconds: float) -> threading.Timer:
 
 def _in_the_middle(num_calls: int) -> threading.Thread:
     """Sends this process a signal when so many more calls have been made; the last one may still be under way."""
-    communicator: Any = dist.distributed_c10d._get_default_group().communicator  # type: ignore[attr-defined]
+    communicator: Any = tensor_group().communicator
     last = communicator.number + num_calls
 
     def watch() -> None:
@@ -455,7 +456,7 @@ def types_are_compared(rank: int, size: int, name: str, first: str, second: str)
 
 def an_engine_thread_that_fails(rank: int, size: int) -> str:
     """Whatever happens in the engine's thread is the error of those who wait."""
-    communicator: Any = dist.distributed_c10d._get_default_group().communicator  # type: ignore[attr-defined]
+    communicator: Any = tensor_group().communicator
     dist.barrier()
     if rank == 0:
 

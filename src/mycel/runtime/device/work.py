@@ -6,14 +6,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from mycel.runtime.device.lane import Lane
+from mycel.runtime.held import HeldWork
 
 __all__ = ["DeviceWork"]
 
 
-class DeviceWork(dist.Work):
+class DeviceWork(HeldWork):
     """One collective that has been queued: on devices what ``MycelWork`` is on sockets, without a ticket.
 
     Args:
@@ -31,6 +31,7 @@ class DeviceWork(dist.Work):
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Let what the caller queues from now on come after the collective; does not wait for the device itself."""
+        self.let_go()
         self._lane.join(self._mark)
         return True
 
@@ -40,6 +41,7 @@ class DeviceWork(dist.Work):
 
     def is_completed(self) -> bool:
         """Whether the device is through with it."""
+        self.let_go()
         return self._lane.reached(self._mark)
 
     def is_success(self) -> bool:
@@ -56,6 +58,7 @@ class DeviceWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         """A future of the result's tensors."""
+        self.let_go()
         if self._future is None:
             self._future = self._lane.future(self._result)
         return self._future

@@ -134,6 +134,22 @@ class Reconfigurable:
         self._retire("the group was left", then="it was left")
         self._forming.leave()
 
+    def survivors(self, excluded: Sequence[int]) -> list[int]:
+        """Which ranks of the present group stay.
+
+        Args:
+            excluded: those that do not.
+
+        Raises:
+            UsageError: there is no such rank, or this rank is one of them.
+        """
+        rank, size = self.tensor_group.rank(), self.tensor_group.size()
+        if unknown := [peer for peer in excluded if not 0 <= peer < size]:
+            raise UsageError(f"cannot exclude rank {unknown[0]} from a group of {size} ranks")
+        if rank in excluded:
+            raise UsageError(f"rank {rank} is excluded itself; only those who stay shrink a group")
+        return [peer for peer in range(size) if peer not in excluded]
+
     def without(
         self,
         excluded: Sequence[int],
@@ -156,13 +172,8 @@ class Reconfigurable:
             UsageError: there is no such rank, nobody would be left, or this rank is one of them.
             CommunicationError: a survivor did not come.
         """
+        survivors = self.survivors(excluded)
         group = self.tensor_group
-        rank, size = group.rank(), group.size()
-        survivors = [peer for peer in range(size) if peer not in excluded]
-        if unknown := [peer for peer in excluded if not 0 <= peer < size]:
-            raise UsageError(f"cannot exclude rank {unknown[0]} from a group of {size} ranks")
-        if rank not in survivors:
-            raise UsageError(f"rank {rank} is excluded itself; only those who stay shrink a group")
         communicator = group.communicator
         if communicator is None:
             raise UsageError("a group of one rank, or one without members, cannot shrink")
