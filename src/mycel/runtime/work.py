@@ -251,7 +251,7 @@ class DoneWork(MycelWork):
     depth = 0
 
     def __init__(self, communicator: Communicator | None, result: list[torch.Tensor]) -> None:
-        dist.Work.__init__(self)
+        HeldWork.__init__(self)
         self._communicator, self._result = communicator, result
         self.order = next(_orders)
         if communicator is not None:
