@@ -148,7 +148,8 @@ def test_what_is_interpreted_is_what_is_compiled(blocks: tuple[int, ...] | None)
     made = schedule("two_boxes", "reduce_scatter", "forest", 0, False)
     assert made is not None
     plan = RankTemplate(made, 3)
-    lengths, spans, unit = plan.request(115 if blocks else 80, blocks)
+    lengths = np.array(blocks or (), dtype=np.int64)
+    spans, unit = plan.spans if blocks else plan.even_spans, plan.unit(115 if blocks else 80, blocks)
     results = []
     for measure, fill in ((rows.measure, rows.fill), (rows.measure.interpreted, rows.fill.interpreted)):  # type: ignore[attr-defined]
         told, work = np.zeros(rows.TOLD, dtype=np.int64), np.zeros(rows.work_to_measure(plan.table), dtype=np.int64)

@@ -86,7 +86,7 @@ class _Cuts:
             empty_blocks=tuple(np.flatnonzero(units == 0).tolist()),
         )
 
-    def check(self, sizes: Ints) -> None:
+    def check(self, sizes: Sequence[int] | Ints) -> None:
         """Raises ``ScheduleError`` where a block of these sizes has elements that the schedule does not move."""
         for block in self.empty_blocks:
             if sizes[block]:
@@ -137,7 +137,7 @@ class RankTemplate:
         self.schedule = schedule
         self.rank = rank
         self._is_switch = rank >= schedule.collective.num_ranks
-        self._num_blocks, self._total_weight = schedule.collective.num_blocks, schedule.collective.total_weight
+        self.num_blocks, self._total_weight = schedule.collective.num_blocks, schedule.collective.total_weight
         self._in_place = not self._is_switch and schedule.collective.name in ("all_reduce", "broadcast", "reduce")
         # By how far around the other end is: ranks that send to all others begin with different ones, so that no
         # link to a rank waits while all of them fill another's. Slow paths come last, where queues are their own; but
@@ -306,24 +306,21 @@ class RankTemplate:
         cuts = self._cuts
         return np.stack([cuts.block, cuts.start, cuts.stop, cuts.units], axis=1).ravel()
 
-    def request(self, num_elements: int, block_elements: Sequence[int] | None) -> tuple[Ints, Ints, int]:
-        """How ``mycel.collectives.rows`` takes the lengths of an array: of its blocks, its spans, and its unit.
+    def unit(self, num_elements: int, block_elements: Sequence[int] | None) -> int:
+        """Elements of an array of ``num_elements`` for each weight; 0 where the blocks have lengths of their own.
 
         Raises:
-            ScheduleError: see ``expand``.
+            ScheduleError: these lengths do not go together, or not with the schedule; see ``expand``.
         """
         if block_elements is None:
-            weight = self._total_weight
-            if num_elements % weight:
+            if num_elements % self._total_weight:
                 block_sizes(self.schedule.collective, num_elements)  # says what is wrong
-            return _NONE, self.even_spans, num_elements // weight
-        lengths = np.array(block_elements, dtype=np.int64)
+            return num_elements // self._total_weight
         # Of few numbers Python's own sum takes a tenth of numpy's time.
-        fits = len(lengths) == self._num_blocks and sum(block_elements) == num_elements and min(block_elements) >= 0
-        if not fits:
-            block_sizes(self.schedule.collective, num_elements, block_elements)  # says what is wrong
-        self._cuts.check(lengths)
-        return lengths, self.spans, 0
+        if len(block_elements) != self.num_blocks or sum(block_elements) != num_elements or min(block_elements) < 0:
+            block_sizes(self.schedule.collective, num_elements, block_elements)
+        self._cuts.check(block_elements)
+        return 0
 
     def expand(
         self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None
@@ -363,7 +360,9 @@ class RankTemplate:
         """Program and steps, which are made where none are given."""
         if piece_elements <= 0:
             raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
-        lengths, spans, unit = self.request(num_elements, block_elements)
+        unit = self.unit(num_elements, block_elements)
+        lengths = _NONE if block_elements is None else np.array(block_elements, dtype=np.int64)
+        spans = self.even_spans if block_elements is None else self.spans
         seen = len(self.table) + len(spans)
         told = np.zeros(TOLD, dtype=np.int64)
         work = np.zeros(work_to_measure(self.table), dtype=np.int64)

@@ -45,7 +45,7 @@ _GIVEN = _POLL + 1
 _TABLE, _TABLE_LENGTH, _SPANS, _SPANS_LENGTH, _LENGTHS, _LENGTHS_LENGTH = range(_GIVEN, _GIVEN + 6)
 _UNIT, _PIECE, _ITEM_BYTES, _STATED, _CHANNELS, _NUM_CHANNELS, _NUM_EXTRAS = range(_GIVEN + 6, _GIVEN + 13)
 _BLOCK, _STAGING = _GIVEN + 13, _GIVEN + 14
-_FIELDS = _GIVEN + 15  # there follow bytes and messages of each channel, and integers to work in
+_FIELDS = _GIVEN + 15  # there follow bytes and messages of each channel, integers to work in, and lengths of blocks
 
 # A third of the time that numpy takes for as many.
 _UNPACK_TOLD = Struct(f"{_MADE}q").unpack_from
@@ -262,6 +262,7 @@ class Form:
         self._num_work = work_to_measure(plan.table)
         self._num_request = _FIELDS + 2 * len(plan.channels) + self._num_work
         self._rest = (_address(self._channels), len(plan.channels), len(extras))
+        self._pack_lengths = Struct(f"{plan.num_blocks}q").pack_into
         self._unpack_moved = Struct(f"{2 * len(plan.channels)}q").unpack_from
         #: Requests with their addresses that nobody is filling in: several where threads, or signal handlers, meet.
         self._spare: list[tuple[memoryview, int]] = []
@@ -274,7 +275,7 @@ class Form:
         try:
             return self._spare.pop()
         except IndexError:
-            request = np.empty(self._num_request, dtype=np.int64)
+            request = np.empty(self._num_request + self.plan.num_blocks, dtype=np.int64)
             return request.data, _address(request)
 
     @cached_property
@@ -307,7 +308,7 @@ class Form:
         Raises:
             ScheduleError: as ``RankTemplate.expand``.
         """
-        lengths, _, unit = self.plan.request(num_elements, block_elements)
+        unit = self.plan.unit(num_elements, block_elements)
         even = block_elements is None
         total_bytes = num_elements * item_bytes
         request, address = self._take_request()
@@ -316,13 +317,15 @@ class Form:
             8 * _GIVEN,
             *self._table,
             *(self._even_spans if even else self._spans),
-            *((0, 0) if even else (_address(lengths), len(lengths))),
+            *((0, 0) if even else (address + 8 * self._num_request, self.plan.num_blocks)),
             unit,
             piece_elements,
             item_bytes,
             -1 if states_channel_bytes else total_bytes,
             *self._rest,
         )
+        if block_elements is not None:
+            self._pack_lengths(request, 8 * self._num_request, *block_elements)
         size_up(address, self._num_work)
         _, _, scratch_elements, staging_bytes, _, _, total = _UNPACK_TOLD(request)
         scratch, scratch_address, shared = self._workspace.scratch.at_least(scratch_elements * item_bytes)
