@@ -73,7 +73,9 @@ def synthesize(
         )
     if k is not None and k < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
-    if k is None and topology.num_ranks >= NODES_FROM:
+    # At one switch inside a node, or in its memory, a step costs more than it does on cables: the fewest are wanted.
+    meets = len(topology.ranks_by_node) == 1 and len(topology.vertices) == topology.num_ranks + 1
+    if k is None and (meets or topology.num_ranks >= NODES_FROM):
         shallow = synthesize_by_nodes(topology, collective)
         if shallow is not None:
             return shallow
