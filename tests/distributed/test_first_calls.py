@@ -23,6 +23,11 @@ def test_who_starts_need_not_wait(run_ranks: RunRanks, env: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize("env", [{}, TCP], ids=["unix", "tcp"])
+def test_groups_in_other_orders(run_ranks: RunRanks, env: dict[str, str]) -> None:
+    run_ranks(3, "first_calls", "groups_in_other_orders", env=env, timeout_s=60.0)
+
+
+@pytest.mark.parametrize("env", [{}, TCP], ids=["unix", "tcp"])
 def test_many_first_calls_at_once(run_ranks: RunRanks, env: dict[str, str]) -> None:
     run_ranks(4, "first_calls", "many_first_calls_at_once", env=env, timeout_s=60.0)
 

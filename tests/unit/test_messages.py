@@ -16,6 +16,7 @@ from mycel.runtime.messages import (
     LONGEST,
     Abort,
     Bye,
+    Calling,
     Finding,
     Heard,
     Identity,
@@ -39,6 +40,7 @@ MESSAGES: tuple[Message, ...] = (
     Finding(by=3, inquiry=(1, 0), evidence=EVIDENCE, piece=1, pieces=2),
     Question(by=2, number=5, machine="c0ffee/net:[1]"),
     Heard(by=2, number=5, machine="c0ffee/net:[1]"),
+    Calling(epoch=1, header=(3, 7, 64)),
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

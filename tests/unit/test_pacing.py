@@ -108,7 +108,7 @@ def test_two_machines_hold_back_only_where_rates_were_given(
 
     def be_rank(rank: int) -> set[int]:
         own = Address(host="ab"[rank], ip="127.0.0.1", port=0, pid=rank)
-        rendezvous = Rendezvous(rank=rank, size=2, store=store, own=own, timeout_s=60.0)
+        rendezvous = Rendezvous(rank=rank, size=2, store=store, own=own, timeout_s=60.0, notice=costs_to_text(Costs()))
         fabric = Fabric(settings, [0, 1], 2)
         communicator = communicate(rendezvous, fabric, fabric.topology(rendezvous.addresses), 60.0, settings, None)
         plan = communicator.planner.plan("all_reduce", None, "forest")

@@ -57,6 +57,24 @@ def who_starts_need_not_wait(rank: int, size: int) -> None:
     assert x.tolist() == [size * (size + 1) / 2] * 3
 
 
+def groups_in_other_orders(rank: int, size: int) -> None:
+    """Two groups whose first calls come in different orders on the ranks; and who only sends waits for nobody."""
+    groups = [dist.new_group(list(range(size))) for _ in range(3)]
+    arrays = [torch.full((3,), 1.0 + rank) for _ in groups]
+    order = (0, 1) if rank % 2 else (1, 0)
+    works = [dist.all_reduce(arrays[number], group=groups[number], async_op=True) for number in order]
+    for work in works:
+        work.wait()
+    told = torch.full((3,), 7.0 if rank == 0 else 0.0)
+    if rank == 0:
+        dist.broadcast(told, 0, group=groups[2])
+    dist.barrier()
+    if rank != 0:
+        dist.broadcast(told, 0, group=groups[2])
+    assert [array.tolist() for array in arrays[:2]] == [[size * (size + 1) / 2] * 3] * 2
+    assert told.tolist() == [7.0] * 3
+
+
 def many_first_calls_at_once(rank: int, size: int) -> None:
     """Calls that need other channels each, started one behind the other, come out right and in order."""
     group = dist.new_group(list(range(size)))
