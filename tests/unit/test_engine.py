@@ -71,7 +71,7 @@ class Cluster:
         made = []
         for channel in self.programs[rank].channels:
             descriptor, ring = self.sockets[channel, rank].fileno(), self.rings.get((channel, rank))
-            rest = (ring.address, ring.capacity, ring.bell) if ring is not None else ()
+            rest = (ring.address, ring.capacity, ring.bell, ring.own_bell) if ring is not None else ()
             made.append(Line(descriptor, *rest))
         return made
 
@@ -79,9 +79,8 @@ class Cluster:
         """Make a ring of a channel."""
         given, taken = self.sockets[channel, channel.src], self.sockets[channel, channel.dst]
         ring = Ring.offer(given, ring_bytes, self.bells[channel.src])
-        other = Ring.accept(taken, self.bells[channel.dst], time.monotonic() + LONG_S, lambda: None)
+        other = Ring.accept(taken, time.monotonic() + LONG_S, lambda: None)
         assert ring is not None and other is not None
-        ring.await_bell(given, time.monotonic() + LONG_S, lambda: None)
         self.rings[channel, channel.src], self.rings[channel, channel.dst] = ring, other
 
     def job(

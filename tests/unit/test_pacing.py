@@ -19,7 +19,9 @@ from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
+from mycel.cost import Costs
 from mycel.runtime import pacing
+from mycel.runtime.calibration import costs_to_text
 from mycel.runtime.fabric import Fabric
 from mycel.runtime.membership import communicate
 from mycel.runtime.pacing import LONG_S, Pacer, is_unpaced, path_pace, shared_paces
@@ -108,7 +110,9 @@ def test_two_machines_hold_back_only_where_rates_were_given(
 
     def be_rank(rank: int) -> set[int]:
         own = Address(host="ab"[rank], ip="127.0.0.1", port=0, pid=rank)
-        rendezvous = Rendezvous(rank=rank, size=2, store=store, own=own, timeout_s=60.0, notice=costs_to_text(Costs()))
+        rendezvous = Rendezvous(
+            rank=rank, size=2, store=store, own=own, timeout_s=60.0, notice=costs_to_text(Costs())
+        )
         fabric = Fabric(settings, [0, 1], 2)
         communicator = communicate(rendezvous, fabric, fabric.topology(rendezvous.addresses), 60.0, settings, None)
         plan = communicator.planner.plan("all_reduce", None, "forest")

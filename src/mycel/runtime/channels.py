@@ -61,7 +61,7 @@ class Channels:
     ) -> None:
         self._in_memory = in_memory
         self.rings: dict[Channel, Ring] = {}
-        #: Rung by ranks of this node.
+        #: Rung by ranks of this node when they have made room.
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.descriptors: dict[Channel, int] = {}
         self._rank = rank
@@ -94,19 +94,18 @@ class Channels:
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
         capacity = _RING_BYTES if self._in_memory else 0
         observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
-        peer, rings = -1, {}
+        rings: dict[Channel, Ring | None] = {}
         try:
             for channel, sock in local:
-                if (peer := channel.dst) != self._rank:
+                if channel.src == self._rank:
+                    self._rendezvous.awaited = channel.dst
                     rings[channel] = Ring.offer(sock, capacity, self.bell)
             for channel, sock in local:
-                if (peer := channel.src) != self._rank:
-                    rings[channel] = Ring.accept(sock, self.bell, attempt.deadline, observe)
-            for channel, sock in local:
-                if (peer := channel.dst) != self._rank and (ring := rings[channel]) is not None:
-                    ring.await_bell(sock, attempt.deadline, observe)
+                if channel.dst == self._rank:
+                    self._rendezvous.awaited = channel.src
+                    rings[channel] = Ring.accept(sock, attempt.deadline, observe)
         except (Alarm, CommunicationError) as error:
-            self._blame(error, attempt, peer)
+            self._blame(error, attempt, self._rendezvous.awaited)
         return {channel: ring for channel, ring in rings.items() if ring is not None}
 
     def lines(self, channels: Sequence[Channel]) -> list[Line]:
@@ -115,7 +114,9 @@ class Channels:
 
     def _line(self, channel: Channel) -> Line:
         descriptor, ring = self.descriptors.get(channel, -1), self.rings.get(channel)
-        return Line(descriptor) if ring is None else Line(descriptor, ring.address, ring.capacity, ring.bell)
+        if ring is None:
+            return Line(descriptor)
+        return Line(descriptor, ring.address, ring.capacity, ring.bell, ring.own_bell)
 
     def require(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         """Open those that are not open yet, as ``open`` does, while signal handlers may call collectives themselves.

@@ -73,7 +73,7 @@ J_DIVISOR = 16  # 0: the result is not divided
 J_REMAINING = 17
 J_HEADER = 18  # four integers: magic, sequence number, kind, bytes (the channel's C_STATED in their place)
 J_DEADLINE_NS = 22
-J_POLL = 23  # address: struct pollfd[channels + extras]
+J_POLL = 23  # address: struct pollfd[channels + extras + 1 + channels]
 J_NUM_EXTRAS = 24
 J_EXTRAS = 25  # address: int64[extras], descriptors whose readability ends the wait
 J_FAILED_CHANNEL = 26
@@ -105,8 +105,9 @@ C_STATED = 11  # bytes that the header states: of the whole array, or on this ch
 C_RING = 12  # address of the ring; 0: the bytes go through the socket
 C_CAPACITY = 13  # of the ring
 C_ENDED = 14  # the ring's socket has ended: nothing comes after what is in the ring
-C_BELL = 15  # of the rank at the other end of the ring
-CHANNEL_FIELDS = 16
+C_BELL = 15  # wakes the other end of the ring
+C_OWN_BELL = 16  # wakes this end, of a ring that comes in; else ASK_BELL does
+CHANNEL_FIELDS = 17
 
 # How long to ask rings again before sleeping.
 ASK_ROUNDS = 0  # now
@@ -446,7 +447,8 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     """Ask the kernel which blocked channels can go on. Returns PENDING, or the status that ends the run."""
     num_channels, num_extras = job[J_NUM_CHANNELS], job[J_NUM_EXTRAS]
     # struct pollfd is {int fd; short events; short revents}: one 64-bit integer, little-endian.
-    num_fds = num_channels + num_extras + 1
+    bells = num_channels + num_extras  # this rank's comes first
+    num_fds = bells + 1 + num_channels
     fds = int64_at(job[J_POLL], num_fds)
     extras = int64_at(job[J_EXTRAS], num_extras)
     for c in range(num_channels):
@@ -454,10 +456,12 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
         waits = channel[C_BLOCKED] != 0 and queue_start[c] + channel[C_HEAD] < queue_start[c + 1]
         events = POLLOUT if channel[C_OUTGOING] != 0 and channel[C_RING] == 0 else POLLIN
         fds[c] = (channel[C_FD] | (events << 32)) if waits else 0xFFFFFFFF
+        rings = waits and channel[C_RING] != 0 and channel[C_OUTGOING] == 0
+        fds[bells + 1 + c] = (channel[C_OWN_BELL] | (POLLIN << 32)) if rings else 0xFFFFFFFF
     for e in range(num_extras):
         fds[num_channels + e] = extras[e] | (POLLIN << 32)
     bell = int64_at(job[J_ASKING], ASK_FIELDS)[ASK_BELL]
-    fds[num_fds - 1] = (bell if bell >= 0 else 0xFFFFFFFF) | (POLLIN << 32)
+    fds[bells] = (bell | (POLLIN << 32)) if bell >= 0 else 0xFFFFFFFF
     left = job[J_DEADLINE_NS] - monotonic_ns(job[J_WORK])
     if left <= 0:
         return TIMED_OUT
@@ -471,9 +475,11 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
         return INTERRUPTED if last_errno() == EINTR else PENDING
     if ready == 0:
         return PENDING
-    if fds[num_fds - 1] >> 48 != 0:
+    if fds[bells] >> 48 != 0:
         read_fd(bell, job[J_WORK] + 12 * 8, 8)
     for c in range(num_channels):
+        if fds[bells + 1 + c] >> 48 != 0:
+            read_fd(channels[c, C_OWN_BELL], job[J_WORK] + 12 * 8, 8)
         if fds[c] >> 48 != 0:
             if channels[c, C_RING] != 0:
                 _hear(channels[c], job[J_WORK] + 12 * 8)

@@ -75,7 +75,7 @@ def size_up(address, num_work) -> None:  # type: ignore[no-untyped-def]
         request,
     )
     rows, needs, work = request[0], request[1], request[5]
-    kept = rows * (e.ROW_FIELDS + 5) + needs + num_channels * (e.CHANNEL_FIELDS + 2) + request[_NUM_EXTRAS] + 5
+    kept = rows * (e.ROW_FIELDS + 5) + needs + num_channels * (e.CHANNEL_FIELDS + 3) + request[_NUM_EXTRAS] + 5
     request[_TOTAL] = kept + rows + 1 + needs + work
 
 
@@ -116,7 +116,7 @@ def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     channels = int64_at(at, num_channels * e.CHANNEL_FIELDS)
     at += 8 * num_channels * e.CHANNEL_FIELDS
     request[_POLL] = at
-    at += 8 * (num_channels + request[_NUM_EXTRAS] + 1)
+    at += 8 * (2 * num_channels + request[_NUM_EXTRAS] + 1)
     need_start = int64_at(at, num_rows + 1)  # from here on only while this runs
     need_index = int64_at(at + 8 * (num_rows + 1), num_needs)
     wrong = fill(

@@ -49,7 +49,7 @@ class Origin:
 
 
 #: Fields of a channel that are its ``Line``.
-LINE = (e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL)
+LINE = (e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL, e.C_OWN_BELL)
 
 
 class Line(NamedTuple):
@@ -58,13 +58,15 @@ class Line(NamedTuple):
     Attributes:
         descriptor: of its socket; -1: it is not open yet.
         ring, capacity: address of its ring and the bytes that it holds; zeros where it has none.
-        bell: of the rank at the other end of the ring.
+        bell: wakes the other end of the ring.
+        own_bell: wakes this end, of a ring that comes in.
     """
 
     descriptor: int
     ring: int = 0
     capacity: int = 0
     bell: int = -1
+    own_bell: int = -1
 
 
 def _nobody() -> None:
@@ -240,7 +242,7 @@ def asking(num_neighbours: int, bell: int) -> Ints:
     Args:
         num_neighbours: ranks of the group on this node. Where they are more than processors, one that asks keeps
             another from answering, so it lets go of the processor now and then.
-        bell: this rank's, which ranks that share memory with it ring; -1: none.
+        bell: this rank's, which those ring that have made room in its rings; -1: none.
     """
     crowded = num_neighbours > len(os.sched_getaffinity(0))
     return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1], dtype=np.int64)

@@ -31,6 +31,8 @@ _log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: What the sender says with the memory, or where it has none to give.
 _HERE, _NONE = b"M", b"-"
+#: The memory, the bell of the receiver, and that of the sender.
+_HANDED_OVER = 3
 _SHORTEST, _LONGEST = 1 << 12, 1 << 26
 _LOOK_S = 0.05
 
@@ -41,29 +43,31 @@ class Ring:
     Args:
         descriptor: of its memory; may be closed afterwards.
         num_bytes: of the memory.
+        bell: wakes the other end.
+        own_bell: wakes this one, and nobody else; -1 for the sender, whom one bell wakes for all its rings.
 
     Attributes:
         address: of the memory.
         capacity: bytes that may be under way, a power of two.
-        bell: the peer's; -1 while it is not known.
+        bell, own_bell: as given; closed with the ring.
     """
 
-    def __init__(self, descriptor: int, num_bytes: int) -> None:
+    def __init__(self, descriptor: int, num_bytes: int, bell: int, own_bell: int = -1) -> None:
         self._memory = np.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=np.uint8)
         self.address: int = self._memory.ctypes.data
         self.capacity = num_bytes - DATA
-        self.bell = -1
+        self.bell, self.own_bell = bell, own_bell
 
     @classmethod
     def offer(cls, sock: socket.socket, capacity: int, bell: int) -> Ring | None:
         """Make a ring and hand it to the peer, which calls ``accept``; ``None`` where the kernel gives no memory.
 
-        The sender's part. ``await_bell`` comes after it, when this rank has accepted what others offer.
+        The sender's part, which waits for nobody.
 
         Args:
             sock: the channel's unix socket.
             capacity: bytes, a power of two; 0: the channel is to be no ring.
-            bell: this rank's.
+            bell: wakes this rank.
 
         Raises:
             PeerLostError: the peer has gone.
@@ -74,31 +78,22 @@ class Ring:
                 descriptor = os.memfd_create("mycel-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 os.ftruncate(descriptor, DATA + capacity)
                 fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-                ring = cls(descriptor, DATA + capacity)
+                ring = cls(descriptor, DATA + capacity, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
             _log.debug("no memory can be shared: %s", error)
         try:
-            _send(sock, _HERE if ring else _NONE, (descriptor, bell) if ring else ())
+            _send(sock, _HERE if ring else _NONE, (descriptor, ring.bell, bell) if ring else ())
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
         return ring
 
-    def await_bell(self, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> None:
-        """Take the peer's bell. Arguments and errors as for ``accept``."""
-        said, descriptors = _receive(sock, 1, deadline, observe)
-        if said != _HERE or len(descriptors) != 1:
-            _close(descriptors)
-            raise PeerLostError("a channel's peer went while it was opened")
-        self.bell = descriptors[0]
-
     @classmethod
-    def accept(cls, sock: socket.socket, bell: int, deadline: float, observe: Callable[[], None]) -> Ring | None:
+    def accept(cls, sock: socket.socket, deadline: float, observe: Callable[[], None]) -> Ring | None:
         """Take what the peer offers; ``None`` where it has nothing.
 
         Args:
             sock: the channel's unix socket, non-blocking.
-            bell: this rank's.
             deadline: until when to wait (``time.monotonic``).
             observe: called several times a second meanwhile; what it raises ends the wait.
 
@@ -107,26 +102,28 @@ class Ring:
             PeerLostError: the peer has gone.
             CommunicationError: what it offers is no ring, or cannot be mapped.
         """
-        said, descriptors = _receive(sock, 2, deadline, observe)
+        said, descriptors = _receive(sock, deadline, observe)
         if said == _NONE and not descriptors:
             return None
         try:
-            if said != _HERE or len(descriptors) != 2:
+            if said != _HERE or len(descriptors) != _HANDED_OVER:
                 raise PeerLostError("a channel's peer went while it was opened")
-            ring = cls(descriptors[0], _checked(descriptors[0]))
-            _send(sock, _HERE, (bell,))
-            ring.bell = descriptors.pop()
+            own_bell, bell = descriptors[1:]
+            ring = cls(descriptors[0], _checked(descriptors[0]), bell, own_bell)
+            del descriptors[1:]
             return ring
         except (OSError, ValueError) as error:
             raise CommunicationError(f"the memory of a channel cannot be mapped: {error}") from None
         finally:
-            _close(descriptors)
+            for descriptor in descriptors:
+                os.close(descriptor)
 
     def close(self) -> None:
-        """Let go of the peer's bell; the memory goes with the object, which nobody may be at any more."""
-        if self.bell >= 0:
-            os.close(self.bell)
-            self.bell = -1
+        """Let go of the bells; the memory goes with the object, which nobody may be at any more."""
+        for bell in (self.bell, self.own_bell):
+            if bell >= 0:
+                os.close(bell)
+        self.bell = self.own_bell = -1
 
 
 def _send(sock: socket.socket, said: bytes, descriptors: Sequence[int]) -> None:
@@ -136,7 +133,7 @@ def _send(sock: socket.socket, said: bytes, descriptors: Sequence[int]) -> None:
         raise PeerLostError(f"a channel's peer went while it was opened: {error.strerror or error}") from None
 
 
-def _receive(sock: socket.socket, most: int, deadline: float, observe: Callable[[], None]) -> tuple[bytes, list[int]]:
+def _receive(sock: socket.socket, deadline: float, observe: Callable[[], None]) -> tuple[bytes, list[int]]:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
     while not poller.poll(1000 * max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
@@ -144,15 +141,10 @@ def _receive(sock: socket.socket, most: int, deadline: float, observe: Callable[
             raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
         observe()
     try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, most)
+        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER)
     except OSError:
         return b"", []
     return said, list(descriptors)
-
-
-def _close(descriptors: Sequence[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def _checked(descriptor: int) -> int:
