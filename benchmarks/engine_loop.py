@@ -31,7 +31,8 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth import SYNTHESIZERS, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
-from mycel.runtime.prepared import Job, Prepared, prepare
+from mycel.runtime.forms import Form
+from mycel.runtime.prepared import Job, Prepared
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.warm import warm
 from mycel.topology.builders import loopback
@@ -51,22 +52,23 @@ def prepared_program(rank: int, num_bytes: int, store: dist.Store) -> tuple[Prep
     for schedule in made.values():
         verify_schedule(schedule)
     choice = choose(made, num_bytes)
-    program = RankTemplate(made[choice.method], rank).expand(num_bytes // 4, choice.piece_bytes // 4)
+    plan = RankTemplate(made[choice.method], rank)
     listener = socket.create_server(("127.0.0.1", 0))
     store.set(f"port{rank}", str(listener.getsockname()[1]))
     sockets: dict[int, socket.socket] = {}
-    for number, channel in enumerate(program.channels):
+    for number, channel in enumerate(plan.channels):
         if channel.src == rank:
             sockets[number] = socket.create_connection(("127.0.0.1", int(store.get(f"port{channel.dst}"))))
-    for number, channel in enumerate(program.channels):
+    for number, channel in enumerate(plan.channels):
         if channel.dst == rank:
             sockets[number] = listener.accept()[0]
     listener.close()
     for sock in sockets.values():
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
-    ordered = [sockets[number] for number in range(len(program.channels))]
-    return prepare(program, 4, [s.fileno() for s in ordered], np.array([-1])), ordered
+    ordered = [sockets[number] for number in range(len(plan.channels))]
+    form = Form(plan, [s.fileno() for s in ordered], np.array([-1]))
+    return form.prepare(num_bytes // 4, choice.piece_bytes // 4, 4), ordered
 
 
 def spin(done: Callable[[], bool]) -> None:

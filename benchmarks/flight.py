@@ -39,7 +39,7 @@ def main() -> None:
     )
     channel = Channel(src=0, dst=1, path=(0, 8, 1))
     origin = Origin(collective="all_reduce", root=None, method="forest", piece_bytes=1 << 14, even=True)
-    traffic = Traffic(origin=origin, channels=(channel,), num_bytes=(64,), num_messages=(1,), state=lambda: None)
+    traffic = Traffic(origin=origin, channels=(channel,), moved=(64, 1))
 
     def loop(*, noting: bool) -> float:
         """Seconds of calls that each make a job, as a communicator does; the job before it is let go, or kept."""

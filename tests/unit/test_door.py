@@ -141,5 +141,29 @@ def test_groups_share_proofs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     call = Call(name="all_gather", num_elements=30, item_bytes=4, output_address=0)
     for rank in range(3):
-        proof.Proofs(rank, refuse).require(schedule, call, 100)
+        proof.Proofs(rank, refuse).require(schedule, call, 100, comes_back=False)
     assert len(proved) == 2  # any size, and this one
+
+
+def test_sizes_are_looked_at_first_or_when_they_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    schedule = verified_schedules(star(num_ranks=3), "all_gather", None)["forest"]
+    schedule = Schedule.from_json(schedule.to_json())
+    looked: list[int] = []
+
+    def counting(schedule: Schedule, lengths: Any = None, pieces: int = 0) -> int:
+        looked.append(sum(lengths or ()))
+        return 0
+
+    monkeypatch.setattr(proof, "prove_lowering", counting)
+    proofs = proof.Proofs(0, lambda kind, message: CommunicationError(message))
+
+    def require(size: int, *, comes_back: bool) -> bool:
+        call = Call(name="all_gather", num_elements=size, item_bytes=4, output_address=0)
+        return proofs.require(schedule, call, 100, comes_back=comes_back)
+
+    sizes = range(3, 300, 3)
+    assert [require(size, comes_back=False) for size in sizes] == [True] * 4 + [False] * (len(sizes) - 4)
+    assert looked == [0, *sizes[:4]]
+    assert all(require(size, comes_back=True) for size in sizes)
+    assert looked == [0, *sizes[:32]]
+    assert require(999, comes_back=False)  # enough have been looked at

@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from mycel.collectives.lower import lower
-from mycel.collectives.program import Channel, Program
+from mycel.collectives.lower import RankTemplate
+from mycel.collectives.program import Channel
+from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
-from mycel.runtime.prepared import Job, prepare
+from mycel.runtime.forms import Form
+from mycel.runtime.prepared import Job
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.topology.builders import ring, star
 from mycel.topology.model import Topology
@@ -39,11 +41,25 @@ def compiled(job: Job) -> int:
     return int(status)
 
 
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a schedule, and the lengths for which it is to run."""
+
+    plan: RankTemplate
+    num_elements: int
+    piece_elements: int
+    block_elements: tuple[int, ...] | None = None
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        return self.plan.channels
+
+
 @dataclass
 class Cluster:
     """Sockets of every channel of some programs: one pair a channel, as small as the kernel allows if asked."""
 
-    programs: tuple[Program, ...]
+    programs: tuple[Part, ...]
     sockets: dict[tuple[Channel, int], socket.socket] = field(default_factory=dict)
 
     def descriptors(self, rank: int) -> list[int]:
@@ -62,9 +78,9 @@ class Cluster:
         extras: tuple[int, ...] = (-1,),
     ) -> Job:
         dtype = {"float32": DType.FLOAT32, "float64": DType.FLOAT64, "int64": DType.INT64, "int32": DType.INT32}
-        prepared = prepare(
-            self.programs[rank], given.itemsize, self.descriptors(rank), np.array(extras, dtype=np.int64)
-        )
+        part = self.programs[rank]
+        form = Form(part.plan, self.descriptors(rank), np.array(extras, dtype=np.int64))
+        prepared = form.prepare(part.num_elements, part.piece_elements, given.itemsize, part.block_elements)
         return Job(
             prepared,
             bases=(given.ctypes.data, result.ctypes.data),
@@ -78,7 +94,7 @@ class Cluster:
 
 
 @contextmanager
-def cluster(programs: tuple[Program, ...], *, buffer_bytes: int | None = None) -> Iterator[Cluster]:
+def cluster(programs: tuple[Part, ...], *, buffer_bytes: int | None = None) -> Iterator[Cluster]:
     made = Cluster(programs=programs)
     try:
         for channel in {channel for program in programs for channel in program.channels}:
@@ -97,11 +113,18 @@ def cluster(programs: tuple[Program, ...], *, buffer_bytes: int | None = None) -
 
 def programs_of(
     topology: Topology, name: CollectiveName, elements: int, piece: int, method: str = "forest"
-) -> tuple[Program, ...]:
+) -> tuple[Part, ...]:
     root = 0 if name == "broadcast" else None
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     schedule = synthesize(topology, collective, method=method)
-    return tuple(lower(schedule, elements, piece_elements=piece))
+    return parts_of(schedule, elements, piece)
+
+
+def parts_of(
+    schedule: Schedule, elements: int, piece: int, lengths: tuple[int, ...] | None = None
+) -> tuple[Part, ...]:
+    ranks = range(schedule.collective.num_ranks)
+    return tuple(Part(RankTemplate(schedule, rank), elements, piece, lengths) for rank in ranks)
 
 
 def run_together(jobs: list[Job], engines: list[Execute]) -> list[int]:
@@ -180,7 +203,7 @@ def test_all_to_all_of_any_lengths(engine: Execute, method: str) -> None:
     table[2], table[0, 1], table[3, 3] = 0, 0, 1
     schedule = synthesize(fabric, Collective(name="all_to_all", num_ranks=n), method=method)
     lengths = table.ravel().tolist()
-    programs = tuple(lower(schedule, sum(lengths), piece_elements=100, block_elements=lengths))
+    programs = parts_of(schedule, sum(lengths), 100, tuple(lengths))
     given = [1000 * rank + np.arange(table[rank].sum()) for rank in range(n)]
     results = [np.full(table[:, rank].sum(), -1) for rank in range(n)]
     with cluster(programs, buffer_bytes=1) as wired:

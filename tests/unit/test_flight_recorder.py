@@ -44,7 +44,8 @@ def job_of(sequence: int, rows: Any = None) -> Any:
     fields[[e.J_HEADER + 1, e.J_HEADER + 2]] = sequence, pack_kind("all_reduce", 0, None, None, 0)
     channels = (Channel(src=0, dst=1, path=(0, 2, 1)),)
     state = weakref.ref(rows) if rows is not None else lambda: None
-    traffic = Traffic(origin=ORIGIN, channels=channels, num_bytes=(64,), num_messages=(4,), state=state)
+    prepared: Any = lambda: None if state() is None else SimpleNamespace(channel_rows=state())  # noqa: E731
+    traffic = Traffic(origin=ORIGIN, channels=channels, moved=(64, 4), prepared=prepared)
     return SimpleNamespace(fields=fields, prepared=SimpleNamespace(traffic=traffic))
 
 

@@ -11,15 +11,15 @@ import pytest
 
 from mycel.collectives.cost import Choice, choose
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.program import Program
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
 from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.device import steps
 from mycel.runtime.device.choice import choose_for_steps
+from mycel.runtime.forms import Form
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
-from mycel.runtime.prepared import PREPARED, prepare
+from mycel.runtime.prepared import PREPARED
 from mycel.topology.builders import ring, star
 
 FABRIC = ring(num_ranks=4)
@@ -31,18 +31,20 @@ def made(name: CollectiveName, root: int | None) -> dict[str, Schedule]:
     return verified_schedules(FABRIC, name, root)
 
 
-def unproved(schedule: Schedule, call: Call, elements: int) -> None:
+def unproved(schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
     """What is chosen and kept does not depend on proofs, which have tests of their own."""
+    return True
 
 
-def laid_out(engine: str) -> Callable[[RankTemplate, Program, int], Any]:
-    """What each engine makes of a program, on no sockets and no device."""
+def laid_out(engine: str, num_elements: int) -> Callable[[RankTemplate, int], Any]:
+    """What each engine makes of a plan, on no sockets and no device."""
 
-    def for_devices(plan: RankTemplate, program: Program, elements: int) -> steps.Prepared:
-        return steps.prepare(program, plan.steps(program.num_elements, elements), 4)
+    def for_devices(plan: RankTemplate, elements: int) -> steps.Prepared:
+        return steps.prepare(plan.expand(num_elements, elements), plan.steps(num_elements, elements), 4)
 
-    def for_sockets(plan: RankTemplate, program: Program, elements: int) -> Any:
-        return prepare(program, 4, [-1] * len(program.channels), np.full(1, -1, dtype=np.int64))
+    def for_sockets(plan: RankTemplate, elements: int) -> Any:
+        form = Form(plan, [-1] * len(plan.channels), np.full(1, -1, dtype=np.int64))
+        return form.prepare(num_elements, elements, 4)
 
     return for_devices if engine == "devices" else for_sockets
 
@@ -70,16 +72,40 @@ def test_what_is_prepared_is_bounded_made_once_and_forgotten(engine: str, monkey
     before = PREPARED.num_bytes
     monkeypatch.setattr(PREPARED, "limit_bytes", before + 100_000)
     planner: Planner[Any] = Planner(0, made, partial(CHOOSERS[engine], piece_bytes=1 << 20), unproved)
-    lay_out = laid_out(engine)
     for per_rank in range(1, 300):
         call = Call(name="all_gather", num_elements=4 * per_rank, item_bytes=4, output_address=0)
-        choice = planner.choice("all_gather", None, 16 * per_rank)
+        choice, lay_out = planner.choice("all_gather", None, 16 * per_rank), laid_out(engine, 4 * per_rank)
         first = planner.prepared(call, choice, lay_out)
         assert planner.prepared(call, choice, lay_out) is first
         assert PREPARED.num_bytes <= PREPARED.limit_bytes
     assert PREPARED.num_bytes > before + 50_000
     planner.forget()
     assert PREPARED.num_bytes <= before
+
+
+def test_what_comes_back_is_proved_once_and_what_does_not_is_forgotten() -> None:
+    asked: list[tuple[int, bool]] = []
+
+    def later(schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
+        asked.append((call.num_elements, comes_back))
+        return comes_back
+
+    planner: Planner[Any] = Planner(0, made, choose, later)
+
+    def run(num_elements: int) -> None:
+        call = Call(name="all_gather", num_elements=num_elements, item_bytes=4, output_address=0)
+        planner.prepared(call, planner.choice("all_gather", None, 4096), laid_out("sockets", num_elements))
+
+    for num_elements in (4, 8, 4, 4, 8, 12):
+        run(num_elements)
+    assert asked == [(4, False), (8, False), (4, True), (8, True), (12, False)]
+    asked.clear()
+    for num_elements in range(16, 16 + 4 * 300, 4):
+        run(num_elements)
+    run(12)
+    run(16 + 4 * 299)
+    assert asked[300:] == [(16 + 4 * 299, True)]  # of 12, nothing is known any more
+    planner.forget()
 
 
 def test_schedules_are_made_once_until_they_are_forgotten() -> None:

@@ -39,6 +39,13 @@ def test_the_last_one_stays_however_large() -> None:
     assert (kept(cache, 0, "ab"), num_bytes, len(cache)) == ("b", 100, 1)
 
 
+def test_many_small_ones_are_bounded_by_their_number() -> None:
+    cache = PreparedCache(1000, limit=3)
+    for key in "abcde":
+        cache.put(0, key, Sized(1))  # type: ignore[arg-type]
+    assert (kept(cache, 0, "abcde"), cache.num_bytes, len(cache)) == ("cde", 3, 3)
+
+
 def test_an_owner_forgets_its_own_only() -> None:
     cache, _ = filled(100, [(0, "a"), (1, "a"), (0, "b")])
     cache.forget(0)

@@ -5,27 +5,32 @@ key, (pipeline step, transfer), where the step of piece p of a transfer is p plu
 point backwards in that order, and both ends of every channel follow it, so that first-in-first-out channels cannot
 deadlock, however little they buffer.
 
-``RankTemplate`` holds what does not depend on the size; ``RankTemplate.expand`` makes the program for a size with
-array operations only, since a training job meets new sizes and must not wait for them.
+``RankTemplate`` holds what does not depend on the size, as a table of integers. ``mycel.collectives.rows`` makes the
+rows for a size of it, in one pass of compiled code, since a training job meets new sizes and must not wait for them:
+those that engines run come from there without a ``Program`` around them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program, block_sizes
+from mycel.collectives.rows import ROW_FIELDS, TOLD, fill, measure, tabulate, work_to_measure
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
+from mycel.compiled import interpreted_while_small
 from mycel.errors import ScheduleError
 
 __all__ = ["RankTemplate", "chunk_bounds", "lower"]
 
 Ints = npt.NDArray[np.int64]
+_NONE: Ints = np.zeros(0, dtype=np.int64)
 
 
 def chunk_bounds(schedule: Schedule, num_elements: int, block_elements: Sequence[int] | None = None) -> Ints:
@@ -63,7 +68,7 @@ class _Cuts:
     stop: Ints
     units: Ints
     most_units: int
-    empty_blocks: Ints
+    empty_blocks: tuple[int, ...]
 
     @classmethod
     def of(cls, schedule: Schedule) -> _Cuts:
@@ -78,36 +83,25 @@ class _Cuts:
             stop=stops - first[block],
             units=units[block],
             most_units=int(units.max()),
-            empty_blocks=np.flatnonzero(units == 0),
+            empty_blocks=tuple(np.flatnonzero(units == 0).tolist()),
         )
 
-    def within(self, sizes: Ints) -> tuple[Ints, Ints]:
-        """First element and end of each chunk, counted from the start of its block, where blocks have these sizes."""
-        for block in self.empty_blocks.tolist():
+    def check(self, sizes: Sequence[int] | Ints) -> None:
+        """Raises ``ScheduleError`` where a block of these sizes has elements that the schedule does not move."""
+        for block in self.empty_blocks:
             if sizes[block]:
                 raise ScheduleError(
                     f"block {block} has {sizes[block]} elements, but weight 0 in the schedule, which moves none of it"
                 )
+
+    def within(self, sizes: Ints) -> tuple[Ints, Ints]:
+        """First element and end of each chunk, counted from the start of its block, where blocks have these sizes."""
+        self.check(sizes)
         size, start, stop = sizes[self.block], self.start, self.stop
         if int(sizes.max()) * self.most_units >= 1 << 62:  # exact in Python's integers
             size, start, stop = size.astype(object), start.astype(object), stop.astype(object)
         first, end = size * start // self.units, size * stop // self.units
         return first.astype(np.int64, copy=False), end.astype(np.int64, copy=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Cut:
-    """A plan's roles in pieces: how many of each chunk, and the role, piece and pipeline step of every message.
-
-    ``first`` is where each role's messages begin; ``order`` sorts all messages into the rows of the program.
-    """
-
-    pieces: Ints
-    role: Ints
-    first: Ints
-    piece: Ints
-    step: Ints
-    order: Ints
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,6 +137,7 @@ class RankTemplate:
         self.schedule = schedule
         self.rank = rank
         self._is_switch = rank >= schedule.collective.num_ranks
+        self.num_blocks, self._total_weight = schedule.collective.num_blocks, schedule.collective.total_weight
         self._in_place = not self._is_switch and schedule.collective.name in ("all_reduce", "broadcast", "reduce")
         # By how far around the other end is: ranks that send to all others begin with different ones, so that no
         # link to a rank waits while all of them fill another's. Slow paths come last, where queues are their own; but
@@ -259,29 +254,76 @@ class RankTemplate:
         return Buffer.OUTPUT if own else Buffer.SCRATCH
 
     def _tabulate(self) -> None:
-        roles = self._roles
-        levels = self._part.levels
-        self._chunk = np.array([r.chunk for r in roles], dtype=np.int64)
-        self._level = np.array([levels[r.transfer] for r in roles], dtype=np.int64)
-        self._cuts = _Cuts.of(self.schedule)
-        self._block = self._cuts.block[self._chunk]
-        self._transfer = np.array([r.transfer for r in roles], dtype=np.int64)
-        self._fixed = np.zeros(len(roles), dtype=COLUMNS)
-        for i, r in enumerate(roles):
-            self._fixed[i] = (r.op, r.channel, r.buffer, 0, 0, r.operand, 0, r.final)
-        pairs = [(i, need) for i, r in enumerate(roles) for need in r.needs]
-        self._need_pairs = np.array(pairs, dtype=np.int64).reshape(-1, 2)
+        roles, levels, collective = self._roles, self._part.levels, self.schedule.collective
+        cuts, weights = _Cuts.of(self.schedule), collective.block_weights
+        self._cuts = cuts
+        inputs, outputs = self._blocks_in(Buffer.INPUT), self._blocks_in(Buffer.OUTPUT)
+        place_in = [{block: place for place, block in enumerate(blocks)} for blocks in (inputs, outputs)]
+        own = self._own_block()
+        mine = sorted({role.chunk for role in roles})  # of other chunks this rank sees nothing
+        number_of = {chunk: number for number, chunk in enumerate(mine)}
+        chunks = []
+        for chunk in mine:
+            block = int(cuts.block[chunk])
+            units = (int(part[chunk]) for part in (cuts.start, cuts.stop, cuts.units))
+            chunks.append((block, weights[block], *units, *(places.get(block, 0) for places in place_in)))
+        #: What ``mycel.collectives.rows`` makes programs of.
+        self.table = tabulate(
+            chunks,
+            [(r.op, r.channel, r.buffer, number_of[r.chunk], levels[r.transfer], r.operand, r.final) for r in roles],
+            [r.needs for r in roles],
+            ([(b, weights[b]) for b in inputs], [(b, weights[b]) for b in outputs]),
+            [number_of[chunk] for chunk in self._scratch_chunks],
+            num_channels=len(self.channels),
+            own=(-1, -1) if own is None else (place_in[0][own], place_in[1][own]),
+        )
 
-    def _layout(self, sizes: Ints) -> tuple[Ints, Ints]:
-        """First element of each block in INPUT and in OUTPUT; means nothing for blocks that are not there."""
-        name, n = self.schedule.collective.name, self.schedule.collective.num_ranks
-        starts, nowhere = _starts(sizes), np.zeros_like(sizes)
+    def _blocks_in(self, buffer: Buffer) -> range:
+        """The blocks of the array that this rank has in INPUT or OUTPUT, in order."""
+        collective, rank = self.schedule.collective, self.rank
+        n, every, none = collective.num_ranks, range(collective.num_blocks), range(0)
         if self._is_switch:
-            return nowhere, nowhere
-        if name == "all_to_all":  # s * N + d, at d in the input of s and at s in the output of d
-            nowhere[self.rank :: n] = _starts(sizes[self.rank :: n])
-            return starts - starts[self.rank * n], nowhere
-        return (starts, nowhere) if name in ("reduce_scatter", "scatter") else (nowhere, starts)
+            return none
+        if collective.name == "all_to_all":  # s * N + d, at d in the input of s and at s in the output of d
+            return range(rank * n, (rank + 1) * n) if buffer is Buffer.INPUT else range(rank, n * n, n)
+        if self._in_place:
+            return none if buffer is Buffer.INPUT else every
+        own, at_root = range(rank, rank + 1), every if rank == collective.root else none
+        if buffer is Buffer.INPUT:
+            return {"all_gather": own, "reduce_scatter": every, "gather": own, "scatter": at_root}[collective.name]
+        return {"all_gather": every, "reduce_scatter": own, "gather": at_root, "scatter": own}[collective.name]
+
+    @cached_property
+    def even_spans(self) -> Ints:
+        """Of each of the schedule's chunks weight of the block, first unit, end and units of it; alike ones once."""
+        orbit, cuts = self.schedule.orbit, self._cuts
+        # Of ranks that are alike, the blocks of each fall into chunks as those of rank 0 do.
+        first = slice(None if orbit is None or self.num_blocks == 1 else len(orbit.stops))
+        weights = np.array(self.schedule.collective.block_weights, dtype=np.int64)[cuts.block[first]]
+        spans = np.stack([weights, cuts.start[first], cuts.stop[first], cuts.units[first]], axis=1)
+        return np.unique(spans, axis=0).ravel()
+
+    @cached_property
+    def spans(self) -> Ints:
+        """Of each of the schedule's chunks block, first unit, end and units of the block."""
+        cuts = self._cuts
+        return np.stack([cuts.block, cuts.start, cuts.stop, cuts.units], axis=1).ravel()
+
+    def unit(self, num_elements: int, block_elements: Sequence[int] | None) -> int:
+        """Elements of an array of ``num_elements`` for each weight; 0 where the blocks have lengths of their own.
+
+        Raises:
+            ScheduleError: these lengths do not go together, or not with the schedule; see ``expand``.
+        """
+        if block_elements is None:
+            if num_elements % self._total_weight:
+                block_sizes(self.schedule.collective, num_elements)  # says what is wrong
+            return num_elements // self._total_weight
+        # Of few numbers Python's own sum takes a tenth of numpy's time.
+        if len(block_elements) != self.num_blocks or sum(block_elements) != num_elements or min(block_elements) < 0:
+            block_sizes(self.schedule.collective, num_elements, block_elements)
+        self._cuts.check(block_elements)
+        return 0
 
     def expand(
         self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None
@@ -298,53 +340,7 @@ class RankTemplate:
             ScheduleError: the elements do not divide into the collective's blocks, or are not what the blocks hold
                 together; a block has elements that the schedule does not move (weight 0); a piece holds none.
         """
-        schedule = self.schedule
-        sizes = block_sizes(schedule.collective, num_elements, block_elements)
-        inside, size = self._cuts.within(sizes)
-        size = size - inside
-        cut = self._cut(size, piece_elements)
-        role, piece, order, pieces, chunk = cut.role, cut.piece, cut.order, cut.pieces, self._chunk[cut.role]
-        scratch_base = np.zeros(len(size), dtype=np.int64)
-        scratch_elements = 0
-        for reduced in self._scratch_chunks:
-            scratch_base[reduced] = scratch_elements
-            scratch_elements += int(size[reduced])
-        row_of = np.empty(len(order), dtype=np.int64)
-        row_of[order] = np.arange(len(order))
-
-        begin = size[chunk] * piece // np.maximum(pieces[chunk], 1)
-        end = size[chunk] * (piece + 1) // np.maximum(pieces[chunk], 1)
-        columns = self._fixed[role]
-        base = operand = inside[self._chunk]
-        own = None
-        if not self._in_place:
-            in_input, in_output = self._layout(sizes)
-            own = self._own_block()
-            places = (base + in_input[self._block], base + in_output[self._block], scratch_base[self._chunk])
-            base = np.choose(self._fixed["buffer"], places)  # places by the numbers of Buffer
-            operand = np.choose(self._fixed["operand_buffer"], places)
-        columns["offset"] = base[role] + begin
-        reads_operand = columns["op"] == Op.RECV_REDUCE
-        columns["operand_offset"] = np.where(reads_operand, operand[role] + begin, 0)
-        columns["count"] = end - begin
-        columns = columns[order]
-
-        need_start, need_index = self._expand_needs(pieces[self._chunk], cut.first, row_of)
-        if own is not None and sizes[own]:
-            row = np.zeros(1, dtype=COLUMNS)  # nothing waits for it
-            row[0] = (Op.COPY, -1, Buffer.OUTPUT, in_output[own], sizes[own], Buffer.INPUT, in_input[own], 0)
-            columns, need_start = np.concatenate([columns, row]), np.append(need_start, need_start[-1])
-        return Program(
-            collective=schedule.collective,
-            rank=self.rank,
-            num_elements=num_elements,
-            scratch_elements=scratch_elements,
-            channels=self.channels,
-            columns=columns,
-            need_start=need_start,
-            need_index=need_index,
-            block_elements=None if block_elements is None else tuple(sizes.tolist()),
-        )
+        return self._expand(num_elements, piece_elements, block_elements, _NONE)[0]
 
     def steps(self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None) -> Ints:
         """Pipeline step of each row of the program that ``expand`` makes of the same arguments.
@@ -359,38 +355,42 @@ class RankTemplate:
         Raises:
             ScheduleError: as ``expand``.
         """
-        sizes = block_sizes(self.schedule.collective, num_elements, block_elements)
-        start, end = self._cuts.within(sizes)
-        cut = self._cut(end - start, piece_elements)
-        own = None if self._in_place else self._own_block()
-        copies = 1 if own is not None and sizes[own] else 0
-        return np.append(cut.step[cut.order], [-1] * copies).astype(np.int64)
+        return self._expand(num_elements, piece_elements, block_elements, None)[1]
 
-    def _cut(self, size: Ints, piece_elements: int) -> _Cut:
-        """Cut every role's chunk into pieces, and order them all."""
+    def _expand(
+        self, num_elements: int, piece_elements: int, block_elements: Sequence[int] | None, steps: Ints | None
+    ) -> tuple[Program, Ints]:
+        """Program and steps, which are made where none are given."""
         if piece_elements <= 0:
             raise ScheduleError(f"pieces of {piece_elements} elements; at least 1 is needed")
-        pieces = -(-size // piece_elements)
-        per_role = pieces[self._chunk]
-        role = np.repeat(np.arange(len(per_role)), per_role)
-        first = np.concatenate([[0], np.cumsum(per_role)])
-        piece = np.arange(len(role)) - first[role]
-        most = int(pieces.max(initial=1))
-        step = piece * most // np.maximum(pieces[self._chunk[role]], 1) + self._level[role]
-        order = np.lexsort((self._transfer[role], step))
-        return _Cut(pieces=pieces, role=role, first=first, piece=piece, step=step, order=order)
-
-    def _expand_needs(self, per_role: Ints, first: Ints, row_of: Ints) -> tuple[Ints, Ints]:
-        waiting, awaited = self._need_pairs[:, 0], self._need_pairs[:, 1]
-        times = per_role[waiting]
-        pair = np.repeat(np.arange(len(times)), times)
-        piece = np.arange(len(pair)) - np.repeat(np.cumsum(times) - times, times)
-        source = row_of[first[waiting[pair]] + piece]
-        target = row_of[first[awaited[pair]] + piece]
-        by_source = np.argsort(source, kind="stable")
-        need_start = np.zeros(len(row_of) + 1, dtype=np.int64)
-        np.cumsum(np.bincount(source, minlength=len(row_of)), out=need_start[1:])
-        return need_start, target[by_source]
+        unit = self.unit(num_elements, block_elements)
+        lengths = _NONE if block_elements is None else np.array(block_elements, dtype=np.int64)
+        spans = self.even_spans if block_elements is None else self.spans
+        seen = len(self.table) + len(spans)
+        told = np.zeros(TOLD, dtype=np.int64)
+        work = np.zeros(work_to_measure(self.table), dtype=np.int64)
+        interpreted_while_small(measure, seen)(self.table, lengths, spans, unit, piece_elements, 1, work, told)
+        num_rows, num_needs, scratch, _, most, num_work = told.tolist()
+        rows, work = np.zeros((num_rows, ROW_FIELDS), dtype=np.int64), np.zeros(num_work, dtype=np.int64)
+        need_start, need_index = np.zeros(num_rows + 1, dtype=np.int64), np.zeros(num_needs, dtype=np.int64)
+        steps = np.zeros(num_rows, dtype=np.int64) if steps is None else steps
+        # Rows outside of their buffers are the program's to complain of.
+        interpreted_while_small(fill, seen + num_rows)(
+            *(self.table, lengths, unit, piece_elements, 1, most, work),
+            *(rows.ravel(), need_start, need_index, steps),
+        )
+        program = Program(
+            collective=self.schedule.collective,
+            rank=self.rank,
+            num_elements=num_elements,
+            scratch_elements=scratch,
+            channels=self.channels,
+            columns=rows.view(COLUMNS)[:, 0],
+            need_start=need_start,
+            need_index=need_index,
+            block_elements=None if block_elements is None else tuple(map(int, block_elements)),
+        )
+        return program, steps
 
     def _own_block(self) -> int | None:
         """The block, if any, that is in this rank's INPUT and belongs in its OUTPUT, and that nobody sends."""

@@ -12,11 +12,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
-from mycel.collectives.program import Channel, Program
+from mycel.collectives.lower import RankTemplate
+from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS
@@ -30,12 +31,13 @@ from mycel.runtime.control import Control
 from mycel.runtime.faults import Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.forks import let_go_in_children
+from mycel.runtime.forms import Form, Workspace
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Job, Origin, Prepared, prepare
+from mycel.runtime.prepared import Job, Origin, Prepared
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.timeouts import bounded_s
@@ -54,6 +56,11 @@ _log = logging.getLogger(__name__)
 #: packets.
 PACE = 0.97
 _METHODS = (*SYNTHESIZERS, *CLASSICS)
+
+
+@lru_cache(maxsize=1024)
+def _origin(collective: str, root: int | None, method: str, piece_bytes: int, even: bool) -> Origin:
+    return Origin(collective=collective, root=root, method=method, piece_bytes=piece_bytes, even=even)
 
 
 class Communicator:
@@ -139,6 +146,8 @@ class Communicator:
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
         )
+        self._forms: dict[RankTemplate, Form] = {}
+        self._workspace = Workspace()
         self._flight = flight
         if flight is not None:
             flight.watch(self._channels.descriptors)
@@ -242,20 +251,18 @@ class Communicator:
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _lay_out(self, program: Program, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
-        return prepare(
-            program,
+    def _lay_out(self, plan: RankTemplate, elements: int, call: Call, choice: Choice, attempt: Attempt) -> Prepared:
+        form = self._forms.get(plan)
+        if form is None:
+            sockets = self._channels.sockets(plan.channels, attempt)
+            form = self._forms[plan] = Form(plan, sockets, self._control.descriptors, self._workspace)
+        return form.prepare(
+            call.num_elements,
+            elements,
             call.item_bytes,
-            self._channels.sockets(program.channels, attempt),
-            self._control.descriptors,
+            call.block_elements,
             states_channel_bytes=not call.knows_all,
-            origin=Origin(
-                collective=call.name,
-                root=call.root,
-                method=choice.method,
-                piece_bytes=choice.piece_bytes,
-                even=call.block_elements is None,
-            ),
+            origin=_origin(call.name, call.root, choice.method, choice.piece_bytes, call.block_elements is None),
         )
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -376,7 +383,7 @@ class Communicator:
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
             prepared = self.planner.prepared(
-                call, choice, lambda plan, program, elements: self._lay_out(program, call, choice, attempt)
+                call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice, attempt)
             )
             name = (call.name, call.root, choice.method)
             self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
@@ -472,6 +479,7 @@ class Communicator:
                 "timeout", f"{failed}; the ranks cannot all reach each other without it, so the group cannot go on"
             ) from None
         self._channels.close()
+        self._forms.clear()
         self.planner.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
@@ -541,6 +549,7 @@ class Communicator:
         self._control.close()
         self._channels.close()
         self._rendezvous.close()
+        self._forms.clear()
         self.planner.forget()
 
     def after_fork_in_child(self) -> None:

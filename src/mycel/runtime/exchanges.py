@@ -98,19 +98,20 @@ class Exchanges(GroupCalls):
         if communicator is None:
             raise RuntimeError("a group of one rank has no communicator")
         n, rank = self.size(), self.rank()
-        blocks = torch.zeros(n, n, dtype=torch.int64)
-        blocks[rank] = torch.tensor(gives, dtype=torch.int64)
         if communicator.exchanges_directly:
-            blocks[:, rank] = torch.tensor(gets, dtype=torch.int64)
+            blocks = [0] * (n * n)
+            blocks[rank * n : (rank + 1) * n] = gives
+            blocks[rank::n] = gets
         else:  # some of what others exchange comes through here
             stated = torch.empty(n, 2, n, dtype=torch.int64)
             communicator.run(gather_call(stated.view(-1), torch.tensor([*gives, *gets], dtype=torch.int64)))
-            blocks, expected = stated[:, 0].contiguous(), stated[:, 1].T
-            for src, dst in (blocks != expected).nonzero().tolist()[:1]:  # every rank sees the same first one
+            given, expected = stated[:, 0], stated[:, 1].T
+            for src, dst in (given != expected).nonzero().tolist()[:1]:  # every rank sees the same first one
                 raise communicator.disagree(
-                    f"ranks do not agree: in all_to_all with split sizes, rank {src} gives {blocks[src, dst]} "
+                    f"ranks do not agree: in all_to_all with split sizes, rank {src} gives {given[src, dst]} "
                     f"elements to rank {dst}, which expects {expected[src, dst]}"
                 )
+            blocks = given.reshape(-1).tolist()
         if len(outputs) == 1 and target.data_ptr() == outputs[0].data_ptr():
             settle, source = None, apart_from(target, source)
         else:
@@ -118,12 +119,12 @@ class Exchanges(GroupCalls):
         call = Call(
             name="all_to_all",
             title=ALL_TO_ALL_V,
-            num_elements=int(blocks.sum()),
+            num_elements=sum(blocks),
             item_bytes=target.element_size(),
             input_address=source.data_ptr(),
             output_address=target.data_ptr(),
             element=element_code(target.dtype),
-            block_elements=tuple(blocks.view(-1).tolist()),
+            block_elements=tuple(blocks),
             knows_all=not communicator.exchanges_directly,
             keep=(target, source),
         )

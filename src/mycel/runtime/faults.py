@@ -246,7 +246,7 @@ class Faults:
     # -- the cases ----------------------------------------------------------------------------------------
 
     def _on_closed(self, job: Job, attempt: Attempt) -> None:
-        channel = job.prepared.program.channels[int(job.fields[e.J_FAILED_CHANNEL])]
+        channel = job.prepared.plan.channels[int(job.fields[e.J_FAILED_CHANNEL])]
         peer = channel.dst if channel.src == self.rank else channel.src
         if int(job.fields[e.J_ERRNO]) in NO_WAY:
             self._conclude(attempt, job.waiting_for(), may_wait=False)
@@ -299,7 +299,7 @@ class Faults:
         number = int(job.fields[e.J_FAILED_CHANNEL])
         got = job.prepared.channel_rows[number, e.C_HEADER : e.C_HEADER + 4]
         own = [*job.fields[e.J_HEADER : e.J_HEADER + 3], job.prepared.channel_rows[number, e.C_STATED]]
-        peer = job.prepared.program.channels[number].src
+        peer = job.prepared.plan.channels[number].src
         theirs = describe_header(int(got[1]), int(got[2]), int(got[3]), self._dtype_names)
         ours = describe_header(int(own[1]), int(own[2]), int(own[3]), self._dtype_names)
         if int(got[0]) != e.HEADER_MAGIC:

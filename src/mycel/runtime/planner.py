@@ -6,14 +6,13 @@ prepared program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from mycel.collectives.cost import Choice
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.program import Program
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import methods_for, synthesize
@@ -28,6 +27,16 @@ __all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedu
 
 P = TypeVar("P", bound=Held)
 
+#: Calls that may come back, of a group, to be looked at then.
+_MOST_UNPROVED = 256
+
+
+class Prove(Protocol):
+    """See ``Proofs.require``."""
+
+    def __call__(self, schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
+        """Whether all is said about a call; ``False``: it is to be asked again if it comes back."""
+
 
 class Planner(Generic[P]):
     """Plans one rank's calls. Every rank comes to the same choices, for they have the same schedules.
@@ -36,7 +45,8 @@ class Planner(Generic[P]):
         rank: whose programs.
         make: verified schedules of a collective by method, the same on every rank; asked once for each collective.
         choose: which of them, in pieces of which size, serves so many bytes (of the whole array).
-        prove: returns if programs of a schedule are right for a call in pieces of so many elements.
+        prove: returns if programs of a schedule are right for a call in pieces of so many elements; ``False``: it is
+            to be asked again if the call comes back.
     """
 
     def __init__(
@@ -44,13 +54,15 @@ class Planner(Generic[P]):
         rank: int,
         make: Callable[[CollectiveName, int | None], Mapping[str, Schedule]],
         choose: Callable[[Mapping[str, Schedule], int], Choice],
-        prove: Callable[[Schedule, Call, int], None],
+        prove: Prove,
     ) -> None:
         self._rank = rank
         self._make, self._choose, self._prove = make, choose, prove
         self._schedules: dict[tuple[str, int | None], Mapping[str, Schedule]] = {}
         self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
         self._choices: dict[tuple[str, int | None, int], Choice] = {}
+        #: What was called once, and is to be proved when it comes back.
+        self._unproved: dict[Hashable, bool] = {}
         self._owner = PREPARED.new_owner()
 
     def schedules(self, name: CollectiveName, root: int | None = None) -> Mapping[str, Schedule]:
@@ -79,13 +91,13 @@ class Planner(Generic[P]):
             self._plans[key] = _template(_Same(self.schedules(name, root)[method]), self._rank)
         return self._plans[key]
 
-    def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, Program, int], P]) -> P:
+    def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, int], P]) -> P:
         """A call's program as its engine reads it.
 
         Args:
             call: what is to run.
             choice: over which schedule, in pieces of which size.
-            lay_out: makes it of a plan, its program for the call's lengths, and the elements of a piece.
+            lay_out: makes it, for the call's lengths, of a plan and the elements of a piece.
         """
         sizes = (call.num_elements, call.item_bytes, call.block_elements, call.knows_all)
         key = (call.name, call.root, choice.method, choice.piece_bytes, *sizes)
@@ -93,14 +105,24 @@ class Planner(Generic[P]):
         if found is None:
             plan = self.plan(call.name, call.root, choice.method)
             elements = max(1, choice.piece_bytes // call.item_bytes)
-            self._prove(plan.schedule, call, elements)
-            program = plan.expand(call.num_elements, elements, block_elements=call.block_elements)
-            found = lay_out(plan, program, elements)
+            if not self._prove(plan.schedule, call, elements, comes_back=False):
+                self._await(key)
+            found = lay_out(plan, elements)
             PREPARED.put(self._owner, key, found)
+        elif self._unproved and self._unproved.pop(key, False):
+            plan = self.plan(call.name, call.root, choice.method)
+            self._prove(plan.schedule, call, max(1, choice.piece_bytes // call.item_bytes), comes_back=True)
         return found
+
+    def _await(self, key: Hashable) -> None:
+        """Remember what to prove when it comes back; of what has not come back for long, nothing."""
+        self._unproved[key] = True
+        if len(self._unproved) > _MOST_UNPROVED:
+            self._unproved.pop(next(iter(self._unproved)), None)
 
     def forget(self) -> None:
         """Begin anew: the fabric is another one, or nobody calls any more."""
+        self._unproved.clear()
         PREPARED.forget(self._owner)
         self._schedules.clear()
         self._plans.clear()

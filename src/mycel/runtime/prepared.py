@@ -1,14 +1,13 @@
 """Prepared programs: a program's instructions as the flat integer arrays that the engine reads.
 
-A program is prepared once and run many times; a run gets its own job (buffers, sequence number, deadline) but shares
-these arrays, which is safe because a communicator runs its jobs one after the other.
+A program is prepared once (``mycel.runtime.forms``) and run many times; a run gets its own job (buffers, sequence
+number, deadline) but shares these arrays, which is safe because a communicator runs its jobs one after the other.
 """
 
 from __future__ import annotations
 
 import itertools
 import threading
-import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -17,11 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.program import Channel, Op, Program
+from mycel.collectives.lower import RankTemplate
+from mycel.collectives.program import Channel, Program
 from mycel.runtime import engine as e
 from mycel.runtime.forks import let_go_in_children
 
-__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic", "prepare"]
+__all__ = ["PREPARED", "Held", "Job", "Origin", "Prepared", "PreparedCache", "Traffic"]
 
 Ints = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
@@ -44,66 +44,93 @@ class Origin:
     even: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+def _nobody() -> None:
+    """Whose preparation has not been made, or was never."""
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Traffic:
     """What a program moves, for those who tell of it later; keeps no array of the program alive.
+
+    Not frozen, as ``Prepared``.
 
     Attributes:
         origin: what it was made for; ``None`` where nobody said so.
         channels: of the program.
-        num_bytes, num_messages: that a run moves on each of them.
-        state: the rows of the channels while somebody else keeps them, then ``None``.
+        moved: bytes that a run moves on each of them, and then messages.
+        prepared: the preparation while somebody else keeps it, then ``None``.
     """
 
     origin: Origin | None
     channels: tuple[Channel, ...]
-    num_bytes: tuple[int, ...]
-    num_messages: tuple[int, ...]
-    state: Callable[[], Ints | None]
+    moved: tuple[int, ...]
+    prepared: Callable[[], Prepared | None] = _nobody
+
+    @property
+    def num_bytes(self) -> tuple[int, ...]:
+        """Bytes that a run moves on each channel."""
+        return self.moved[: len(self.channels)]
+
+    @property
+    def num_messages(self) -> tuple[int, ...]:
+        """Messages of a run on each channel."""
+        return self.moved[len(self.channels) :]
+
+    def state(self) -> Ints | None:
+        """The rows of the channels as they are, while somebody keeps them."""
+        prepared = self.prepared()
+        return None if prepared is None else prepared.channel_rows
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Prepared:
     """Arrays the engine reads for one program on given sockets.
 
+    Not frozen, for to make a frozen object of so many parts takes as long as to fill in the arrays.
+
     Attributes:
-        program: what it was made from.
+        plan: what it was made from.
+        lengths: elements of the array, of a piece, and of each block where they differ.
         item_bytes: bytes of an element.
-        channel_rows: state of each channel, shape ``[channels, CHANNEL_FIELDS]``.
-        scratch: the SCRATCH buffer.
+        block: all integers, one part behind the other.
+        scratch: the SCRATCH buffer, or more.
         staging: where bytes to be reduced arrive, a part for each incoming channel.
         extras: control descriptors to watch during a run; the array may be changed in place by its owner.
-        poll: the array that the engine hands to ``poll``.
         traffic: what a run moves.
         addresses, scratch_address, watched, total_bytes: the part of a job's fields that every run shares.
+        num_bytes: memory that is this preparation's own, some 1 KB of objects included.
     """
 
-    program: Program
+    plan: RankTemplate
+    lengths: tuple[int, int, tuple[int, ...] | None]
     item_bytes: int
-    rows: Ints
-    pending0: Ints
-    pending: Ints
-    dependent_start: Ints
-    dependents: Ints
-    queue_start: Ints
-    queue: Ints
-    channel_rows: Ints
+    block: Ints
     scratch: Bytes
     staging: Bytes
     extras: Ints
-    poll: Ints
     traffic: Traffic
     addresses: tuple[int, ...]
     scratch_address: int
     watched: tuple[int, int, int]
     total_bytes: int
+    num_bytes: int
+
+    def part(self, field: int, length: int) -> Ints:
+        """An array of the block, by the field of a job that has its address."""
+        first = (self.addresses[field - e.J_NUM_ROWS] - self.addresses[e.J_ROWS - e.J_NUM_ROWS]) // 8
+        return self.block[first : first + length]
 
     @property
-    def num_bytes(self) -> int:
-        """Memory this preparation holds, some 2 KB of objects included."""
-        shared = (self.program.columns, self.program.need_start, self.program.need_index)
-        own = (self.rows, self.pending0, self.pending, self.dependent_start, self.dependents, self.queue)
-        return 2048 + sum(array.nbytes for array in (*shared, *own, self.scratch, self.staging))
+    def channel_rows(self) -> Ints:
+        """State of each channel, shape ``[channels, CHANNEL_FIELDS]``."""
+        num_channels = self.addresses[1]
+        return self.part(e.J_CHANNELS, num_channels * e.CHANNEL_FIELDS).reshape(num_channels, e.CHANNEL_FIELDS)
+
+    @property
+    def program(self) -> Program:
+        """The same program for people and checkers; made anew each time."""
+        num_elements, piece_elements, block_elements = self.lengths
+        return self.plan.expand(num_elements, piece_elements, block_elements=block_elements)
 
 
 class Held(Protocol):
@@ -121,13 +148,14 @@ class PreparedCache:
 
     Args:
         limit_bytes: memory that preparations may hold; the last one stays, however large.
+        limit: how many of them at most.
 
     Attributes:
         num_bytes: memory that they hold.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        self.limit_bytes = limit_bytes
+    def __init__(self, limit_bytes: int, limit: int = 2048) -> None:
+        self.limit_bytes, self.limit = limit_bytes, limit
         self.num_bytes = 0
         self._kept: OrderedDict[tuple[int, Hashable], Any] = OrderedDict()
         self._lock = threading.RLock()  # a signal handler may call a collective while this very thread holds it
@@ -156,7 +184,7 @@ class PreparedCache:
                 self.num_bytes -= before.num_bytes
             self._kept[owner, key] = prepared
             self.num_bytes += prepared.num_bytes
-            while self.num_bytes > self.limit_bytes and len(self._kept) > 1:
+            while (self.num_bytes > self.limit_bytes and len(self._kept) > 1) or len(self._kept) > self.limit:
                 _, dropped = self._kept.popitem(last=False)
                 self.num_bytes -= dropped.num_bytes
 
@@ -171,116 +199,8 @@ class PreparedCache:
         self._lock = threading.RLock()
 
 
-#: Of this process. One preparation for 64 MB over 8 ranks takes about 2 MB.
+#: Of this process. One preparation for 64 MB over 8 ranks takes 0.2 MB, most take 2 KB and are made anew in 20 us.
 PREPARED = PreparedCache(64 << 20)
-
-
-def prepare(
-    program: Program,
-    item_bytes: int,
-    descriptors: list[int],
-    extras: Ints,
-    *,
-    states_channel_bytes: bool = False,
-    origin: Origin | None = None,
-) -> Prepared:
-    """Lay a program out for the engine.
-
-    Args:
-        program: one rank's program.
-        item_bytes: bytes of an element.
-        descriptors: socket of each of the program's channels.
-        extras: control descriptors, at least one (-1 for none).
-        states_channel_bytes: headers state the bytes on their channel, for a rank may not know how long the blocks
-            between others are; else those of the whole array.
-        origin: what the program was made for, to be told later.
-    """
-    c = program.columns
-    rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
-    rows[:, e.R_OP] = c["op"]
-    rows[:, e.R_CHANNEL] = c["channel"]
-    rows[:, e.R_ADDRESS_BUFFER] = c["buffer"]
-    rows[:, e.R_OFFSET] = c["offset"] * item_bytes
-    rows[:, e.R_BYTES] = c["count"] * item_bytes
-    rows[:, e.R_OPERAND_BUFFER] = c["operand_buffer"]
-    rows[:, e.R_OPERAND_OFFSET] = c["operand_offset"] * item_bytes
-    rows[:, e.R_FINAL] = c["final"]
-    pending0 = np.diff(program.need_start).astype(np.int64)
-    needing = np.repeat(np.arange(len(c), dtype=np.int64), pending0)
-    by_needed = np.argsort(program.need_index, kind="stable")
-    dependent_start = np.zeros(len(c) + 1, dtype=np.int64)
-    np.cumsum(np.bincount(program.need_index, minlength=len(c)), out=dependent_start[1:])
-    queue_start, queue = _queues(c["channel"], len(program.channels))
-    channel_rows, staging = _channels(program, rows, descriptors)
-    total_bytes = program.num_elements * item_bytes
-    if states_channel_bytes:
-        wire = rows[rows[:, e.R_CHANNEL] >= 0]
-        np.add.at(channel_rows[:, e.C_STATED], wire[:, e.R_CHANNEL], wire[:, e.R_BYTES])
-    else:
-        channel_rows[:, e.C_STATED] = total_bytes
-    # One spare element each: an empty array has no address to read from.
-    dependents, queue = np.append(needing[by_needed], 0), np.append(queue, 0)
-    pending = np.zeros(len(c), dtype=np.int64)
-    scratch = np.zeros(max(1, program.scratch_elements * item_bytes), dtype=np.uint8)
-    poll = np.zeros(len(channel_rows) + len(extras), dtype=np.int64)
-    read = (rows, pending0, pending, dependent_start, dependents, queue_start, queue, channel_rows)
-    return Prepared(
-        program=program,
-        item_bytes=item_bytes,
-        rows=rows,
-        pending0=pending0,
-        pending=pending,
-        dependent_start=dependent_start,
-        dependents=dependents,
-        queue_start=queue_start,
-        queue=queue,
-        channel_rows=channel_rows,
-        scratch=scratch,
-        staging=staging,
-        extras=extras,
-        poll=poll,
-        traffic=_traffic(program, origin, rows, queue_start, channel_rows),
-        addresses=(len(c), len(channel_rows), *(array.ctypes.data for array in read)),
-        scratch_address=scratch.ctypes.data,
-        watched=(poll.ctypes.data, len(extras), extras.ctypes.data),
-        total_bytes=total_bytes,
-    )
-
-
-def _queues(channel_of_row: npt.NDArray[Any], num_channels: int) -> tuple[Ints, Ints]:
-    wire = np.flatnonzero(channel_of_row >= 0)
-    order = wire[np.argsort(channel_of_row[wire], kind="stable")]
-    start = np.zeros(num_channels + 1, dtype=np.int64)
-    np.cumsum(np.bincount(channel_of_row[wire], minlength=num_channels), out=start[1:])
-    return start, order.astype(np.int64)
-
-
-def _traffic(program: Program, origin: Origin | None, rows: Ints, queue_start: Ints, channel_rows: Ints) -> Traffic:
-    moved = np.zeros(len(program.channels), dtype=np.int64)
-    wire = rows[rows[:, e.R_CHANNEL] >= 0]
-    np.add.at(moved, wire[:, e.R_CHANNEL], wire[:, e.R_BYTES])
-    return Traffic(
-        origin=origin,
-        channels=program.channels,
-        num_bytes=tuple(moved.tolist()),
-        num_messages=tuple(np.diff(queue_start).tolist()),
-        state=weakref.ref(channel_rows),
-    )
-
-
-def _channels(program: Program, rows: Ints, descriptors: list[int]) -> tuple[Ints, Bytes]:
-    table = np.zeros((len(program.channels), e.CHANNEL_FIELDS), dtype=np.int64)
-    longest = np.zeros(len(program.channels), dtype=np.int64)
-    reducing = rows[:, e.R_OP] == Op.RECV_REDUCE
-    np.maximum.at(longest, rows[reducing, e.R_CHANNEL], rows[reducing, e.R_BYTES])
-    longest = -(-longest // 64) * 64
-    staging = np.zeros(int(longest.sum()) + 64, dtype=np.uint8)
-    base = -(-staging.ctypes.data // 64) * 64
-    for number, channel in enumerate(program.channels):
-        table[number, e.C_FD] = descriptors[number]
-        table[number, e.C_OUTGOING] = channel.src == program.rank
-        table[number, e.C_STAGING] = base + int(longest[:number].sum())
-    return table, staging
 
 
 class Job:
@@ -354,8 +274,11 @@ class Job:
         p, peers = self.prepared, set()
         if self.fields[e.J_REMAINING] < 0:
             return ()
-        for number, channel in enumerate(p.program.channels):
-            position = int(p.queue_start[number] + p.channel_rows[number, e.C_HEAD])
-            if position < p.queue_start[number + 1] and p.pending[p.queue[position]] == 0:
-                peers.add(channel.dst if channel.src == p.program.rank else channel.src)
+        num_rows, num_channels, *_ = p.addresses
+        queue_start, queue = p.part(e.J_QUEUE_START, num_channels + 1), p.part(e.J_QUEUE, num_rows)
+        pending = p.part(e.J_PENDING, num_rows)
+        for number, channel in enumerate(p.plan.channels):
+            position = int(queue_start[number] + p.channel_rows[number, e.C_HEAD])
+            if position < queue_start[number + 1] and pending[queue[position]] == 0:
+                peers.add(channel.dst if channel.src == p.plan.rank else channel.src)
         return tuple(sorted(peers))

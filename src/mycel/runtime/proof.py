@@ -3,8 +3,9 @@
 A rank lowers the schedule for all ranks, as every rank does, and verifies the programs together, once for each
 schedule when it is first used: that holds for every size (``mycel.collectives.proof``). In large groups it looks
 at its own program by itself, as every rank does (``mycel.collectives.verify.own``). The first sizes at which the
-schedule then runs are looked at too, with the lengths that they have, though long chunks in two pieces; so what a
-training job settles on is proved by its own numbers, and one that meets new sizes for ever does not wait for ever.
+schedule then runs are looked at too, with the lengths that they have, though long chunks in two pieces, and so are
+later ones when they come back: what a training job settles on is proved by its own numbers, and a call of a size that
+nobody has seen waits for nothing.
 A rank that finds something wrong sends nothing, and its error reaches the others over the control connections.
 """
 
@@ -25,7 +26,9 @@ from mycel.settings import read_settings
 
 __all__ = ["Proofs"]
 
-#: Sizes of each schedule that are looked at: 10 ms each, for 8 ranks.
+#: Sizes of each schedule that are looked at: 10 ms each, for 8 ranks. The first at once, the others when they come
+#: back: what changes with every call never does.
+_SIZES_AT_ONCE = 4
 _SIZES = 32
 #: Up to so many ranks, all programs are verified together, which takes time in proportion to their square.
 _TOGETHER = 32
@@ -49,31 +52,40 @@ class Proofs:
         self._rank, self._poison = rank, poison
         self._level = read_settings().verify
 
-    def require(self, schedule: Schedule, call: Call, pieces: int) -> None:
+    def require(self, schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
         """Return if the programs that a call needs are right; the first time, that takes a while.
 
         Args:
             schedule: a verified schedule, which the call is to run over.
-            call: what is about to be prepared for the first time.
+            call: what is about to be prepared for the first time, or run for the second.
             pieces: elements of a piece.
+            comes_back: whether it is the second time.
+
+        Returns:
+            Whether all is said about a call; ``False``: its size is to be looked at if it comes back.
 
         Raises:
-            CommunicationError: they are not. So it is on all ranks, sooner or later.
+            CommunicationError: they are not right. So it is on all ranks, sooner or later.
         """
         if self._level == "schedules":
-            return
+            return True
         lengths = call.block_elements
         rank = self._rank if _looks_alone(schedule) else None
         try:
             sizes = _proved_sizes(schedule, rank)
-            if call.block_elements is None and call.num_elements not in sizes and len(sizes) < _SIZES:
-                prove_lowering(schedule, call.num_elements, pieces, rank=rank)
-                sizes.add(call.num_elements)
-            if self._level == "sizes" and call.knows_all and rank is not None:
+            later = False
+            if lengths is None and len(sizes) < _SIZES and call.num_elements not in sizes:
+                later = not comes_back and len(sizes) >= _SIZES_AT_ONCE
+                if not later:
+                    prove_lowering(schedule, call.num_elements, pieces, rank=rank)
+                    sizes.add(call.num_elements)
+            looks = self._level == "sizes" and call.knows_all and not comes_back
+            if looks and rank is not None:
                 program = RankTemplate(schedule, rank).expand(call.num_elements, pieces, block_elements=lengths)
                 verify_own_program(schedule, program, pieces)
-            elif self._level == "sizes" and call.knows_all:
+            elif looks:
                 verify_programs(lower(schedule, call.num_elements, piece_elements=pieces, block_elements=lengths))
+            return not later
         except ScheduleError as error:
             raise self._poison(
                 "failed", f"rank {self._rank} refuses to run {call.title or call.name} ({schedule.method}): {error}"

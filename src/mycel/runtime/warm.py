@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from mycel.collectives.lower import RankTemplate
 from mycel.collectives.proof import prove_lowering
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.runtime import engine as e
 from mycel.runtime.calibration import measure_costs
+from mycel.runtime.forms import Form
 from mycel.topology.builders import loopback
 
 __all__ = ["warm"]
@@ -51,3 +53,5 @@ def warm() -> None:
         schedule = synthesize(loopback(num_ranks=3), Collective(name=name, num_ranks=3))
         verify_schedule(schedule)
         prove_lowering(schedule)
+        plan = RankTemplate(schedule, 0)
+        Form(plan, [-1] * len(plan.channels), spare[:1]).prepare(schedule.collective.total_weight, 1, 4)

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.program import Program
 from mycel.runtime.calls import Call
 from mycel.runtime.device.lane import Lane
 from mycel.runtime.device.steps import Message, Prepared, prepare
@@ -74,7 +73,8 @@ class DeviceEngine:
             return DeviceWork(self._lane, self._lane.mark(), result)
 
     def _prepare(self, call: Call) -> Prepared:
-        def lay_out(plan: RankTemplate, program: Program, elements: int) -> Prepared:
+        def lay_out(plan: RankTemplate, elements: int) -> Prepared:
+            program = plan.expand(call.num_elements, elements, block_elements=call.block_elements)
             steps = plan.steps(call.num_elements, elements, block_elements=call.block_elements)
             return prepare(program, steps, call.item_bytes)
 
