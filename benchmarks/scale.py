@@ -26,14 +26,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from mycel.collectives.cost import Choice, choose
+from mycel.collectives.cost import choose
 from mycel.collectives.lower import RankTemplate
-from mycel.collectives.program import Program
+from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, ROOTED, CollectiveName
 from mycel.errors import CommunicationError
 from mycel.runtime.calls import Call
+from mycel.runtime.forms import Form, Workspace
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
-from mycel.runtime.prepared import Prepared, prepare
+from mycel.runtime.prepared import Prepared
 from mycel.runtime.proof import Proofs
 from mycel.topology.builders import hosts
 from mycel.topology.load import load_topology
@@ -80,11 +81,15 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
     root = 0 if name in ROOTED else None
     proofs = Proofs(rank, lambda kind, message: CommunicationError(f"{kind}: {message}"))
     machines = [number for number, _ in enumerate(fabric.ranks)]
+
+    def prove(schedule: Schedule, call: Call, pieces: int, *, comes_back: bool) -> bool:
+        return clock.time("proof", lambda: proofs.require(schedule, call, pieces, comes_back=comes_back))
+
     planner: Planner[Prepared] = Planner(
         rank,
         lambda name, root: verified_schedules(fabric, name, root),
         partial(choose, machines=machines),
-        lambda schedule, call, pieces: clock.time("proof", lambda: proofs.require(schedule, call, pieces)),
+        prove,
     )
     made = clock.time("schedules", lambda: planner.schedules(name, root))
     elements = ELEMENTS * (fabric.num_ranks**2 if name == "all_to_all" else fabric.num_ranks)
@@ -94,7 +99,7 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
     if name == "all_to_all":
         clock.time("choice", lambda: sends_directly(made))
     started = time.process_time()
-    planner.prepared(call, choice, partial(_lay_out, choice))
+    planner.prepared(call, choice, partial(_lay_out, elements))
     rest = time.process_time() - started - clock.seconds.get("proof", 0.0)
     clock.seconds["program"] += rest
     return {
@@ -107,8 +112,9 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
     }
 
 
-def _lay_out(choice: Choice, plan: RankTemplate, program: Program, elements: int) -> Prepared:
-    return prepare(program, ELEMENT_BYTES, [0] * len(program.channels), np.full(1, -1, dtype=np.int64))
+def _lay_out(num_elements: int, plan: RankTemplate, pieces: int) -> Prepared:
+    form = Form(plan, [0] * len(plan.channels), np.full(1, -1, dtype=np.int64), Workspace())
+    return form.prepare(num_elements, pieces, ELEMENT_BYTES, None)
 
 
 def measure(spec: str | None, num_ranks: int, per_node: int, uneven: bool, names: list[CollectiveName]) -> None:

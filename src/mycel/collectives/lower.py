@@ -296,8 +296,11 @@ class RankTemplate:
     @cached_property
     def even_spans(self) -> Ints:
         """Of each of the schedule's chunks weight of the block, first unit, end and units of it; alike ones once."""
-        weights = np.array(self.schedule.collective.block_weights, dtype=np.int64)[self._cuts.block]
-        spans = np.stack([weights, self._cuts.start, self._cuts.stop, self._cuts.units], axis=1)
+        orbit, cuts = self.schedule.orbit, self._cuts
+        # Of ranks that are alike, the blocks of each fall into chunks as those of rank 0 do.
+        first = slice(None if orbit is None or self.num_blocks == 1 else len(orbit.stops))
+        weights = np.array(self.schedule.collective.block_weights, dtype=np.int64)[cuts.block[first]]
+        spans = np.stack([weights, cuts.start[first], cuts.stop[first], cuts.units[first]], axis=1)
         return np.unique(spans, axis=0).ravel()
 
     @cached_property

@@ -69,20 +69,21 @@ class Proofs:
         """
         if self._level == "schedules":
             return True
-        lengths, later = call.block_elements, False
+        lengths = call.block_elements
         rank = self._rank if _looks_alone(schedule) else None
         try:
             sizes = _proved_sizes(schedule, rank)
+            later = False
             if lengths is None and len(sizes) < _SIZES and call.num_elements not in sizes:
                 later = not comes_back and len(sizes) >= _SIZES_AT_ONCE
                 if not later:
                     prove_lowering(schedule, call.num_elements, pieces, rank=rank)
                     sizes.add(call.num_elements)
-            is_whole = self._level == "sizes" and call.knows_all and not comes_back
-            if is_whole and rank is not None:
+            looks = self._level == "sizes" and call.knows_all and not comes_back
+            if looks and rank is not None:
                 program = RankTemplate(schedule, rank).expand(call.num_elements, pieces, block_elements=lengths)
                 verify_own_program(schedule, program, pieces)
-            elif is_whole:
+            elif looks:
                 verify_programs(lower(schedule, call.num_elements, piece_elements=pieces, block_elements=lengths))
             return not later
         except ScheduleError as error:
