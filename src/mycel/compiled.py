@@ -230,17 +230,20 @@ def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str,
 
 
 @cache
-def code_folder(file: str) -> Path | None:
-    """Where machine code of a source file is kept, by numba's rule; ``None`` where nothing can be written.
+def code_folder(source: str, name: str) -> Path | None:
+    """Where a file of machine code is, or else is to be kept, by numba's rule; ``None`` where nothing can be written.
 
     Args:
-        file: the source file.
+        source: file that the code was made of.
+        name: of the file.
     """
     named = os.environ.get("NUMBA_CACHE_DIR")
-    below_home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    for folder in (Path(named) if named else None, Path(file).parent / "__pycache__", below_home / "mycel"):
-        if folder is None:
-            continue
+    candidates = [Path(named) if named else None, Path(source).parent / "__pycache__", _cache_of_the_user()]
+    folders = [folder for folder in candidates if folder is not None]
+    for folder in folders:  # an image that nobody may write to may have brought it along
+        if (folder / name).exists():
+            return folder
+    for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
@@ -248,6 +251,15 @@ def code_folder(file: str) -> Path | None:
         except OSError:
             continue
     return _private_folder()
+
+
+def _cache_of_the_user() -> Path | None:
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "mycel"
+    try:
+        return Path("~/.cache/mycel").expanduser()
+    except RuntimeError:  # a container's user without a home
+        return None
 
 
 @cache

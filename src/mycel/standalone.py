@@ -112,7 +112,7 @@ class Standalone:
         for file in files:
             marks.update(Path(file).read_bytes())
         name = f"{self.symbol}-{marks.hexdigest()[:24]}.code"
-        folder = code_folder(self.function.__code__.co_filename)
+        folder = code_folder(self.function.__code__.co_filename, name)
         if folder is None:
             return self._compile()
         if (found := _read(folder / name)) is not None:
