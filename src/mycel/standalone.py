@@ -12,7 +12,7 @@ How it goes:
    each of its callers: compiling ``combine`` takes longer than all of the rest.
 3. The file's name says what went into it: the source files of the function and of those that it calls, llvmlite's
    release and the processor. Nothing else is ever looked up in it, so files of other releases do not matter.
-4. One process of a machine compiles and others wait, as for other compiled functions (``mycel.compiled``).
+4. One process of a machine compiles and others wait, as for other compiled functions (``mycel.compile_lock``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mycel.compiled import announce, code_folder, compiled_into, linked, take_turn
+from mycel.compile_lock import take_turn
+from mycel.compiled import announce, code_folder, compiled_into, linked
 
 __all__ = ["Standalone", "standalone"]
 
