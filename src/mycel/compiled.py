@@ -9,8 +9,8 @@ How it goes:
    that it calls are compiled into it, and a change there goes unnoticed: after an upgrade the old code would run.
    Here the stamp covers the files of every compiled function that the function's module can see.
 3. Where the disk has none, compiling takes seconds, once for a machine: one process compiles, and others that need
-   the same wait for its file (``_Turn``). What is compiled is said to the logger ``mycel.compiled``, in one line a
-   process, as a warning; the command line prints it.
+   the same wait for its file (``mycel.compile_lock``). What is compiled is said to the logger ``mycel.compiled``, in
+   one line a process, as a warning; the command line prints it.
 4. Where neither the module's folder nor the user's can be written (a read-only image, a user without a home),
    a folder of the user's own among the temporary files is taken; where there is none, nothing is kept, which is said.
 """
@@ -18,7 +18,6 @@ How it goes:
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import logging
 import os
@@ -32,6 +31,8 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any, ClassVar, TypeVar, cast
 
+from mycel.compile_lock import Turn, turns
+
 __all__ = [
     "Compiled",
     "announce",
@@ -42,7 +43,6 @@ __all__ = [
     "compiled_without_lock",
     "interpreted_while_small",
     "linked",
-    "take_turn",
 ]
 
 _log = logging.getLogger(__name__)
@@ -54,10 +54,6 @@ _MOST_INTERPRETED = 40_000
 #: Where nobody counts: elements of all arrays of a call that is interpreted, and seconds of such calls in a process.
 _MOST_ELEMENTS = 4096
 _MOST_INTERPRETED_S = 0.3
-#: How long a process waits for another one that compiles what it needs, before it compiles for itself: the other may
-#: be stopped. One that ends lets go at once.
-PATIENCE_S = 120.0
-_LOOK_S = 0.05
 
 
 def compiled(function: _Function) -> _Function:
@@ -230,17 +226,20 @@ def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str,
 
 
 @cache
-def code_folder(file: str) -> Path | None:
-    """Where machine code of a source file is kept, by numba's rule; ``None`` where nothing can be written.
+def code_folder(source: str, name: str) -> Path | None:
+    """Where a file of machine code is, or else is to be kept, by numba's rule; ``None`` where nothing can be written.
 
     Args:
-        file: the source file.
+        source: file that the code was made of.
+        name: of the file.
     """
     named = os.environ.get("NUMBA_CACHE_DIR")
-    below_home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    for folder in (Path(named) if named else None, Path(file).parent / "__pycache__", below_home / "mycel"):
-        if folder is None:
-            continue
+    candidates = [Path(named)] if named else [Path(source).parent / "__pycache__", _cache_of_the_user()]
+    folders = [folder for folder in candidates if folder is not None]
+    for folder in folders:  # an image that nobody may write to may have brought it along
+        if (folder / name).exists():
+            return folder
+    for folder in folders:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
@@ -248,6 +247,15 @@ def code_folder(file: str) -> Path | None:
         except OSError:
             continue
     return _private_folder()
+
+
+def _cache_of_the_user() -> Path | None:
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "mycel"
+    try:
+        return Path("~/.cache/mycel").expanduser()
+    except RuntimeError:  # a container's user without a home
+        return None
 
 
 @cache
@@ -285,60 +293,6 @@ def _plain(result: Any) -> Any:
     return result.item() if hasattr(result, "item") and getattr(result, "ndim", 1) == 0 else result
 
 
-class _Turn:
-    """Whose turn it is to compile, of all processes that keep machine code in a folder.
-
-    A lock of a file there, the kernel's, which no process leaves behind: not by ending, and not to its children. A
-    folder whose files cannot be locked has none, and each compiles for itself. Numba compiles one thing at a time in
-    a process, and functions inside of others, so what is counted here needs no lock of its own.
-
-    Args:
-        folder: where the code is kept.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "mycel-compiling.lock"
-        self._descriptor = -1
-        self._depth = 0
-
-    def take(self, what: str) -> None:
-        """Return when no other process compiles, or none that gets on."""
-        self._depth += 1
-        if self._depth > 1:
-            return
-        try:
-            self._descriptor = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        except OSError as error:
-            _log.debug("%s cannot be opened: %s", self._file, error)
-            return
-        until = time.monotonic() + PATIENCE_S
-        while not self._is_ours():
-            if time.monotonic() >= until:
-                _log.warning("another process has been compiling for %.0f s; compiling %s here", PATIENCE_S, what)
-                return
-            time.sleep(_LOOK_S)
-
-    def _is_ours(self) -> bool:
-        try:
-            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: somebody else has it
-            return False
-        except OSError as error:
-            _log.debug("%s cannot be locked: %s", self._file, error)
-        return True
-
-    def give(self, *, wholly: bool = False) -> None:
-        """What was taken last is done; or everything."""
-        self._depth = 0 if wholly else max(0, self._depth - 1)
-        if self._depth == 0 and self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-#: By folder.
-_turns: dict[Path, _Turn] = {}
-
-
 class _SharedCache:
     """A function's cache of numba's. What it lacks is compiled by one process, while others wait to read it.
 
@@ -350,7 +304,7 @@ class _SharedCache:
     def __init__(self, cache: Any, name: str) -> None:
         self._cache, self._name = cache, name
         folder = Path(cache.cache_path)
-        self._turn = _turns.setdefault(folder, _Turn(folder))
+        self._turn = turns.setdefault(folder, Turn(folder))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
@@ -399,17 +353,6 @@ def announce(name: str) -> Iterator[None]:
         _Announcing.depth -= 1
 
 
-@contextlib.contextmanager
-def take_turn(folder: Path, what: str) -> Iterator[None]:
-    """Compile something while no other process compiles what is kept in the folder."""
-    turn = _turns.setdefault(folder, _Turn(folder))
-    turn.take(what)
-    try:
-        yield
-    finally:
-        turn.give()
-
-
 @cache
 def _say_what_is_compiled() -> None:
     """Have numba announce what it does not find on disk."""
@@ -428,7 +371,7 @@ def _say_what_is_compiled() -> None:
         def on_end(self, event: Any) -> None:
             self.open.pop().__exit__(None, None, None)
             if not self.open and sys.exc_info()[0] is not None:  # nothing is going to be saved
-                for turn in _turns.values():
+                for turn in turns.values():
                     turn.give(wholly=True)
 
     event.register("numba:compile", Announcer())

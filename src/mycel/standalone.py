@@ -12,7 +12,7 @@ How it goes:
    each of its callers: compiling ``combine`` takes longer than all of the rest.
 3. The file's name says what went into it: the source files of the function and of those that it calls, llvmlite's
    release and the processor. Nothing else is ever looked up in it, so files of other releases do not matter.
-4. One process of a machine compiles and others wait, as for other compiled functions (``mycel.compiled``).
+4. One process of a machine compiles and others wait, as for other compiled functions (``mycel.compile_lock``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from functools import cache, cached_property, update_wrapper
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from mycel.compiled import announce, code_folder, compiled_into, linked, take_turn
+from mycel.compile_lock import take_turn
+from mycel.compiled import announce, code_folder, compiled_into, linked
 
 __all__ = ["Standalone", "standalone"]
 
@@ -112,7 +113,7 @@ class Standalone:
         for file in files:
             marks.update(Path(file).read_bytes())
         name = f"{self.symbol}-{marks.hexdigest()[:24]}.code"
-        folder = code_folder(self.function.__code__.co_filename)
+        folder = code_folder(self.function.__code__.co_filename, name)
         if folder is None:
             return self._compile()
         if (found := _read(folder / name)) is not None:

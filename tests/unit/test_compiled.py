@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tests.effort import long
 
+from mycel import compile_lock
 from mycel import compiled as module
 from mycel.collectives import bound, maxflow
 from mycel.collectives.spec import Collective, CollectiveName
@@ -138,9 +139,9 @@ def test_one_of_many_processes_compiles(tmp_path: Path) -> None:
 HOLDER = """
 import sys
 from pathlib import Path
-from mycel.compiled import _Turn
+from mycel.compile_lock import Turn
 
-_Turn(Path(sys.argv[1])).take("")
+Turn(Path(sys.argv[1])).take("")
 print("held", flush=True)
 sys.stdin.readline()
 """
@@ -149,11 +150,11 @@ sys.stdin.readline()
 def test_whoever_dies_lets_go_and_whoever_stops_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(compile_lock, "PATIENCE_S", 0.0)
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-    turn = module._Turn(tmp_path)
+    turn = compile_lock.Turn(tmp_path)
     turn.take("one")
     turn.take("another inside of it")
     assert caplog.text.count("compiling one here") == 1
@@ -168,7 +169,7 @@ def test_whoever_dies_lets_go_and_whoever_stops_is_not_waited_for(
 
 
 def test_a_folder_without_locks_delays_nobody(tmp_path: Path) -> None:
-    turn = module._Turn(tmp_path / "missing")
+    turn = compile_lock.Turn(tmp_path / "missing")
     turn.take("one")
     turn.give()
 
