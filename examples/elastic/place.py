@@ -46,7 +46,7 @@ def start_rank() -> int:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code)
-    print(f"pid {pid}", flush=True)
+    print(f"pid {pid}\n", end="", flush=True)
     return pid
 
 

@@ -10,6 +10,7 @@ import argparse
 import functools
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -185,8 +186,9 @@ def reference(options: argparse.Namespace, num_steps: int) -> list[float]:
 
 
 def say(line: dict[str, object]) -> None:
-    """For ``run.py``."""
-    print(json.dumps(line), flush=True)
+    """For ``run.py``; in one piece, since a rank may be killed in between."""
+    sys.stdout.write(json.dumps(line) + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:

@@ -35,11 +35,16 @@ def test_one_switch() -> None:
 
 @pytest.mark.namespaces
 def test_a_ring() -> None:
-    """No switch: ranks relay data, and what they tell each other."""
+    """No switch: ranks relay data, and what they tell each other; some calls take two collectives then."""
     with matrix("ring4") as ranks:
         outcomes = [
             ranks.outcome(Cell(fault=fault, collective=collective))
-            for fault, collective in (("half", "all_reduce"), ("kill", "reduce_scatter"))
+            for fault, collective in (
+                ("half", "all_reduce"),
+                ("kill", "reduce_scatter"),
+                ("handler", "gather"),
+                ("handler", "all_to_all_split"),
+            )
         ]
     assert not [outcome for outcome in outcomes if outcome.complaints]
 

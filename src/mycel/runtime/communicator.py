@@ -44,7 +44,7 @@ from mycel.runtime.shortcut import Pool, Shortcut
 from mycel.runtime.timeouts import bounded_s
 from mycel.runtime.transport.address import machine_numbers
 from mycel.runtime.transport.rendezvous import Rendezvous
-from mycel.runtime.turns import Turns
+from mycel.runtime.turns import Result, Turns
 from mycel.runtime.verdict import without_links
 from mycel.runtime.watch import Watched, watch
 from mycel.topology.model import Topology
@@ -339,6 +339,14 @@ class Communicator:
         if self._rerouter is None:
             return self._turns.start(call, timeout_s, settle)
         return self._reroute(self._rerouter, call, timeout_s, settle)
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Make a call that takes several collectives: what signal handlers call comes after all of them.
+
+        Args:
+            work: makes the collectives.
+        """
+        return self._turns.together(work)
 
     def _reroute(
         self, rerouter: Rerouter, call: Call, timeout_s: float | None, settle: Callable[[], None] | None

@@ -95,6 +95,13 @@ class Exchanges(GroupCalls):
     ) -> dist.Work:
         """An all_to_all whose parts differ in length."""
         communicator = self._communicator
+        is_one = communicator is None or communicator.exchanges_directly or not target.is_cpu
+        return self._together(lambda: self._exchange_now(target, source, gives, gets, outputs, opts), is_one=is_one)
+
+    def _exchange_now(
+        self, target: Tensor, source: Tensor, gives: list[int], gets: list[int], outputs: list[Tensor], opts: Any
+    ) -> dist.Work:
+        communicator = self._communicator
         if communicator is None:
             raise RuntimeError("a group of one rank has no communicator")
         n, rank = self.size(), self.rank()

@@ -95,6 +95,11 @@ class GroupCalls:
         dtype = DTYPES.get(of, dtype)
         return None if dtype is None else (*op, dtype)
 
+    def _together(self, issue: Callable[[], dist.Work], *, is_one: bool) -> dist.Work:
+        """Issue a call that takes several collectives, unless it is one: signal handlers come after all of them."""
+        communicator = self._communicator
+        return issue() if is_one or communicator is None else communicator.together(issue)
+
     def _issue(
         self,
         call: Call,

@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import (  # type: ignore[attr-defined]
     ScatterOptions,
 )
 
+from mycel.collectives.spec import CollectiveName
 from mycel.runtime.communicator import Call
 from mycel.runtime.fallback import one_by_one
 from mycel.runtime.group_calls import GroupCalls
@@ -127,8 +128,12 @@ class Movements(GroupCalls):
             return self._backend_of(inputs).gather(output_lists, inputs, opts)
         source = flattened(inputs)
         target = source.new_empty(sum(t.numel() for t in outputs))
-        call = parts_call(self._communicator, "gather", opts.rootRank, target, source, outputs)
-        return self._issue(call, opts, outputs, put_later(target, outputs))
+
+        def issue() -> dist.Work:
+            call = parts_call(self._communicator, "gather", opts.rootRank, target, source, outputs)
+            return self._issue(call, opts, outputs, put_later(target, outputs))
+
+        return self._together(issue, is_one=self._is_one("gather", opts.rootRank, target))
 
     def scatter(
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ScatterOptions | None = None
@@ -140,5 +145,14 @@ class Movements(GroupCalls):
             return self._backend_of(outputs).scatter(outputs, input_lists, opts)
         target = flattened(outputs)
         source = torch.cat([t.reshape(-1) for t in inputs]) if inputs else target.new_empty(0)
-        call = parts_call(self._communicator, "scatter", opts.rootRank, target, source, inputs)
-        return self._issue(call, opts, outputs, back_into(target, outputs))
+
+        def issue() -> dist.Work:
+            call = parts_call(self._communicator, "scatter", opts.rootRank, target, source, inputs)
+            return self._issue(call, opts, outputs, back_into(target, outputs))
+
+        return self._together(issue, is_one=self._is_one("scatter", opts.rootRank, target))
+
+    def _is_one(self, name: CollectiveName, root: int, target: Tensor) -> bool:
+        """Whether a gather or scatter is one collective, for lengths need not be told first."""
+        communicator = self._communicator
+        return communicator is None or not target.is_cpu or communicator.sends_parts_directly(name, root)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
@@ -19,9 +20,10 @@ from mycel.runtime.calls import Call, Latch, Ticket
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.shortcut import Shortcut
 
-__all__ = ["Errand", "Turns"]
+__all__ = ["Errand", "Result", "Turns"]
 
 Settle = Callable[[], None]
+Result = TypeVar("Result")
 
 #: Errors in a row that are not the run's own, beyond which it is given up: a signal handler does not raise for ever.
 _MOST_SURPRISES = 3
@@ -125,6 +127,32 @@ class Turns:
                 oldest = self._queue.oldest
             if oldest is not None:
                 self._queue.wait(oldest, oldest.timeout_s)
+
+    def together(self, work: Callable[[], Result]) -> Result:
+        """Make several calls with nobody else's in between, those of signal handlers included.
+
+        Handlers run in the main thread, so another one makes the calls there. A handler that does so itself, in the
+        middle of a call, makes them where it is: its thread has the turn already.
+
+        Args:
+            work: makes the calls.
+        """
+        owned: Any = self.order
+        if threading.current_thread() is not threading.main_thread() or owned._is_owned():
+            with self.order:
+                return work()
+        results: list[Result] = []
+
+        def in_turn() -> None:
+            with self.order:
+                results.append(work())
+
+        try:
+            Errand(in_turn).wait()
+        except KeyboardInterrupt:
+            self._abort("interrupted in the middle of a call")
+            raise
+        return results[0]
 
     def finish_interrupted(self) -> None:
         """In a signal handler: bring the turn to its end that it interrupts. The caller holds ``order``."""
