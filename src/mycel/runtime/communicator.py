@@ -37,7 +37,7 @@ from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Job, Origin, Prepared, asking
+from mycel.runtime.prepared import Ints, Job, Origin, Prepared, asking
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.shortcut import Pool, Shortcut
@@ -315,18 +315,20 @@ class Communicator:
             or shortcut.timeout_s != self._timeout_s
         ):
             return False
-        number = self._turns.run_again(shortcut, partial(self._begin_again, shortcut, keep), array_address)
+        number = self._turns.run_again(shortcut, partial(self._place_of, shortcut), array_address, keep)
         if number > 0:
             self._last = number
             self._faults.recent.append((number, *shortcut.header))
         return number != 0
 
-    def _begin_again(self, shortcut: Shortcut, keep: tuple[object, ...]) -> None:
+    def _place_of(self, shortcut: Shortcut) -> tuple[Ints, int]:
+        """Where the job of a shortcut may stand, which the flight recorder knows."""
         if self._pool is None:
             self._pool = Pool(64 if self._flight is None else self._flight.capacity + 64)
-        shortcut.begin(*self._pool.take(), keep)
+        fields, address = self._pool.take()
         if self._flight is not None:
-            self._flight.note(shortcut.traffic, time.monotonic_ns(), shortcut.fields)
+            self._flight.note(shortcut.traffic, time.monotonic_ns(), fields)
+        return fields, address
 
     def start(
         self, call: Call, *, timeout_s: float | None = None, settle: Callable[[], None] | None = None

@@ -7,6 +7,7 @@ same kind, size and type copy it with their own address, number and time, in com
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,11 @@ class Pool:
         self._fields = np.zeros((num_jobs, e.JOB_FIELDS), dtype=np.int64)
         self._rows = list(self._fields)
         self._address: int = self._fields.ctypes.data
-        self._next = 0
+        self._numbers = itertools.count()  # two calls never get one, whatever interrupts the first
 
     def take(self) -> tuple[Ints, int]:
         """Fields that say of themselves that they are of no job yet, and their address."""
-        number = self._next
-        self._next = (number + 1) % len(self._rows)
+        number = next(self._numbers) % len(self._rows)
         fields = self._rows[number]
         fields[e.J_STATUS] = e.UNUSED
         return fields, self._address + number * e.JOB_FIELDS * 8
@@ -89,9 +89,9 @@ class Shortcut:
         self.fields, self.address, self.keep = fields, address, keep
 
     @property
-    def is_begun(self) -> bool:
-        """Whether the engine has begun the call."""
-        return bool(self.fields[e.J_STATUS] != e.UNUSED)
+    def is_under_way(self) -> bool:
+        """Whether the engine has begun the call, and is not through."""
+        return self.fields[e.J_STATUS] not in (e.UNUSED, e.DONE)
 
     @property
     def ticket(self) -> Ticket:

@@ -18,6 +18,7 @@ from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
 from mycel.runtime.calls import Call, Latch, Ticket
 from mycel.runtime.job_queue import JobQueue
+from mycel.runtime.prepared import Ints
 from mycel.runtime.shortcut import Shortcut
 
 __all__ = ["Errand", "Result", "Turns"]
@@ -85,13 +86,20 @@ class Turns:
                 self._queue.take()
             return self._take(_Turn(call, timeout_s, settle, not self._queue.tickets))
 
-    def run_again(self, shortcut: Shortcut, begin: Callable[[], None], array_address: int) -> int:
+    def run_again(
+        self,
+        shortcut: Shortcut,
+        place: Callable[[], tuple[Ints, int]],
+        array_address: int,
+        keep: tuple[object, ...],
+    ) -> int:
         """Run a call to its end that was run before, with another array.
 
         Args:
             shortcut: the call.
-            begin: has it take its place; called only if it is run.
+            place: gives fields for its job, and their address; called only if it is run.
             array_address: of the array.
+            keep: objects that own it.
 
         Returns:
             Its sequence number; -1: it has one and is counted; 0: it was not begun, for others are under way.
@@ -100,15 +108,16 @@ class Turns:
             if self._turn is not None or self._queue.tickets:
                 return 0
             try:
-                begin()
+                fields, address = place()  # a signal handler that comes here may run the same
                 self._turn = shortcut
-                number: int = e.again(shortcut.pattern, shortcut.address, array_address)
+                shortcut.begin(fields, address, keep)
+                number: int = e.again(shortcut.pattern, address, array_address)
                 if number > 0:
                     return number
                 self._take(shortcut)  # it takes its time, or something is the matter
                 return -1
             except BaseException as error:  # of a signal handler, or the call's
-                if shortcut.is_begun and not shortcut.ticket.is_over:
+                if self._turn is shortcut and shortcut.is_under_way:
                     if isinstance(error, KeyboardInterrupt):  # as in ``_drive``
                         self._abort(f"interrupted in {shortcut.ticket.what}")
                     else:
@@ -156,10 +165,13 @@ class Turns:
 
     def finish_interrupted(self) -> None:
         """In a signal handler: bring the turn to its end that it interrupts. The caller holds ``order``."""
-        if self._turn is not None:
-            self._take(self._turn)
+        turn = self._turn
+        if turn is not None and (not isinstance(turn, Shortcut) or turn.is_under_way):
+            self._take(turn)
 
     def _take(self, turn: _Turn | Shortcut) -> Ticket:
+        # A shortcut that a handler has interrupted before it was begun comes after what the handler calls.
+        later = self._turn if isinstance(self._turn, Shortcut) and self._turn is not turn else None
         self._turn = turn
         try:
             made = turn.ticket or self._prepare(turn.call, turn.timeout_s, turn.settle)
@@ -173,7 +185,7 @@ class Turns:
                 self._queue.hold(ticket)
             return ticket
         finally:
-            self._turn = None
+            self._turn = later
 
     def _drive(self, ticket: Ticket) -> None:
         """Run a ticket to its end in this thread, and raise what went wrong.
