@@ -55,3 +55,7 @@ def test_gloo_is_made_when_it_is_needed(run_ranks: RunRanks) -> None:
 
 def test_groups_over_one_fabric_share_schedules(run_ranks: RunRanks) -> None:
     assert run_ranks(2, "door", "new_groups", preload=PRELOAD) == [0, 0]
+
+
+def test_under_torchs_checks(run_ranks: RunRanks) -> None:
+    assert run_ranks(2, "door", "under_torchs_checks") == [[[3.0] * 2] * 2] * 2

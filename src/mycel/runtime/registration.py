@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import DebugLevel, get_debug_level
 from torch.distributed.distributed_c10d import Store
 
 from mycel.runtime.backend import MycelBackend, is_called_by_torch
@@ -17,6 +18,8 @@ from mycel.runtime.tensor_group import TensorGroup
 
 __all__ = ["create", "over_tensor_group", "register"]
 
+#: Backends that torch wraps in its checks (TORCH_DISTRIBUTED_DEBUG=DETAIL), which hold their C++ side alone.
+_wrapped: dict[str, MycelBackend] = {}
 #: Backends by the name of their process group. Torch asks once for each kind of device; a backend serves all.
 _made: weakref.WeakValueDictionary[str, MycelBackend] = weakref.WeakValueDictionary()
 
@@ -54,6 +57,10 @@ def create(options: Any, backend_options: Any = None) -> dist.ProcessGroup | Myc
         return MycelProcessGroup(group, name)
     backend = MycelBackend(group, name)
     _made[name] = backend
+    if get_debug_level() == DebugLevel.DETAIL:
+        for other in [other for other, held in _wrapped.items() if held.is_shut_down]:
+            del _wrapped[other]
+        _wrapped[name] = backend
     return backend
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -213,3 +214,21 @@ def new_groups(rank: int, size: int) -> int:
     for group in groups:
         dist.destroy_process_group(group)
     return len({id(schedule) for of_group in made for schedule in of_group.values()}) - len(made[0])
+
+
+def under_torchs_checks(rank: int, size: int) -> list[list[float]]:
+    """Sums over groups made while torch checks every call (TORCH_DISTRIBUTED_DEBUG=DETAIL)."""
+    before = dist.get_debug_level()
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
+    sums = []
+    try:
+        for _ in range(2):
+            group = dist.new_group()
+            gc.collect()
+            tensor = torch.full((2,), rank + 1.0)
+            dist.all_reduce(tensor, group=group)
+            sums.append(tensor.tolist())
+            dist.destroy_process_group(group)
+    finally:
+        dist.set_debug_level(before)
+    return sums
