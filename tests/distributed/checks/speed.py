@@ -134,7 +134,7 @@ def small_calls_again(rank: int, world_size: int) -> None:
         (result,) = work.get_future().wait()
         assert result is tensor and work.result() == [tensor] and (tensor == world_size).all()
         dist.all_reduce(torch.empty(0))
-    assert sum(taken) >= 3 * 9, "the calls went the long way"
+    assert sum(taken) >= 3 * 8, f"{sum(taken)} of {len(taken)} calls were run again"
     assert dist.group.WORLD._get_sequence_number_for_group() == communicator.number
 
 
