@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from mycel.compiled import linked
-from mycel.runtime import engine, libc, reduce_kernels
+from mycel.runtime import engine, job_ring, libc, reduce_kernels
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine, scale
 from mycel.standalone import Standalone, _provide, standalone
 
-ENGINE = [engine.execute, engine.serve, engine.submit, combine, scale]
+ENGINE = [engine.execute, engine.again, job_ring.serve, job_ring.submit, combine, scale]
 
 INNER = """
 from mycel.compiled import compiled_without_lock
@@ -89,7 +89,8 @@ def test_the_engine_needs_libc_and_itself_alone(function: Standalone) -> None:
 def test_what_is_called_by_symbol() -> None:
     names = {each.symbol for each in linked(engine.execute.function)}  # type: ignore[attr-defined]
     assert names == {"mycel_runtime_reduce_kernels_combine", "mycel_runtime_reduce_kernels_scale"}
-    assert {each.symbol for each in linked(engine.serve.function)} == {"mycel_runtime_engine_execute"}  # type: ignore[attr-defined]
+    served = linked(job_ring.serve.function)  # type: ignore[attr-defined]
+    assert {each.symbol for each in served} == {"mycel_runtime_engine_execute"}
 
 
 def test_python_calls_it_with_plain_numbers() -> None:

@@ -137,8 +137,7 @@ class Communicator:
         self._channels = Channels(
             rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory
         )
-        neighbours = sum(a.host == rendezvous.addresses[rank].host for a in rendezvous.addresses)
-        self._asking = asking(neighbours, self._channels.bell)
+        self._asking = asking(machines.count(machines[rank]), self._channels.bell)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -343,11 +342,7 @@ class Communicator:
         return self._reroute(self._rerouter, call, timeout_s, settle)
 
     def together(self, work: Callable[[], Result]) -> Result:
-        """Make a call that takes several collectives: what signal handlers call comes after all of them.
-
-        Args:
-            work: makes the collectives.
-        """
+        """Make a call that takes several collectives, by ``work``: what signal handlers call comes after all."""
         return self._turns.together(work)
 
     def _reroute(

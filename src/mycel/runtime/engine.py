@@ -3,7 +3,7 @@
 A *job* is one run of one program: a row of 64-bit integers (the ``J_*`` fields below) that holds addresses of the
 program's arrays, the bases of the caller's buffers, and the state of the run. All state lives there, so ``execute``
 can return to Python at any moment (a signal, a word on a control connection, a deadline) and be called again to go
-on where it stopped. ``serve`` runs queued jobs one after the other on a thread of its own.
+on where it stopped. ``job_ring.serve`` runs queued jobs one after the other on a thread of its own.
 
 A job's time counts from when it begins, not from when it was queued; and it is here that it gets its sequence number,
 in the order in which jobs are queued or begun.
@@ -52,7 +52,7 @@ from mycel.runtime.ring import (
 )
 from mycel.standalone import standalone
 
-__all__ = ["again", "execute", "serve", "submit"]
+__all__ = ["again", "execute", "take_number"]
 
 # Fields of a job.
 J_STATUS = 0
@@ -127,15 +127,6 @@ TIMED_OUT = 4
 CONTROL = 5  # a control descriptor is readable
 INTERRUPTED = 6  # a signal arrived
 UNOPENED = 7  # a channel has no socket yet: its C_FD is -1
-
-# The ring that serve reads.
-RING_SUBMITTED = 0
-RING_COMPLETED = 1
-RING_STOP = 2
-RING_SCRATCH = 4
-RING_NUMBERS = 5  # the last sequence number that was given
-RING_SLOTS = 8
-RING_CAPACITY = 4096
 
 HEADER_MAGIC = 0x6D7963656C303031
 HEADER_BYTES = 32
@@ -402,7 +393,7 @@ def _hear(channel, scratch) -> None:  # type: ignore[no-untyped-def]
 
 
 @compiled_without_lock
-def _take_number(job) -> None:  # type: ignore[no-untyped-def]
+def take_number(job) -> None:  # type: ignore[no-untyped-def]
     """Give a job the next sequence number, unless it has one.
 
     Here, and not in Python: a signal handler may run between any two steps of Python, and call a collective itself.
@@ -417,7 +408,7 @@ def _take_number(job) -> None:  # type: ignore[no-untyped-def]
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     """Set the state of a fresh job and do its local copies."""
     num_rows = job[J_NUM_ROWS]
-    _take_number(job)
+    take_number(job)
     job[J_STARTED_NS] = monotonic_ns(job[J_WORK])
     if job[J_LIMIT_NS] != 0:
         job[J_DEADLINE_NS] = job[J_STARTED_NS] + job[J_LIMIT_NS]
@@ -592,51 +583,3 @@ def again(pattern_address: int, address: int, array_address: int) -> int:
     job[J_BASES + 1] = array_address
     status = execute(address)
     return job[J_HEADER + 1] if status == DONE else -status
-
-
-@standalone
-def submit(ring_address: int, address: int) -> int:
-    """Put a job at the end of a ring, numbered; once, however often this is called.
-
-    Args:
-        ring_address: see ``serve``; the caller has seen that there is room.
-        address: of the job.
-
-    Returns:
-        Its sequence number.
-    """
-    job = int64_at(address, JOB_FIELDS)
-    if job[J_POSITION] < 0:
-        ring = int64_at(ring_address, RING_SLOTS + RING_CAPACITY)
-        _take_number(job)
-        job[J_POSITION] = ring[RING_SUBMITTED]
-        ring[RING_SLOTS + ring[RING_SUBMITTED] % RING_CAPACITY] = address
-        ring[RING_SUBMITTED] += 1
-    return job[J_HEADER + 1]  # type: ignore[no-any-return]
-
-
-@standalone
-def serve(ring_address: int, wake_fd: int, done_fd: int) -> int:
-    """Run the jobs of a ring until one needs Python, or the ring is stopped.
-
-    Args:
-        ring_address: of ``RING_SLOTS + RING_CAPACITY`` integers; slots hold job addresses.
-        wake_fd: eventfd that is written after a job was submitted or the ring was stopped.
-        done_fd: eventfd to write after a job is done.
-
-    Returns:
-        ``DONE`` when stopped; else the status of the job at position ``RING_COMPLETED``.
-    """
-    ring = int64_at(ring_address, RING_SLOTS + RING_CAPACITY)
-    scratch = ring_address + RING_SCRATCH * 8
-    while True:
-        while ring[RING_COMPLETED] < ring[RING_SUBMITTED]:
-            status = execute(ring[RING_SLOTS + ring[RING_COMPLETED] % RING_CAPACITY])
-            if status != DONE:
-                return status
-            ring[RING_COMPLETED] += 1
-            ring[RING_SCRATCH] = 1
-            write_fd(done_fd, scratch, 8)
-        if ring[RING_STOP] != 0:
-            return DONE
-        read_fd(wake_fd, scratch, 8)

@@ -7,8 +7,8 @@ caller has dropped is settled all the same.
 
 Signal handlers run in Python, between two steps of the main thread, and may call collectives of the same group. So
 what is done here in several steps may be begun again by the same thread in between, and comes out right: tickets are
-put at the end before they are submitted, submitting twice is submitting once (``engine.submit``), and settling twice
-copies the same.
+put at the end before they are submitted, submitting twice is submitting once (``job_ring.submit``), and settling
+twice copies the same.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 
 from mycel.errors import CommunicationError, MycelError
 from mycel.runtime import engine as e
+from mycel.runtime import job_ring
 from mycel.runtime.calls import Latch, Ticket
 from mycel.runtime.timeouts import LONGEST_S
 
@@ -50,10 +51,10 @@ class JobQueue:
         internal: Callable[[BaseException, str], CommunicationError],
     ) -> None:
         self._judge, self._internal = judge, internal
-        self._ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
+        self._ring = np.zeros(job_ring.RING_SLOTS + job_ring.RING_CAPACITY, dtype=np.int64)
         self._address: int = self._ring.ctypes.data
         #: Where the last sequence number stands; jobs take the next one.
-        self.numbers_address = self._address + e.RING_NUMBERS * 8
+        self.numbers_address = self._address + job_ring.RING_NUMBERS * 8
         #: Oldest first.
         self.tickets: deque[Ticket] = deque()
         self._taking = threading.RLock()
@@ -65,7 +66,7 @@ class JobQueue:
     @property
     def number(self) -> int:
         """The last sequence number that was given."""
-        return int(self._ring[e.RING_NUMBERS])
+        return int(self._ring[job_ring.RING_NUMBERS])
 
     @property
     def oldest(self) -> Ticket | None:
@@ -77,7 +78,7 @@ class JobQueue:
     @property
     def is_full(self) -> bool:
         """Whether there is no room for another ticket."""
-        return len(self.tickets) >= e.RING_CAPACITY - 1
+        return len(self.tickets) >= job_ring.RING_CAPACITY - 1
 
     # -- in -----------------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class JobQueue:
     def submit_last(self) -> None:
         """Hand the last ticket's job to the engine's thread, unless it has it."""
         if self.tickets and (job := self.tickets[-1].job) is not None and job.fields[e.J_POSITION] < 0:
-            e.submit(self._address, job.address)
+            job_ring.submit(self._address, job.address)
             os.eventfd_write(self._wake_fd, 1)
 
     def hold(self, ticket: Ticket) -> None:
@@ -171,7 +172,7 @@ class JobQueue:
         """Body of the engine's thread: compiled code, but for trouble. Whatever happens, nobody waits for ever."""
         while True:
             try:
-                status = e.serve(self._address, self._wake_fd, self._done_fd)
+                status = job_ring.serve(self._address, self._wake_fd, self._done_fd)
                 if status == e.DONE:
                     return
                 self._judge(status, self._running())
@@ -183,18 +184,18 @@ class JobQueue:
 
     def _running(self) -> Ticket:
         """The ticket whose job the engine's thread is at."""
-        position = self._ring[e.RING_COMPLETED]
+        position = self._ring[job_ring.RING_COMPLETED]
         return next(t for t in tuple(self.tickets) if t.job is not None and t.job.fields[e.J_POSITION] == position)
 
     def _fail(self, error: BaseException) -> None:
         """Give every job in the ring the error, and take it out."""
         cause = error if isinstance(error, MycelError) else self._internal(error, "the engine's thread")
-        submitted = int(self._ring[e.RING_SUBMITTED])
+        submitted = int(self._ring[job_ring.RING_SUBMITTED])
         for ticket in tuple(self.tickets):
             job = ticket.job
             if job is not None and not job.done and 0 <= job.fields[e.J_POSITION] < submitted:
                 ticket.error = cause
-        self._ring[e.RING_COMPLETED] = submitted
+        self._ring[job_ring.RING_COMPLETED] = submitted
         os.eventfd_write(self._done_fd, 1)
 
     def _complete(self) -> None:
@@ -221,7 +222,7 @@ class JobQueue:
         self._is_closing = True
         if not self._threads:
             return
-        self._ring[e.RING_STOP] = 1
+        self._ring[job_ring.RING_STOP] = 1
         os.eventfd_write(self._wake_fd, 1)
         os.eventfd_write(self._done_fd, 1)
         for thread in self._threads:

@@ -9,6 +9,7 @@ from mycel.collectives.lower import RankTemplate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
+from mycel.runtime import job_ring
 from mycel.runtime.calibration import measure_costs
 from mycel.runtime.forms import Form
 from mycel.runtime.prepared import Line, asking
@@ -32,11 +33,11 @@ def warm() -> None:
             torchrun --nproc-per-node 8 train.py
     """
     fields = _run_an_empty_job()
-    ring = np.zeros(e.RING_SLOTS + e.RING_CAPACITY, dtype=np.int64)
-    ring[e.RING_STOP] = 1
-    e.submit(ring.ctypes.data, fields.ctypes.data)
-    ring[e.RING_COMPLETED] = ring[e.RING_SUBMITTED]
-    e.serve(ring.ctypes.data, 0, 0)
+    ring = np.zeros(job_ring.RING_SLOTS + job_ring.RING_CAPACITY, dtype=np.int64)
+    ring[job_ring.RING_STOP] = 1
+    job_ring.submit(ring.ctypes.data, fields.ctypes.data)
+    ring[job_ring.RING_COMPLETED] = ring[job_ring.RING_SUBMITTED]
+    job_ring.serve(ring.ctypes.data, 0, 0)
     pattern = fields.copy()  # of a job that is done
     e.again(pattern.ctypes.data, fields.ctypes.data, 0)
     schedule = synthesize(loopback(num_ranks=2), Collective(name="all_reduce", num_ranks=2))

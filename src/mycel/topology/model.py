@@ -14,7 +14,10 @@ from mycel.brief import brief
 from mycel.errors import TopologyError
 from mycel.units import RATE_UNITS
 
-__all__ = ["Link", "Topology", "Vertex", "VertexKind"]
+__all__ = ["LOCALHOST", "Link", "Topology", "Vertex", "VertexKind"]
+
+#: The node of ranks that are processes of one machine of which nothing else is known.
+LOCALHOST = "localhost"
 
 VertexKind = Literal["rank", "switch"]
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.runtime import monitored_barrier
-from mycel.runtime.engine import RING_CAPACITY
+from mycel.runtime.job_ring import RING_CAPACITY
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 INTEGERS = (torch.int32, torch.int64)

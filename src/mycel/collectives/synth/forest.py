@@ -39,7 +39,7 @@ from mycel.collectives.synth.splitting import remove_switches, trim_to_balance
 from mycel.collectives.synth.units import UnitQuestions, Units, Verdict, least_scale
 from mycel.compiled import compiled
 from mycel.errors import UsageError
-from mycel.topology.model import Topology
+from mycel.topology.model import LOCALHOST, Topology
 
 __all__ = ["build_forest", "divided", "grow_carefully", "grow_trees", "scale", "synthesize"]
 
@@ -73,9 +73,8 @@ def synthesize(
         )
     if k is not None and k < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
-    # At one switch inside a node, or in its memory, a step costs more than it does on cables: the fewest are wanted.
-    meets = len(topology.ranks_by_node) == 1 and len(topology.vertices) == topology.num_ranks + 1
-    if k is None and (meets or topology.num_ranks >= NODES_FROM):
+    # What processes of one machine hand to each other costs a look, or a sleep, rather than its bytes.
+    if k is None and (topology.num_ranks >= NODES_FROM or set(topology.ranks_by_node) == {LOCALHOST}):
         shallow = synthesize_by_nodes(topology, collective)
         if shallow is not None:
             return shallow

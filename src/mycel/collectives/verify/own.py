@@ -59,7 +59,7 @@ def verify_own_program(schedule: Schedule, program: Program, piece_elements: int
         >>> programs = lower(schedule, 12, piece_elements=2)
         >>> for program in programs:
         ...     verify_own_program(schedule, program, 2)
-        >>> verify_own_program(schedule, programs[0], 3)
+        >>> verify_own_program(schedule, programs[0], 4)
         Traceback (most recent call last):
         mycel.errors.VerificationError: all_reduce over 3 ranks: rank 0 has 16 messages, its part of the schedule 8
     """

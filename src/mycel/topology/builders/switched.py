@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mycel.errors import TopologyError
 from mycel.topology.builders.assembly import Assembly, Bandwidth, Latency, positive
-from mycel.topology.model import Topology
+from mycel.topology.model import LOCALHOST, Topology
 
 __all__ = ["hosts", "loopback", "star", "two_boxes"]
 
@@ -98,9 +98,9 @@ def loopback(*, num_ranks: int, bandwidth: Bandwidth = "5 GB/s", latency: Latenc
         'GB/s'
     """
     fabric = Assembly(f"loopback_{positive(num_ranks, 'loopback: num_ranks', 2)}")
-    switch = fabric.switch("switch", "localhost")
+    switch = fabric.switch("switch", LOCALHOST)
     for number in range(num_ranks):
-        fabric.connect(fabric.rank(str(number), "localhost"), switch, bandwidth, latency)
+        fabric.connect(fabric.rank(str(number), LOCALHOST), switch, bandwidth, latency)
     return fabric.topology()
 
 
