@@ -1,9 +1,9 @@
-"""Ranks of one machine: Gloo against mycel over TCP and over unix sockets, from 1 KB up, calls alternating.
+"""Ranks of one machine: Gloo against mycel, over sockets and in memory that they share, calls alternating.
 
     python benchmarks/loopback.py                                        # 2 and 4 ranks, all_reduce, 1 KB to 64 MB
     python benchmarks/loopback.py --ranks 4 --sizes 1KB --modes waiting  # asynchronous calls, waited for at once
-    python benchmarks/loopback.py --variants gloo,tcp,unix,unix/65536    # with a piece size of its own
-    python benchmarks/loopback.py --variants unix:tree,unix:ring         # with schedules by these methods
+    python benchmarks/loopback.py --variants gloo,tcp,unix,memory/65536  # with a piece size of its own
+    python benchmarks/loopback.py --variants memory:tree,memory:ring     # with schedules by these methods
 
 Every variant has a process group of its own in the same processes; rounds alternate between them. A figure is the
 median over rounds of a call's seconds on the slowest rank, and of all ranks' processor seconds over the bytes of the
@@ -41,12 +41,12 @@ SIZES = [1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26)]
 
 
 def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
-    """The process group of a variant: ``gloo``, or ``SOCKETS[:METHODS][/PIECE]``, methods joined by ``+``."""
+    """The process group of a variant: ``gloo``, or ``LOCAL[:METHODS][/PIECE]``, methods joined by ``+``."""
     if variant == "gloo":
         return dist.new_group(backend="gloo", timeout=timeout)
     rest, _, piece = variant.partition("/")
-    sockets, _, methods = rest.partition(":")
-    chosen = {"MYCEL_LOCAL": sockets, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
+    local, _, methods = rest.partition(":")
+    chosen = {"MYCEL_LOCAL": local, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
     os.environ.update(chosen)
     try:
         return dist.new_group(backend="mycel", timeout=timeout)
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--collectives", type=several(str), default=["all_reduce"])
     parser.add_argument("--sizes", type=several(parse_size), default=SIZES)
     parser.add_argument("--modes", type=several(str), default=["blocking"])
-    parser.add_argument("--variants", type=several(str), default=["gloo", "tcp", "unix"])
+    parser.add_argument("--variants", type=several(str), default=["gloo", "unix", "memory"])
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds of each variant")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)

@@ -27,8 +27,10 @@ __all__ = ["Channels"]
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that a ring holds: a few pieces, which stay in the caches.
-_RING_BYTES = 1 << 19
+#: Bytes that a ring holds: a few pieces, which stay in the caches, and fewer where a rank has many rings.
+_LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 16, 1 << 19, 1 << 21
+#: Rings of groups that were closed while their engine was still at them: to take the memory away would be worse.
+_abandoned: list[Ring] = []
 
 
 class Channels:
@@ -60,6 +62,9 @@ class Channels:
         in_memory: bool = True,
     ) -> None:
         self._in_memory = in_memory
+        hosts = [address.host for address in rendezvous.addresses]
+        share = _ALL_RINGS >> max(1, hosts.count(hosts[rank]) - 1).bit_length()
+        self._ring_bytes = max(_LEAST_RING, min(_MOST_RING, share))
         self.rings: dict[Channel, Ring] = {}
         #: Rung by ranks of this node when they have made room.
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -92,7 +97,7 @@ class Channels:
     ) -> dict[Channel, Ring]:
         """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
-        capacity = _RING_BYTES if self._in_memory else 0
+        capacity = self._ring_bytes if self._in_memory else 0
         observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
         rings: dict[Channel, Ring | None] = {}
         try:
@@ -185,8 +190,14 @@ class Channels:
             sock.close()
         self._open.clear()
 
-    def end(self) -> None:
-        """Close all for good."""
+    def end(self, *, is_idle: bool = True) -> None:
+        """Close all for good.
+
+        Args:
+            is_idle: whether the engine is at none of them.
+        """
+        if not is_idle:
+            _abandoned.extend(self.rings.values())
         self.close()
         if self.bell >= 0:
             os.close(self.bell)

@@ -598,14 +598,14 @@ class Communicator:
                 return
             self._turns.finish_interrupted()
             self._closed = True
-        self._queue.close()
+        is_idle = self._queue.close()
         if self._rerouter is not None:
             self._rerouter.close()
         if self._flight is not None:
             self._flight.close()
         self._watched.close()
         self._control.close()
-        self._channels.end()
+        self._channels.end(is_idle=is_idle)
         self._rendezvous.close()
         self._forms.clear()
         self.planner.forget()

@@ -212,8 +212,8 @@ class JobQueue:
 
     # -- the end ------------------------------------------------------------------------------------------
 
-    def close(self) -> None:
-        """Wait for what is under way, each within its time-out, and end the threads."""
+    def close(self) -> bool:
+        """Wait for what is under way, each within its time-out, and end the threads; whether they have ended."""
         for ticket in tuple(self.tickets):
             # Its time counts from when it begins, about when the one before has ended.
             if not self.wait(ticket, ticket.timeout_s + 5.0):
@@ -221,7 +221,7 @@ class JobQueue:
                 break
         self._is_closing = True
         if not self._threads:
-            return
+            return True
         self._ring[job_ring.RING_STOP] = 1
         os.eventfd_write(self._wake_fd, 1)
         os.eventfd_write(self._done_fd, 1)
@@ -229,9 +229,10 @@ class JobQueue:
             if thread is not threading.current_thread():
                 thread.join(5.0)
         if any(thread.is_alive() and thread is not threading.current_thread() for thread in self._threads):
-            return  # it still looks at the descriptors
+            return False  # it still looks at the descriptors
         os.close(self._wake_fd)
         os.close(self._done_fd)
+        return True
 
     def give_up(self, error: CommunicationError) -> None:
         """In a forked child, where none of the threads is: give all that is under way an error."""
