@@ -98,7 +98,7 @@ class Channels:
         """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
         capacity = self._ring_bytes if self._in_memory else 0
-        observe = partial(self._faults.observe_connecting, attempt, self._rendezvous)
+        observe = self._observing(attempt)
         rings: dict[Channel, Ring | None] = {}
         try:
             for channel, sock in local:
@@ -110,7 +110,7 @@ class Channels:
                     self._rendezvous.awaited = channel.src
                     rings[channel] = Ring.accept(sock, attempt.deadline, observe)
         except (Alarm, CommunicationError) as error:
-            self._blame(error, attempt, self._rendezvous.awaited)
+            self._blame(error, attempt)
         return {channel: ring for channel, ring in rings.items() if ring is not None}
 
     def lines(self, channels: Sequence[Channel]) -> list[Line]:
@@ -146,21 +146,24 @@ class Channels:
             self._opening = None
 
     def _connect(self, channels: list[Channel], attempt: Attempt) -> list[socket.socket]:
-        rendezvous, faults = self._rendezvous, self._faults
         try:
-            return rendezvous.connect(
+            return self._rendezvous.connect(
                 channels,
                 self._address_of,
                 self._pace_of,
                 attempt.timeout_s,
                 deadline=attempt.deadline,
-                observe=lambda: faults.observe_connecting(attempt, rendezvous),
-                epoch=faults.epoch,
+                observe=self._observing(attempt),
+                epoch=self._faults.epoch,
             )
         except (Alarm, CommunicationError) as error:
-            self._blame(error, attempt, rendezvous.awaited)
+            self._blame(error, attempt)
 
-    def _blame(self, error: Exception, attempt: Attempt, peer: int) -> NoReturn:
+    def _observing(self, attempt: Attempt) -> Callable[[], None]:
+        """What whoever waits for a peer calls now and then."""
+        return partial(self._faults.observe_connecting, attempt, self._rendezvous)
+
+    def _blame(self, error: Exception, attempt: Attempt) -> NoReturn:
         """Find out who is to blame where a channel could not be opened, and raise it."""
         faults = self._faults
         if faults.cause is not None:
@@ -169,7 +172,8 @@ class Channels:
             raise faults.poison("failed", f"rank {self._rank}: {error}") from None
         _log.debug("rank %d: %s: %s", self._rank, attempt.what, error)
         lost = isinstance(error, PeerLostError)
-        raise faults.not_connected(attempt, peer, self._rendezvous.unanswered, lost=lost) from None
+        rendezvous = self._rendezvous
+        raise faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
 
     def shut_down(self) -> None:
         """Have peers wait for this rank no longer.

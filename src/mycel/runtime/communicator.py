@@ -290,7 +290,7 @@ class Communicator:
         """What ``run_again`` takes for calls like one that has gone well; ``None``: they take the long way."""
         if self._rerouter is not None or ticket.job is None or ticket.timeout_s != self._timeout_s:
             return None
-        return Shortcut(ticket, ticket.timeout_s)
+        return Shortcut(ticket)
 
     def run_again(self, shortcut: Shortcut, array_address: int, keep: tuple[object, ...]) -> bool:
         """Run a call to its end that was run before, with another array in place of the first.

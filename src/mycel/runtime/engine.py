@@ -362,13 +362,19 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue, work
 
 
 @compiled_without_lock
+def _say(channel, sleeps) -> None:  # type: ignore[no-untyped-def]
+    """Say in a ring whether this side sleeps."""
+    exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), sleeps)
+
+
+@compiled_without_lock
 def _fall_asleep(channels, num_channels) -> bool:  # type: ignore[no-untyped-def]
     """Say on blocked rings that this side sleeps; whether there is nothing to do, even so."""
     for c in range(num_channels):
         channel = channels[c]
         if channel[C_RING] != 0 and channel[C_BLOCKED] != 0:
+            _say(channel, 1)
             outgoing = channel[C_OUTGOING] != 0
-            exchange(channel[C_RING] + (SENDER_SLEEPS if outgoing else RECEIVER_SLEEPS), 1)
             if (room(channel[C_RING], channel[C_CAPACITY]) if outgoing else come(channel[C_RING])) > 0:
                 _wake_up(channels, c + 1)
                 return False
@@ -381,7 +387,7 @@ def _wake_up(channels, num_channels) -> None:  # type: ignore[no-untyped-def]
     for c in range(num_channels):
         channel = channels[c]
         if channel[C_RING] != 0 and channel[C_BLOCKED] != 0:
-            exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), 0)
+            _say(channel, 0)
 
 
 @compiled_without_lock

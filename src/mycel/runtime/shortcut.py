@@ -49,9 +49,9 @@ class Shortcut:
 
     Args:
         ticket: of the call, which has gone well.
-        timeout_s: its time-out.
 
     Attributes:
+        timeout_s: its time-out.
         pattern: address of the fields that are copied.
         traffic: of its program.
         header: its kind and bytes.
@@ -63,11 +63,11 @@ class Shortcut:
     call: Any = None
     settle = None
 
-    def __init__(self, ticket: Ticket, timeout_s: float) -> None:
+    def __init__(self, ticket: Ticket) -> None:
         job = ticket.job
         if job is None:
             raise ValueError("a call that moves nothing has no job")
-        self.timeout_s = timeout_s
+        self.timeout_s = ticket.timeout_s
         self.traffic = job.prepared.traffic
         self._prepared = job.prepared
         self._fields = job.pattern()
