@@ -9,6 +9,7 @@ A request is one line of JSON on standard input, the answer one line on standard
 from __future__ import annotations
 
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import json
@@ -20,6 +21,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,6 +44,7 @@ import mycel.runtime
 GRACE_S = 15.0
 
 
+@cache
 def load(file: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None and spec.loader is not None
@@ -50,7 +53,7 @@ def load(file: str) -> ModuleType:
     return module
 
 
-def be_rank(request: dict[str, Any], rank: int, directory: Path) -> None:
+def be_rank(request: dict[str, Any], checks: ModuleType, rank: int, directory: Path) -> None:
     """The life of one rank; never returns."""
     code = 1
     try:
@@ -71,8 +74,7 @@ def be_rank(request: dict[str, Any], rank: int, directory: Path) -> None:
             )
         else:
             os.environ["STORE_FILE"] = str(directory / "store")
-        function = getattr(load(request["file"]), request["function"])
-        result = function(rank, size, *request["args"])
+        result = getattr(checks, request["function"])(rank, size, *request["args"])
         if dist.is_initialized():
             dist.destroy_process_group()
         (directory / f"result{rank}").write_bytes(pickle.dumps(result))
@@ -89,12 +91,14 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
     """Fork the ranks, wait for them, kill what is left at the deadline."""
     for module in request.get("preload", ()):
         importlib.import_module(module)
+    checks = load(request["file"])
+    gc.freeze()  # collections in ranks would copy every page of what all of them share
     directory = Path(request["directory"])
     waiting: dict[int, tuple[int, int]] = {}  # pidfd: pid, rank
     for rank in range(request["world_size"]):
         pid = os.fork()
         if pid == 0:
-            be_rank(request, rank, directory)
+            be_rank(request, checks, rank, directory)
         waiting[os.pidfd_open(pid)] = (pid, rank)
     poller = select.poll()
     for descriptor in waiting:
