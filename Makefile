@@ -11,6 +11,9 @@ PROCESSES ?= $(shell nproc)
 # Several processes, one thread each: libraries that take all processors only get into each other's way.
 PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
+# Tests start hundreds of processes: each would compile the source anew where a shell keeps Python from writing it down.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test pytest pytest-run test-long test-oldest test-newest lint docs bench clean setup
 .DELETE_ON_ERROR:
 

@@ -56,11 +56,9 @@ def test_on_an_emulated_cluster(tmp_path: Path) -> None:
     """Two nodes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []
     checks = [
-        "shapes",
         "reduce_scatter",
         "broadcast",
         "all_to_all",
-        "all_to_all_of_lists",
         "uneven",
         "several_at_once",
         "not_scheduled",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 from mycel.bench.ranks import run_ranks as launch_ranks
 from mycel.data_parallel.compress import COMPRESSORS, make_compressor
@@ -105,7 +106,7 @@ def test_bytes_metered_equal_the_formula(run_ranks: RunRanks) -> None:
 
 
 @pytest.mark.namespaces
-@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+@pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
 def test_bytes_metered_equal_the_interfaces(backend: str) -> None:
     names = ["bf16", "int4", "sign", "top_k", "powersgd"]
     records: list[dict[str, Any]] = []

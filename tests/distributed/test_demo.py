@@ -19,13 +19,13 @@ SMALL = ("--width", "32", "--layers", "1")
 
 @pytest.mark.namespaces
 def test_demo_on_an_emulated_cluster(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", "from mycel.cli import main; main()", "demo", "--ranks", "3", "--steps", "4"]
+    command = [sys.executable, "-c", "from mycel.cli import main; main()", "demo", "--ranks", "2", "--steps", "4"]
     command += [*SMALL, "--size", "4KB", "--json", "--output", str(tmp_path / "report")]
     result = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)
     assert document["emulated"] is True
-    assert document["world_size"] == 3
+    assert document["world_size"] == 2
     assert document["loss_relative_difference"] < 1e-4
     assert document["speedup"] == document["baseline"]["median_step_s"] / document["ours"]["median_step_s"]
     for run in (document["baseline"], document["ours"]):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.effort import long
 
 from mycel.runtime.backend import is_called_by_torch
 
@@ -31,7 +32,7 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize("world_size", [3, 5])  # the unit tests have the others
+@pytest.mark.parametrize("world_size", [3, pytest.param(5, marks=long)])  # the unit tests have the others
 def test_everything(run_ranks: RunRanks, world_size: int) -> None:
     results = run_ranks(world_size, "devices", "everything", env={"MYCEL_TOPOLOGY": FABRICS[world_size]})
     assert {name.removesuffix(" of parts") for name in results[0]["ran"]} >= NAMES

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.effort import long
 
 from mycel.emulate.launch import start
 from mycel.topology.load import load_topology
@@ -117,7 +118,7 @@ def test_survivors_name_the_rank_on_loopback(how: str, world_size: int, victim: 
     ("how", "cluster", "victim", "mode"),
     [
         ("kill", "two_boxes.yaml", 5, "async"),
-        ("stop", "two_boxes.yaml", 5, "sync"),
+        pytest.param("stop", "two_boxes.yaml", 5, "sync", marks=long),
         ("stop", "ring4.yaml", 0, "async"),
     ],
 )
