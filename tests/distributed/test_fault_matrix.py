@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.effort import long
-from tests.faults.__main__ import Cell, cells, matrix
+from tests.faults.__main__ import PROCESSES, Cell, cells, matrix
 
 
 def test_the_matrix_is_whole() -> None:
@@ -20,15 +20,26 @@ def test_one_switch() -> None:
         Cell(fault="slow", collective="reduce"),
         Cell(fault="store", collective="all_reduce"),
         Cell(fault="mismatch", variant="collective", collective="all_reduce"),
-        Cell(fault="mismatch", variant="root", collective="broadcast"),
-        Cell(fault="mismatch", variant="order", collective="barrier"),
-        Cell(fault="children", collective="broadcast"),
-        Cell(fault="orphan", collective="all_reduce"),
         Cell(fault="new_group", collective="all_reduce"),
         Cell(fault="handler", collective="reduce_scatter"),
         Cell(fault="swap", collective="all_reduce"),
     ]
     with matrix("star4") as ranks:
+        outcomes = [ranks.outcome(cell) for cell in chosen]
+    assert not [outcome for outcome in outcomes if outcome.complaints]
+
+
+@pytest.mark.parametrize("elements", [256, 1 << 18])
+def test_processes_that_share_memory(elements: int) -> None:
+    chosen = [
+        Cell(fault="kill", collective="all_reduce"),
+        Cell(fault="handler", collective="all_reduce"),
+        Cell(fault="mismatch", variant="root", collective="broadcast"),
+        Cell(fault="mismatch", variant="order", collective="barrier"),
+        Cell(fault="children", collective="broadcast"),
+        Cell(fault="orphan", collective="all_reduce"),
+    ]
+    with matrix(PROCESSES, elements) as ranks:
         outcomes = [ranks.outcome(cell) for cell in chosen]
     assert not [outcome for outcome in outcomes if outcome.complaints]
 

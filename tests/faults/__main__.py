@@ -14,6 +14,8 @@ A cell is one collective, called over and over on the ranks of an emulated clust
                     exchanged by its owner: no error
 ``mismatch``  a rank calls another collective, size, type, operation or root, or in another order
 
+``--cluster processes`` has no links that could break: its ranks are processes of one machine, which share memory.
+
 A cell is right when every survivor raises the same error, of the right kind, that names the rank or the link, not
 later than the time-out after its call; when a second call fails at once with the same cause; and when no process is
 left. A rank that the fault cuts off from all others is not asked to agree with them, but to name the same link.
@@ -38,6 +40,7 @@ from pathlib import Path
 from typing import Any
 
 from mycel.emulate.launch import Run, start
+from mycel.topology.builders import loopback
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
 
@@ -93,6 +96,9 @@ TIMEOUT_S = 5.0
 #: Of faults that must be noticed long before it, and within how long.
 FAR_S = 1800.0
 NOTICED_S = {"power": 10.0, "children": 3.0, "orphan": 3.0, "new_group": 3.0}
+#: Ranks on this machine's loopback, instead of an emulated cluster, and faults that take links.
+PROCESSES, NUM_PROCESSES = "processes", 4
+LINK_FAULTS = ("half", "down", "power")
 KILLS = ("kill", "children", "orphan", "new_group")
 #: How a call begins its words that finds the group failed.
 EARLIER = "the process group failed earlier: "
@@ -278,9 +284,16 @@ def _exists(pid: int) -> bool:
 
 
 @contextmanager
-def matrix(cluster: str) -> Iterator[Matrix]:
-    """Ranks that wait for cells, on one of the example clusters."""
-    topology = load_topology(CLUSTERS / f"{cluster}.yaml")
+def matrix(cluster: str, elements: int = 1 << 18) -> Iterator[Matrix]:
+    """Ranks that wait for cells: on one of the example clusters, or ``PROCESSES`` of this machine.
+
+    Args:
+        cluster: its name.
+        elements: of float32, that a rank gives or gets in a call.
+    """
+    is_emulated = cluster != PROCESSES
+    topology = load_topology(CLUSTERS / f"{cluster}.yaml") if is_emulated else loopback(num_ranks=NUM_PROCESSES)
+    where = topology if is_emulated else topology.num_ranks
     heard: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def listen(rank: int, line: str) -> None:
@@ -294,7 +307,8 @@ def matrix(cluster: str) -> Iterator[Matrix]:
         for rank in range(topology.num_ranks):
             os.mkfifo(directory / f"cells{rank}")
         command = [sys.executable, "-W", "ignore", str(HERE / "rank.py"), name]
-        with start(topology, command, env={"OMP_NUM_THREADS": "1"}, output=listen) as run:
+        env = {"OMP_NUM_THREADS": "1", "FAULTS_ELEMENTS": str(elements)}
+        with start(where, command, env=env, output=listen) as run:
             made = Matrix(topology, run, directory, heard)
             try:
                 yield made
@@ -306,15 +320,18 @@ def matrix(cluster: str) -> Iterator[Matrix]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the matrix, or a part of it; 0 if every cell is right."""
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__.splitlines()[0])
-    parser.add_argument("--cluster", default="star4", help="name of a file in examples/clusters")
+    parser.add_argument("--cluster", default="star4", help="name of a file in examples/clusters, or 'processes'")
     parser.add_argument("--faults", nargs="+", default=FAULTS, choices=FAULTS)
     parser.add_argument("--collectives", nargs="+", default=COLLECTIVES, choices=COLLECTIVES)
+    parser.add_argument("--elements", type=int, default=1 << 18, help="of float32, that a rank gives or gets")
     parser.add_argument("--json", type=Path, help="append a line for each cell")
     asked = parser.parse_args(arguments)
     chosen = cells(asked.faults, asked.collectives)
+    if asked.cluster == PROCESSES:
+        chosen = [cell for cell in chosen if cell.fault not in LINK_FAULTS]
     wrong = 0
     began = time.monotonic()
-    with matrix(asked.cluster) as ranks:
+    with matrix(asked.cluster, asked.elements) as ranks:
         for cell in chosen:
             outcome = ranks.outcome(cell)
             wrong += bool(outcome.complaints)
@@ -326,6 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if asked.json:
                 record = {
                     "cluster": asked.cluster,
+                    "elements": asked.elements,
                     **asdict(cell),
                     "right": not outcome.complaints,
                     "seconds": round(outcome.seconds, 3),

@@ -26,8 +26,8 @@ import mycel.runtime
 
 # The collector of doctests imports this file as well, outside any job.
 RANK, SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-#: Elements of float32 a rank gives or gets: some tens of milliseconds at 400 Mbit/s.
-COUNT = 1 << 18
+#: Elements of float32 a rank gives or gets; where nobody says, some tens of milliseconds at 400 Mbit/s.
+COUNT = int(os.environ.get("FAULTS_ELEMENTS", str(1 << 18)))
 #: Calls that go well before the fault, and seconds within which it must show.
 GOOD_CALLS = 2
 LIMIT_S = 30.0

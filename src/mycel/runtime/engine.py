@@ -504,15 +504,16 @@ def execute(address: int) -> int:
 
     Args:
         address: of the job's ``JOB_FIELDS`` integers. A job whose ``J_REMAINING`` is negative is fresh and is begun,
-            one that is ``DONE`` stays so, any other is resumed.
+            one that is ``DONE`` or ``MISMATCHED`` stays so, any other is resumed.
 
     Returns:
         ``DONE``, or why the run stopped (``CLOSED``, ``MISMATCHED``, ``TIMED_OUT``, ``CONTROL``, ``INTERRUPTED``,
         ``UNOPENED``). After the last three, and after a time-out that was forgiven, the call may be repeated.
     """
     job = int64_at(address, JOB_FIELDS)
-    if job[J_STATUS] == DONE:  # somebody else has run it: the arrays may be in use for the next one
-        return DONE
+    status = job[J_STATUS]
+    if status in (DONE, MISMATCHED):
+        return status  # type: ignore[no-any-return]  # another has run it; or what follows belongs to another call
     num_rows, num_channels = job[J_NUM_ROWS], job[J_NUM_CHANNELS]
     work = int64_at(job[J_WORK], 24)
     rows = int64_table_at(job[J_ROWS], num_rows, ROW_FIELDS)
@@ -540,6 +541,8 @@ def execute(address: int) -> int:
                 n = _advance(job, c, channels, rows, pending, queue_start, queue, work)
             else:
                 n = 0
+            if n == -MISMATCHED:  # for good, whoever asks again: its bytes would be taken for this call's
+                job[J_STATUS] = MISMATCHED
             if n < 0:
                 return -n
             moved += n

@@ -40,14 +40,14 @@ from mycel.runtime.headers import describe_header
 from mycel.runtime.hearing import Hearing
 from mycel.runtime.openings import Openings
 from mycel.runtime.prepared import Job
-from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states
+from mycel.runtime.verdict import MOST_HEADERS, State, disagreement, is_whole_without, judge_states
 from mycel.topology.model import Topology
 
 __all__ = ["Alarm", "Attempt", "Faults", "LinksFailed"]
 
 _LONGEST_GRACE_S = 2.0
-#: Calls before the present one that a rank remembers.
-_RECENT = 128
+#: Calls before the present one that a rank remembers: as many small ones as go into a ring before anybody takes them.
+_RECENT = 4096
 #: Between a probe and the look at what came of it: the kernel sends again after 0.2 s at the earliest.
 _SETTLING_S = 0.6
 #: How often a run that may be rerouted is looked at.
@@ -353,7 +353,7 @@ class Faults:
                 is_committing=attempt.is_committing,
                 limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
                 mismatch=mismatch,
-                recent=tuple(self.recent),
+                recent=self._recent(),
                 may_wait=may_wait,
             )
         )
@@ -380,14 +380,21 @@ class Faults:
                 found = collect(self._channels(), self.rank, heard, waited_s, unanswered, is_probed=is_probed)
                 self.hearing.say_found(found)
                 continue
-            if now >= settled and (len(evidence) == self.size or mismatch):
-                break
+            if now >= settled and (len(evidence) == self.size or (mismatch and len(states) == self.size)):
+                break  # a mismatch is told with all who are in it, or ranks that hear more would tell it otherwise
             if now >= until:
                 break
         if not self.reroutes:
             self._let_others_decide(began + 0.95 * grace)
         if self.cause is None:
             self._decide()
+
+    def _recent(self) -> tuple[tuple[int, int, int], ...]:
+        """Headers of this rank's calls since the one that the hindmost of the ranks heard so far is in."""
+        states, _ = self.hearing.said()
+        hindmost = min((state.header[0] for state in states.values()), default=0)
+        since = [header for header in self.recent if header[0] >= hindmost] if hindmost else list(self.recent)
+        return tuple(since[:MOST_HEADERS] if hindmost else since[-MOST_HEADERS:])
 
     def _let_others_decide(self, until: float) -> None:
         """A rank that hears the others and is not heard by them is what they will complain of: wait for that."""

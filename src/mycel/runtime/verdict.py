@@ -12,10 +12,10 @@ from mycel.runtime.fields import Fields
 from mycel.runtime.headers import describe_header, states_own_bytes
 from mycel.topology.model import Topology
 
-__all__ = ["State", "Verdict", "disagreement", "is_whole_without", "judge_states", "without_links"]
+__all__ = ["MOST_HEADERS", "State", "Verdict", "disagreement", "is_whole_without", "judge_states", "without_links"]
 
 #: So that a state fits into a record of 64 KB: twelve bytes a character at most, seven a rank, sixty a header.
-_LONGEST_TEXT, _MOST_AWAITED, _MOST_HEADERS = 1_000, 3_000, 128
+_LONGEST_TEXT, _MOST_AWAITED, MOST_HEADERS = 1_000, 3_000, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,7 @@ class State:
             "commit": self.is_committing,
             "limit": self.limit_s,
             "mismatch": self.mismatch[:_LONGEST_TEXT],
-            "recent": self.recent[-_MOST_HEADERS:],
+            "recent": self.recent[-MOST_HEADERS:],
             "wait": self.may_wait,
         }
 
