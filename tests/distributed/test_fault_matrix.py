@@ -34,6 +34,7 @@ def test_processes_that_share_memory(elements: int) -> None:
     chosen = [
         Cell(fault="kill", collective="all_reduce"),
         Cell(fault="handler", collective="all_reduce"),
+        Cell(fault="mismatch", variant="type", collective="all_reduce"),
         Cell(fault="mismatch", variant="root", collective="broadcast"),
         Cell(fault="mismatch", variant="order", collective="barrier"),
         Cell(fault="children", collective="broadcast"),

@@ -21,6 +21,8 @@ from mycel.topology.load import load_topology
 PROGRAM = Path(__file__).parent / "programs" / "fault.py"
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 TIMEOUT_S = 6.0
+#: For a busy machine's wake-up.
+LATE_S = 2.0
 #: The harness's own limit for a whole run; imports of torch on a busy machine take most of it.
 LIMIT_S = 120.0
 
@@ -93,13 +95,13 @@ def _check(reports: list[dict[str, object]], survivors: set[int], victim: int, e
         kind, message, seconds = report["first"]  # type: ignore[misc]
         assert kind == error, message
         assert f"rank {victim} " in message
-        assert seconds <= TIMEOUT_S + 0.5  # the deadline, and a busy machine's wake-up
+        assert seconds <= TIMEOUT_S + LATE_S
         causes.add(message)
         kind, message, seconds = report["second"]  # type: ignore[misc]
         assert kind == error
         assert "failed earlier" in message
         assert f"rank {victim} " in message
-        assert seconds < 1.0  # at once: no second deadline is waited for
+        assert seconds < LATE_S  # at once: no second deadline is waited for
     assert len(causes) == 1, causes
 
 
