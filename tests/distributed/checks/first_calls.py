@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import stat
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,13 +21,12 @@ from mycel.runtime import tensor_group
 def _num_sockets() -> int:
     """Connected sockets of this process."""
     found = 0
-    for entry in Path("/proc/self/fd").iterdir():
-        try:
-            with socket.socket(fileno=os.dup(int(entry.name))) as sock:
-                sock.getpeername()
-                found += 1
-        except OSError:
-            continue
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # it has gone meanwhile, or is not connected
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                with socket.socket(fileno=os.dup(int(name))) as sock:
+                    sock.getpeername()
+                    found += 1
     return found
 
 
