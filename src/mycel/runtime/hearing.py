@@ -93,6 +93,11 @@ class Hearing:
         with self._lock:
             return dict(self._identities)
 
+    @property
+    def num_identities(self) -> int:
+        """How many ranks have said which process they are."""
+        return len(self._identities)
+
     def poison(self, kind: str, message: str, *, ranks: Iterable[int] = ()) -> CommunicationError:
         """Set the cause, unless there is one already, and tell the others.
 
