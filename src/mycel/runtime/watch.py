@@ -236,7 +236,7 @@ class _Watch:
         What takes longer the more ranks there are is done where somebody has said something new.
         """
         groups = self.groups
-        said = tuple((group.serial, group.hearing.num_identities) for group in groups)
+        said = tuple((group.serial, group.hearing.num_introduced) for group in groups)
         ended = self._newly_ended()
         if said != self._said:
             self._said = said
