@@ -39,10 +39,8 @@ __all__ = [
     "code_folder",
     "compiled",
     "compiled_at_once",
-    "compiled_into",
     "compiled_without_lock",
     "interpreted_while_small",
-    "linked",
 ]
 
 _log = logging.getLogger(__name__)
@@ -136,8 +134,6 @@ class Compiled:
     def _dispatcher(self) -> Any:
         import numba
 
-        for each in linked(self.function):
-            each.address  # noqa: B018  # code that calls it is linked against it
         _say_what_is_compiled()
         dispatcher = _cached_on_disk(numba, self.function, self._options)
         others = sorted(self._files(set()) - {self.function.__code__.co_filename})
@@ -168,41 +164,6 @@ class Compiled:
             if isinstance(value, Compiled) and value not in seen:
                 files |= value._files(seen)
         return files
-
-
-def compiled_into(function: Callable[..., Any]) -> list[Callable[..., Any]]:
-    """The function, and those that are compiled into its code."""
-    found: dict[int, Callable[..., Any]] = {}
-    left = [function]
-    while left:
-        one = left.pop()
-        if id(one) in found:
-            continue
-        found[id(one)] = one
-        for value in _named(one):
-            inner = value.function if isinstance(value, Compiled) else getattr(value, "py_func", None)
-            if inner is not None:
-                left.append(inner)
-    return list(found.values())
-
-
-def _named(function: Callable[..., Any]) -> Iterator[Any]:
-    """What a function's names stand for: globals, and variables of functions around it."""
-    for name in function.__code__.co_names:
-        if name in function.__globals__:
-            yield function.__globals__[name]
-    for cell in function.__closure__ or ():
-        yield cell.cell_contents
-
-
-def linked(function: Callable[..., Any]) -> list[Any]:
-    """Functions of other libraries (``mycel.standalone``) that a function, or what is compiled into it, calls."""
-    found = {}
-    for each in compiled_into(function):
-        for value in _named(each):
-            if getattr(type(value), "is_linked", False) is True:
-                found[value.symbol] = value
-    return list(found.values())
 
 
 def _cached_on_disk(numba: Any, function: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -229,7 +229,29 @@ def test_a_process_that_has_ended_is_noticed_though_its_connections_are_open() -
         child.send_signal(signal.SIGKILL)
         until(lambda: mine.control.ended == {1})
         assert mine.cause is None, "what it has sent may be on its way yet"
+        with two_ranks() as (later, its_peer):
+            second = watched(later)
+            until(lambda: 1 in later.identities)
+            assert not later.control.ended
+            its_peer.control.tell_all(identity)
+            until(lambda: later.control.ended == {1})  # known from the first group
+            second.close()
         group.close()
+
+
+def test_what_a_peer_does_not_take_is_kept_for_it_and_given_up_with_it() -> None:
+    (a, b), (c, d) = pair(), pair()
+    b.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
+    with c, closing(Control({1: b, 2: d}, rank=0, size=3, num_vertices=4)) as control:
+        said = Abort(by=0, kind="failed", cause="x" * 3000, ranks=())
+        for _ in range(50):
+            control.tell((1,), said)
+        control.tell((2,), said)
+        assert not control.flush()
+        assert (b.fileno(), select.POLLOUT) in control.watched()
+        a.close()
+        assert control.flush(), "who is gone is not waited for"
+        assert len(c.recv(1 << 20)) > 1000
 
 
 def test_a_question_is_answered_by_who_hears_and_an_answer_is_passed_to_the_thread() -> None:

@@ -8,9 +8,9 @@ import sys
 import numpy as np
 import pytest
 import torch
-from numba import njit
 
 from mycel.runtime.reduce_kernels import ITEM_SIZE, DType, ReduceOp, combine, copy, item_size, scale
+from mycel.standalone import standalone
 
 TORCH_TYPE = {
     DType.FLOAT32: torch.float32,
@@ -167,7 +167,7 @@ def test_copy_moves_bytes_even_where_they_overlap(dst: int, src: int) -> None:
 
 
 def test_compiled_code_can_call_them() -> None:
-    @njit(nogil=True)
+    @standalone
     def average(dst: int, a: int, b: int, count: int) -> None:
         copy(dst, a, count * item_size(0))
         combine(0, 0, dst, dst, b, count)

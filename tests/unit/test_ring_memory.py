@@ -56,7 +56,7 @@ def test_both_ends_see_the_same_bytes(pair: tuple[socket.socket, socket.socket],
                 where = r.place(taken.address, CAPACITY) - taken.address
                 came[done : done + n] = taken._memory[where : where + n]
                 done += n
-                r.take(taken.address, n, done == length)
+                r.take(taken.address, n, int(done == length))
         assert (came == sent).all()
         assert r.come(taken.address) == 0
     os.eventfd_write(given.bell, 1)

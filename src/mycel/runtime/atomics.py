@@ -8,64 +8,49 @@ from __future__ import annotations
 import platform
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.core import cgutils
-from numba.extending import intrinsic
+from mycel.machine.kinds import INT64, NOTHING, Value, llvm_type
+from mycel.machine.words import external, word
 
 __all__ = ["exchange", "fetch", "publish", "relax", "yield_processor"]
 
-_WORD = ir.IntType(64)
 #: A hint to the processor, between two looks at a word, that this is a loop that waits.
 _HINTS = {"x86_64": "llvm.x86.sse2.pause", "AMD64": "llvm.x86.sse2.pause"}
 _HINT = _HINTS.get(platform.machine())
 
-yield_processor = types.ExternalFunction("sched_yield", types.int32())
+yield_processor = external("sched_yield", 32)
 
 
-def _pointer(builder: Any, address: Any) -> Any:
-    return builder.inttoptr(address, _WORD.as_pointer())
+def _pointer(builder: Any, address: Value) -> Any:
+    return builder.inttoptr(address.number, llvm_type(INT64).as_pointer())
 
 
-def _fetch_codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.load_atomic(_pointer(builder, args[0]), "acquire", 8)
-
-
-def _publish_codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    builder.store_atomic(args[1], _pointer(builder, args[0]), "release", 8)
-    return context.get_dummy_value()
-
-
-def _exchange_codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.atomic_rmw("xchg", _pointer(builder, args[0]), args[1], "seq_cst")
-
-
-def _relax_codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    if _HINT is not None:
-        hint = cgutils.get_or_insert_function(builder.module, ir.FunctionType(ir.VoidType(), []), _HINT)
-        builder.call(hint, [])
-    return context.get_dummy_value()
-
-
-@intrinsic  # type: ignore[untyped-decorator]
-def fetch(typingctx: Any, address: Any) -> Any:
+@word
+def fetch(builder: Any, address: Value) -> Value:
     """The word at an address; what was written before it was published is seen from here on."""
-    return types.int64(types.int64), _fetch_codegen
+    return Value(INT64, (builder.load_atomic(_pointer(builder, address), "acquire", 8),))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def publish(typingctx: Any, address: Any, value: Any) -> Any:
+@word
+def publish(builder: Any, address: Value, value: Value) -> Value:
     """Write a word: who fetches it sees all that was written before."""
-    return types.void(types.int64, types.int64), _publish_codegen
+    builder.store_atomic(value.number, _pointer(builder, address), "release", 8)
+    return NOTHING
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def exchange(typingctx: Any, address: Any, value: Any) -> Any:
+@word
+def exchange(builder: Any, address: Value, value: Value) -> Value:
     """Write a word and return what was there; everything before is done before everything after."""
-    return types.int64(types.int64, types.int64), _exchange_codegen
+    return Value(INT64, (builder.atomic_rmw("xchg", _pointer(builder, address), value.number, "seq_cst"),))
 
 
-@intrinsic  # type: ignore[untyped-decorator]
-def relax(typingctx: Any) -> Any:
+@word
+def relax(builder: Any) -> Value:
     """Tell the processor that this is a loop that waits."""
-    return types.void(), _relax_codegen
+    from llvmlite import ir
+
+    if _HINT is not None:
+        hint = builder.module.globals.get(_HINT)
+        if hint is None:
+            hint = ir.Function(builder.module, ir.FunctionType(ir.VoidType(), []), _HINT)
+        builder.call(hint, [])
+    return NOTHING

@@ -95,6 +95,8 @@ class Control:
         #: Where survivors of a failure can be found; see ``mycel.runtime.elastic.control_handles``.
         self.handles: dict[int, str] = {}
         self._warned: set[int] = set()
+        #: Peers that have not taken everything yet.
+        self._waiting: set[int] = set()
         let_go_in_children(self)
 
     # -- speaking -----------------------------------------------------------------------------------------
@@ -104,9 +106,11 @@ class Control:
         record = record_of(message)
         with self._lock:
             for peer in peers:
-                if peer in self._lines:
+                if (line := self._lines.get(peer)) is not None:
                     with contextlib.suppress(OSError):  # it is gone; reading from it will say so
-                        self._lines[peer].post(record)
+                        line.post(record)
+                    if line.is_waiting:
+                        self._waiting.add(peer)
 
     def tell_all(self, message: Message) -> None:
         """Send a message to every rank that is still connected."""
@@ -114,12 +118,17 @@ class Control:
 
     def flush(self) -> bool:
         """Send on what peers did not take at once; whether all has gone."""
-        whole = True
+        if not self._waiting:
+            return True
         with self._lock:
-            for line in self._lines.values():
-                with contextlib.suppress(OSError):
-                    whole &= line.flush()
-        return whole
+            for peer in tuple(self._waiting):
+                try:
+                    is_through = self._lines[peer].flush()
+                except OSError:  # it is gone; reading from it will say so
+                    is_through = True
+                if is_through:
+                    self._waiting.discard(peer)
+            return not self._waiting
 
     # -- listening ----------------------------------------------------------------------------------------
 
@@ -203,7 +212,7 @@ class Control:
         with self._lock:
             if self._epoll.closed:
                 return []
-            waiting = [line.sock.fileno() for line in self._lines.values() if line.is_waiting]
+            waiting = [self._lines[peer].sock.fileno() for peer in self._waiting]
             return [(self._epoll.fileno(), select.POLLIN), *((descriptor, select.POLLOUT) for descriptor in waiting)]
 
     # -- noticing -----------------------------------------------------------------------------------------
@@ -229,6 +238,7 @@ class Control:
 
     def _drop(self, peer: int) -> None:
         sock = self._lines.pop(peer).sock
+        self._waiting.discard(peer)
         self._epoll.unregister(sock)  # to close it would not do where a child holds it, too
         del self._peer_of[sock.fileno()]
         sock.close()
@@ -253,6 +263,7 @@ class Control:
         for line in self._lines.values():
             line.sock.close()
         self._lines.clear()
+        self._waiting.clear()
         self._end()
 
     def _end(self) -> None:

@@ -16,7 +16,6 @@ kind, bytes), so that ranks that call different collectives find out before any 
 
 from __future__ import annotations
 
-from mycel.compiled import compiled_without_lock
 from mycel.runtime.atomics import exchange, relax, yield_processor
 from mycel.runtime.libc import (
     EAGAIN,
@@ -50,7 +49,7 @@ from mycel.runtime.ring import (
     take,
     wants_bell,
 )
-from mycel.standalone import standalone
+from mycel.standalone import inlined, standalone
 
 __all__ = ["again", "execute", "take_number"]
 
@@ -136,7 +135,7 @@ _NEVER = -1
 _LEAST_ROUNDS = 16
 
 
-@compiled_without_lock
+@inlined
 def _finish(job, row) -> None:  # type: ignore[no-untyped-def]
     """Count a row as complete and release what waited for it."""
     starts = int64_at(job[J_DEPENDENT_START], job[J_NUM_ROWS] + 1)
@@ -148,7 +147,7 @@ def _finish(job, row) -> None:  # type: ignore[no-untyped-def]
     job[J_REMAINING] -= 1
 
 
-@compiled_without_lock
+@inlined
 def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
     """Combine what arrived at ``staging`` with the row's operand into its destination."""
     destination = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
@@ -156,7 +155,7 @@ def _absorb(job, row, staging) -> None:  # type: ignore[no-untyped-def]
     _reduce(job, row, destination, operand, staging, row[R_BYTES])
 
 
-@compiled_without_lock
+@inlined
 def _reduce(job, row, destination, operand, incoming, num_bytes) -> None:  # type: ignore[no-untyped-def]
     count = num_bytes // job[J_ELEMENT_BYTES]
     combine(job[J_DTYPE], job[J_REDUCE_OP], destination, operand, incoming, count)
@@ -164,7 +163,7 @@ def _reduce(job, row, destination, operand, incoming, num_bytes) -> None:  # typ
         scale(job[J_DTYPE], destination, count, job[J_DIVISOR])
 
 
-@compiled_without_lock
+@inlined
 def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     """Hand over as much of a message as the socket takes; bytes, or -1 with errno set."""
     address = job[J_BASES + row[R_ADDRESS_BUFFER]] + row[R_OFFSET]
@@ -195,7 +194,7 @@ def _send_some(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
 _HEADER_OFFSET = 16 * 8
 
 
-@compiled_without_lock
+@inlined
 def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     """Take as much of a message as has arrived; bytes, 0 at the end of the stream, or -1 with errno set."""
     done, length = channel[C_DONE], row[R_BYTES]
@@ -214,7 +213,7 @@ def _recv_some(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     return recv(channel[C_FD], address + done - skip, left, MSG_DONTWAIT)  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
     same = channel[C_HEADER + 3] == channel[C_STATED]
     for i in range(3):
@@ -222,7 +221,7 @@ def _same_header(job, channel) -> bool:  # type: ignore[no-untyped-def]
     return same  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> int:  # type: ignore[no-untyped-def]
     """Move messages on one channel. Returns how many bytes moved, or minus the status that ends the run."""
     channel = channels[number]
@@ -268,7 +267,7 @@ def _advance(job, number, channels, rows, pending, queue_start, queue, work) -> 
     return moved
 
 
-@compiled_without_lock
+@inlined
 def _put(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     """Write as much of a message into a ring as there is room for; bytes."""
     done = channel[C_DONE]
@@ -282,7 +281,7 @@ def _put(job, channel, row, work) -> int:  # type: ignore[no-untyped-def]
     return put(channel[C_RING], channel[C_CAPACITY], source, row[R_BYTES] - done)
 
 
-@compiled_without_lock
+@inlined
 def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     """Take as much of a message out of a ring as has come, summed up where that is asked for; bytes."""
     ring, capacity = channel[C_RING], channel[C_CAPACITY]
@@ -311,7 +310,7 @@ def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     return n
 
 
-@compiled_without_lock
+@inlined
 def _advance_ring(job, number, channels, rows, pending, queue_start, queue, work) -> int:  # type: ignore[no-untyped-def]
     """Move messages on a channel that is a ring; returns as ``_advance``."""
     channel = channels[number]
@@ -361,13 +360,13 @@ def _advance_ring(job, number, channels, rows, pending, queue_start, queue, work
     return moved
 
 
-@compiled_without_lock
+@inlined
 def _say(channel, sleeps) -> None:  # type: ignore[no-untyped-def]
     """Say in a ring whether this side sleeps."""
     exchange(channel[C_RING] + (SENDER_SLEEPS if channel[C_OUTGOING] != 0 else RECEIVER_SLEEPS), sleeps)
 
 
-@compiled_without_lock
+@inlined
 def _fall_asleep(channels, num_channels) -> bool:  # type: ignore[no-untyped-def]
     """Say on blocked rings that this side sleeps; whether there is nothing to do, even so."""
     for c in range(num_channels):
@@ -381,7 +380,7 @@ def _fall_asleep(channels, num_channels) -> bool:  # type: ignore[no-untyped-def
     return True
 
 
-@compiled_without_lock
+@inlined
 def _wake_up(channels, num_channels) -> None:  # type: ignore[no-untyped-def]
     """Take back what ``_fall_asleep`` has said."""
     for c in range(num_channels):
@@ -390,7 +389,7 @@ def _wake_up(channels, num_channels) -> None:  # type: ignore[no-untyped-def]
             _say(channel, 0)
 
 
-@compiled_without_lock
+@inlined
 def _hear(channel, scratch) -> None:  # type: ignore[no-untyped-def]
     """Note that a ring's socket has ended; nothing else comes on it."""
     n = recv(channel[C_FD], scratch, 16, MSG_DONTWAIT)
@@ -398,7 +397,7 @@ def _hear(channel, scratch) -> None:  # type: ignore[no-untyped-def]
         channel[C_ENDED] = 1
 
 
-@compiled_without_lock
+@inlined
 def take_number(job) -> None:  # type: ignore[no-untyped-def]
     """Give a job the next sequence number, unless it has one.
 
@@ -410,7 +409,7 @@ def take_number(job) -> None:  # type: ignore[no-untyped-def]
         job[J_HEADER + 1] = last[0]
 
 
-@compiled_without_lock
+@inlined
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     """Set the state of a fresh job and do its local copies."""
     num_rows = job[J_NUM_ROWS]
@@ -439,7 +438,7 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
             _finish(job, i)
 
 
-@compiled_without_lock
+@inlined
 def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ignore[no-untyped-def]
     """Ask the kernel which blocked channels can go on. Returns PENDING, or the status that ends the run."""
     num_channels, num_extras = job[J_NUM_CHANNELS], job[J_NUM_EXTRAS]
@@ -488,7 +487,7 @@ def _wait(job, channels, pending, queue_start, queue, block) -> int:  # type: ig
     return PENDING
 
 
-@compiled_without_lock
+@inlined
 def _pause(asking, asked) -> None:  # type: ignore[no-untyped-def]
     """Let a moment go by between two looks at rings."""
     if asking[ASK_YIELD] != 0 and asked % 8 == 0:

@@ -19,12 +19,11 @@ import numpy.typing as npt
 
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.rows import TOLD, fill, measure, work_to_measure
-from mycel.compiled import compiled_without_lock
 from mycel.errors import ScheduleError
 from mycel.runtime import engine as e
 from mycel.runtime.libc import int64_at
 from mycel.runtime.prepared import LINE, Line, Origin, Prepared, Traffic
-from mycel.standalone import standalone
+from mycel.standalone import inlined, standalone
 
 __all__ = ["Form", "Workspace"]
 
@@ -142,7 +141,7 @@ def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     return wrong
 
 
-@compiled_without_lock
+@inlined
 def _turn_round(need_start, need_index, pending0, dependent_start, dependents) -> int:  # type: ignore[no-untyped-def]
     """From what each row needs to what needs each row; 1 and the first row that needs a later one, 0 if none does."""
     num_rows = len(pending0)
@@ -166,7 +165,7 @@ def _turn_round(need_start, need_index, pending0, dependent_start, dependents) -
     return 0
 
 
-@compiled_without_lock
+@inlined
 def _connect(rows, channels, queue_start, queue, moved, staging, stated) -> None:  # type: ignore[no-untyped-def]
     """Queue the rows of each channel, count what it moves, and give it its area of staging."""
     num_channels = len(queue_start) - 1

@@ -62,12 +62,14 @@ class Hearing:
     Attributes:
         ears: told of questions about silent machines, and of answers.
         lost: ranks that the cause names as lost; those that nobody has missed yet are ``control.dead``.
+        num_introduced: how often ranks have said which process they are.
     """
 
     def __init__(self, rank: int, size: int, control: Control) -> None:
         self.rank, self.size, self.control = rank, size, control
         self.ears: Ears | None = None
         self.lost: frozenset[int] = frozenset()
+        self.num_introduced = 0
         self._lock = threading.RLock()
         self._cause: CommunicationError | None = None
         self._identities: dict[int, Identity] = {}
@@ -212,6 +214,7 @@ class Hearing:
                     self._pass_on(message, peer)
             elif isinstance(message, Identity):
                 self._identities[peer] = message
+                self.num_introduced += 1
             elif isinstance(message, Calling):
                 if message.epoch == self.inquiry[0]:
                     self._calls[peer], self._has_news = message.header, True

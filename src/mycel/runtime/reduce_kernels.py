@@ -6,33 +6,24 @@ float32, combined, and rounded back to nearest, ties to even: as torch does on C
 free of branches, so that the loops turn into vector instructions on any processor, with or without half-precision
 hardware. No fast-math anywhere: NaN, infinities, signed zeros and subnormals come out as IEEE 754 has them.
 
-numba compiles one variant for each combination of argument types, and both an enumeration's member and a constant in
-compiled code are types of their own: from Python pass ``int(DType.FLOAT32)``, from compiled code a variable.
+From Python pass ``int(DType.FLOAT32)``: compiled code knows plain integers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import carray, njit, types
-from numba.extending import intrinsic
 
-from mycel.compiled import compiled_without_lock
-from mycel.standalone import standalone
+from mycel.machine.words import array_at, bits_as, select, truncating_divide
+from mycel.runtime.libc import memmove
+from mycel.standalone import inlined, standalone
 
 __all__ = ["ITEM_SIZE", "DType", "ReduceOp", "combine", "copy", "item_size", "scale"]
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-# The numpy error model: division does not test for zero, which would keep a loop from becoming vector instructions.
-_inner = cast(Callable[[Function], Function], njit(nogil=True, error_model="numpy"))
-_intrinsic = cast(Callable[[Callable[..., Any]], Any], intrinsic)
-
-_memmove = types.ExternalFunction("memmove", types.int64(types.int64, types.int64, types.uint64))
-
+#: The least float16 that is not subnormal.
+_LEAST_NORMAL = 2.0**-14
 #: Bytes that ``combine`` works on at a time where source and destination differ: they stay in the first-level cache.
 _BLOCK_BYTES = 8192
 
@@ -72,74 +63,25 @@ _F32, _F64, _F16, _BF16, _I32, _I64, _I8, _U8, _BOOL, _I16 = (int(d) for d in DT
 _SUM, _MAX, _MIN, _PRODUCT, _BAND, _BOR, _BXOR = (int(op) for op in ReduceOp)
 
 
-# -- machine-level pieces ---------------------------------------------------------------------------------------
-
-
-@_intrinsic
-def _pointer(typingctx: Any, address: Any, element: Any) -> Any:
-    """A 64-bit address as a pointer to elements of a numpy scalar type."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(element.dtype)(types.int64, element), codegen
-
-
-def _reinterpret(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-    return builder.bitcast(args[0], context.get_value_type(signature.return_type))
-
-
-@_intrinsic
-def _float_of_bits(typingctx: Any, pattern: Any) -> Any:
-    """The float32 that has these bits; a wider integer gives its lower 32."""
-    return types.float32(types.uint32), _reinterpret
-
-
-@_intrinsic
-def _bits_of_float(typingctx: Any, value: Any) -> Any:
-    """The bits of a float32."""
-    return types.uint32(types.float32), _reinterpret
-
-
-@_intrinsic
-def _select(typingctx: Any, condition: Any, one: Any, other: Any) -> Any:
-    """``one if condition else other`` with both computed beforehand; as a branch it would keep loops scalar."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.select(*args)
-
-    return one(types.boolean, one, one), codegen
-
-
-@_intrinsic
-def _truncating_divide(typingctx: Any, numerator: Any, divisor: Any) -> Any:
-    """Integer division as C has it: towards zero."""
-
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.sdiv(args[0], args[1])
-
-    return types.int64(types.int64, types.int64), codegen
-
-
 # -- 16-bit floats ----------------------------------------------------------------------------------------------
 
 
-@_inner
+@inlined
 def _widen_bfloat16(pattern: Any) -> Any:
     """float32 of a bfloat16: its upper half."""
-    return _float_of_bits(np.uint32(np.uint32(pattern) << np.uint32(16)))
+    return bits_as(np.uint32(np.uint32(pattern) << np.uint32(16)), np.float32)
 
 
-@_inner
+@inlined
 def _narrow_bfloat16(value: Any) -> Any:
     """Nearest bfloat16, ties to even; NaN becomes the quiet NaN 0x7fc0, since rounding could carry it to infinity."""
-    u = _bits_of_float(value)
+    u = bits_as(value, np.uint32)
     odd = (u >> np.uint32(16)) & np.uint32(1)
     rounded = np.uint32(u + np.uint32(0x7FFF) + odd) >> np.uint32(16)
-    return np.uint16(_select(value != value, np.uint32(0x7FC0), rounded))
+    return np.uint16(select(value != value, np.uint32(0x7FC0), rounded))
 
 
-@_inner
+@inlined
 def _widen_float16(pattern: Any) -> Any:
     """float32 of a float16, exactly.
 
@@ -150,36 +92,36 @@ def _widen_float16(pattern: Any) -> Any:
     magnitude = np.uint32(pattern & np.uint16(0x7FFF))
     sign = np.uint32(np.uint32(pattern & np.uint16(0x8000)) << np.uint32(16))
     shifted = np.uint32(magnitude << np.uint32(13))
-    bias = _select(magnitude >= np.uint32(0x7C00), np.uint32(0x70000000), np.uint32(0x38000000))
-    small = _float_of_bits(np.uint32(shifted + np.uint32(0x38800000))) - np.float32(2.0**-14)
-    wide = _select(magnitude < np.uint32(0x0400), _bits_of_float(small), np.uint32(shifted + bias))
-    return _float_of_bits(np.uint32(wide | sign))
+    bias = select(magnitude >= np.uint32(0x7C00), np.uint32(0x70000000), np.uint32(0x38000000))
+    small = bits_as(np.uint32(shifted + np.uint32(0x38800000)), np.float32) - np.float32(_LEAST_NORMAL)
+    wide = select(magnitude < np.uint32(0x0400), bits_as(small, np.uint32), np.uint32(shifted + bias))
+    return bits_as(np.uint32(wide | sign), np.float32)
 
 
-@_inner
+@inlined
 def _narrow_float16(value: Any) -> Any:
     """Nearest float16, ties to even; overflow to infinity, NaN to a quiet NaN.
 
     From 2**-14 up, rounding is an integer addition on the pattern. Below, adding 0.5 makes the processor itself round
     at 2**-24, the spacing of float16's subnormals, and leaves the result in the low bits.
     """
-    u = _bits_of_float(value)
+    u = bits_as(value, np.uint32)
     sign = np.uint32(np.uint32(u >> np.uint32(16)) & np.uint32(0x8000))
     magnitude = np.uint32(u & np.uint32(0x7FFFFFFF))
     odd = np.uint32(np.uint32(magnitude >> np.uint32(13)) & np.uint32(1))
     normal = np.uint32(np.uint32(magnitude + np.uint32(0xC8000FFF) + odd) >> np.uint32(13))
-    half = _float_of_bits(magnitude) + np.float32(0.5)
-    small = np.uint32(_bits_of_float(half) - np.uint32(0x3F000000))
-    special = _select(magnitude > np.uint32(0x7F800000), np.uint32(0x7E00), np.uint32(0x7C00))
-    finite = _select(magnitude < np.uint32(0x38800000), small, normal)
-    result = _select(magnitude >= np.uint32(0x47800000), special, finite)
+    half = bits_as(magnitude, np.float32) + np.float32(0.5)
+    small = np.uint32(bits_as(half, np.uint32) - np.uint32(0x3F000000))
+    special = select(magnitude > np.uint32(0x7F800000), np.uint32(0x7E00), np.uint32(0x7C00))
+    finite = select(magnitude < np.uint32(0x38800000), small, normal)
+    result = select(magnitude >= np.uint32(0x47800000), special, finite)
     return np.uint16(result | sign)
 
 
 # -- loops ------------------------------------------------------------------------------------------------------
 
 
-@_inner
+@inlined
 def _same(value: Any) -> Any:
     """Widening and narrowing of the types that the processor computes in."""
     return value
@@ -192,10 +134,10 @@ def _loops(element: Any, widen: Any, narrow: Any) -> Any:
     do. They select among the elements as they are stored, so nothing is rounded.
     """
 
-    @_inner
+    @inlined
     def loops(op_code: int, dst: int, incoming: int, count: int) -> None:
-        a = carray(_pointer(dst, element), count)
-        b = carray(_pointer(incoming, element), count)
+        a = array_at(dst, element, count)
+        b = array_at(incoming, element, count)
         if op_code == _SUM:
             for i in range(count):
                 a[i] = narrow(widen(a[i]) + widen(b[i]))
@@ -205,11 +147,11 @@ def _loops(element: Any, widen: Any, narrow: Any) -> Any:
         elif op_code == _MAX:
             for i in range(count):
                 x, y = widen(a[i]), widen(b[i])
-                a[i] = _select((x > y) | (x != x), a[i], b[i])
+                a[i] = select((x > y) | (x != x), a[i], b[i])
         else:
             for i in range(count):
                 x, y = widen(a[i]), widen(b[i])
-                a[i] = _select((x < y) | (x != x), a[i], b[i])
+                a[i] = select((x < y) | (x != x), a[i], b[i])
 
     return loops
 
@@ -225,11 +167,11 @@ _uint8_loops = _loops(np.uint8, _same, _same)
 _int16_loops = _loops(np.int16, _same, _same)
 
 
-@_inner
+@inlined
 def _bitwise(op_code: int, dst: int, incoming: int, num_bytes: int) -> None:
     """The bitwise operations, which do not see where one element ends and the next begins."""
-    a = carray(_pointer(dst, np.uint8), num_bytes)
-    b = carray(_pointer(incoming, np.uint8), num_bytes)
+    a = array_at(dst, np.uint8, num_bytes)
+    b = array_at(incoming, np.uint8, num_bytes)
     if op_code == _BAND:
         for i in range(num_bytes):
             a[i] = a[i] & b[i]
@@ -244,7 +186,7 @@ def _bitwise(op_code: int, dst: int, incoming: int, num_bytes: int) -> None:
 # -- what the engine calls --------------------------------------------------------------------------------------
 
 
-@compiled_without_lock
+@inlined
 def item_size(dtype_code: int) -> int:
     """Bytes of one element; for compiled callers (Python ones have ``ITEM_SIZE``)."""
     if dtype_code in (_F64, _I64):
@@ -256,7 +198,7 @@ def item_size(dtype_code: int) -> int:
     return 1
 
 
-@compiled_without_lock
+@inlined
 def copy(dst: int, src: int, num_bytes: int) -> None:
     """Move bytes; the two ranges may overlap.
 
@@ -266,7 +208,7 @@ def copy(dst: int, src: int, num_bytes: int) -> None:
         num_bytes: length of both.
     """
     if num_bytes > 0 and dst != src:
-        _memmove(dst, src, np.uint64(num_bytes))
+        memmove(dst, src, num_bytes)
 
 
 @standalone
@@ -297,7 +239,7 @@ def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int
         now = min(block, count - done)
         to, by = dst + done * size, other + done * size
         if apart:
-            _memmove(to, operand + done * size, np.uint64(now * size))
+            memmove(to, operand + done * size, now * size)
         if op_code >= _BAND:
             _bitwise(op_code, to, by, now * size)
         elif dtype_code == _F32:
@@ -323,19 +265,19 @@ def combine(dtype_code: int, op_code: int, dst: int, operand: int, incoming: int
         done += now
 
 
-@_inner
+@inlined
 def _scale_floats(element: Any, dst: int, count: int, divisor: int) -> None:
-    a = carray(_pointer(dst, element), count)
+    a = array_at(dst, element, count)
     d = element(divisor)
     for i in range(count):
         a[i] = a[i] / d
 
 
-@_inner
+@inlined
 def _scale_integers(element: Any, dst: int, count: int, divisor: int) -> None:
-    a = carray(_pointer(dst, element), count)
+    a = array_at(dst, element, count)
     for i in range(count):
-        a[i] = _truncating_divide(np.int64(a[i]), divisor)
+        a[i] = truncating_divide(np.int64(a[i]), divisor)
 
 
 @standalone
@@ -357,12 +299,12 @@ def scale(dtype_code: int, dst: int, count: int, divisor: int) -> None:
     elif dtype_code == _F64:
         _scale_floats(np.float64, dst, count, divisor)
     elif dtype_code == _F16:
-        a = carray(_pointer(dst, np.uint16), count)
+        a = array_at(dst, np.uint16, count)
         d = np.float32(divisor)
         for i in range(count):
             a[i] = _narrow_float16(_widen_float16(a[i]) / d)
     elif dtype_code == _BF16:
-        a = carray(_pointer(dst, np.uint16), count)
+        a = array_at(dst, np.uint16, count)
         d = np.float32(divisor)
         for i in range(count):
             a[i] = _narrow_bfloat16(_widen_bfloat16(a[i]) / d)

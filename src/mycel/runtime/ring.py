@@ -10,9 +10,9 @@ its bell, which the other side rings when it has published something and sees th
 
 from __future__ import annotations
 
-from mycel.compiled import compiled_without_lock
 from mycel.runtime.atomics import exchange, fetch, publish
 from mycel.runtime.reduce_kernels import copy
+from mycel.standalone import inlined
 
 __all__ = [
     "DATA",
@@ -40,25 +40,25 @@ SLOT = 64
 PIECE = 1 << 16
 
 
-@compiled_without_lock
+@inlined
 def come(ring: int) -> int:
     """Bytes that have come and are not taken."""
     return fetch(ring + HEAD) - fetch(ring + TAIL)  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def room(ring: int, capacity: int) -> int:
     """Bytes that may be put."""
     return capacity - come(ring)
 
 
-@compiled_without_lock
+@inlined
 def _end(position: int, num_bytes: int, is_last: bool) -> int:
     end = position + num_bytes
     return (end + SLOT - 1) & ~(SLOT - 1) if is_last else end
 
 
-@compiled_without_lock
+@inlined
 def put_header(ring: int, capacity: int, header: int) -> bool:
     """Put four integers from an address; ``False``: there is no room."""
     if room(ring, capacity) <= 0:
@@ -69,7 +69,7 @@ def put_header(ring: int, capacity: int, header: int) -> bool:
     return True
 
 
-@compiled_without_lock
+@inlined
 def put(ring: int, capacity: int, source: int, left: int) -> int:
     """Put as much of a message as there is room for, at most a piece; bytes.
 
@@ -88,13 +88,13 @@ def put(ring: int, capacity: int, source: int, left: int) -> int:
     return n  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def place(ring: int, capacity: int) -> int:
     """Address of what has come first."""
     return ring + DATA + (fetch(ring + TAIL) & (capacity - 1))  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def at_hand(ring: int, capacity: int, left: int) -> int:
     """Bytes of a message that can be taken from ``place`` at once, at most a piece.
 
@@ -105,7 +105,7 @@ def at_hand(ring: int, capacity: int, left: int) -> int:
     return min(left, come(ring), capacity - (fetch(ring + TAIL) & (capacity - 1)), PIECE)  # type: ignore[no-any-return]
 
 
-@compiled_without_lock
+@inlined
 def take(ring: int, num_bytes: int, is_last: bool) -> None:
     """Give the room of bytes back that were used.
 
@@ -117,7 +117,7 @@ def take(ring: int, num_bytes: int, is_last: bool) -> None:
     publish(ring + TAIL, _end(fetch(ring + TAIL), num_bytes, is_last))
 
 
-@compiled_without_lock
+@inlined
 def wants_bell(ring: int, word: int) -> bool:
     """Whether the side that ``word`` is of has said that it sleeps; it is as good as told then."""
     # An exchange, for what was published must be seen by whoever says just now that it sleeps.

@@ -8,6 +8,7 @@ each group's ``Hearing``, so that the call that is under way ends, and the next 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import select
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 #: Between looks at silent machines: while all are heard, and while some are not.
 _LOOK_S, _HASTE_S = 1.0, 0.25
+_serials = itertools.count()
 
 
 class Watched:
@@ -40,6 +42,9 @@ class Watched:
         members: global ranks, in group order.
         machines: name of each rank's machine, in group order.
         places: address and port at which each rank listens.
+
+    Attributes:
+        serial: a number that no other group of the process has, or had.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Watched:
     ) -> None:
         self.hearing = hearing
         self.members, self.machines, self.places = tuple(members), tuple(machines), tuple(places)
+        self.serial = next(_serials)
 
     @property
     def own_machine(self) -> str:
@@ -116,6 +122,11 @@ class _Watch:
         self._dials: dict[str, Dial] = {}
         #: Descriptor of each process that shares a group with this one; -1: it has ended, -2: it cannot be followed.
         self._followed: dict[Identity, int] = {}
+        #: Those of them that run: one descriptor to wait for, however many there are.
+        self._running: select.epoll | None = None
+        #: Who is followed for whom, and what groups had said of that when it was looked at last.
+        self._users: dict[Identity, list[tuple[weakref.ref[Watched], int]]] = {}
+        self._said: tuple[tuple[int, int], ...] = ()
 
     def after_fork_in_child(self) -> None:
         """The child has no such thread, and nothing to watch."""
@@ -123,6 +134,8 @@ class _Watch:
         self._reset()
 
     def _drop(self) -> None:
+        if self._running is not None:
+            self._running.close()
         for descriptor in (self._bell, *self._followed.values()):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -202,6 +215,7 @@ class _Watch:
             self._drop()
             self._bell, self._thread = -1, None
             self._followed, self._dials, self._silences = {}, {}, Silences()
+            self._running, self._users, self._said = None, {}, ()
             return False
 
     def _sleep(self, patience_s: float) -> None:
@@ -210,41 +224,63 @@ class _Watch:
         poller.register(self._bell, select.POLLIN)
         for descriptor, events in [pair for group in self.groups for pair in group.hearing.control.watched()]:
             poller.register(descriptor, events)
-        for descriptor in self._followed.values():
-            if descriptor >= 0:
-                poller.register(descriptor, select.POLLIN)
+        if self._running is not None:
+            poller.register(self._running, select.POLLIN)
         poller.poll(patience_s * 1000)
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
 
     def _follow_processes(self) -> None:
-        """Follow the processes that have said who they are, and tell groups of those that have ended."""
-        users: dict[Identity, list[tuple[Watched, int]]] = {}
-        for group in self.groups:
-            for peer, identity in group.hearing.identities.items():
-                users.setdefault(identity, []).append((group, peer))
-        for identity in [identity for identity in self._followed if identity not in users]:
-            if (descriptor := self._followed.pop(identity)) >= 0:
-                os.close(descriptor)
-        for identity in users:
-            if identity not in self._followed:
-                found = follow(identity)
-                self._followed[identity] = -2 if found is None else found
-        for identity in self._ended():
-            for group, peer in users[identity]:
-                if peer not in group.hearing.control.ended:
+        """Follow the processes that have said who they are, and tell groups of those that have ended.
+
+        What takes longer the more ranks there are is done where somebody has said something new.
+        """
+        groups = self.groups
+        said = tuple((group.serial, group.hearing.num_introduced) for group in groups)
+        ended = self._newly_ended()
+        if said != self._said:
+            self._said = said
+            self._find_users(groups)
+            ended = [identity for identity, descriptor in self._followed.items() if descriptor == -1]
+        for identity in ended:
+            for reference, peer in self._users.get(identity, ()):
+                group = reference()
+                if group is not None and peer not in group.hearing.control.ended:
                     group.observe()  # it may have said goodbye
                     group.hearing.control.note_ended(peer)
 
-    def _ended(self) -> list[Identity]:
-        running = {descriptor: identity for identity, descriptor in self._followed.items() if descriptor >= 0}
-        poller = select.poll()
-        for descriptor in running:
-            poller.register(descriptor, select.POLLIN)
-        for descriptor, _ in poller.poll(0):
+    def _find_users(self, groups: Sequence[Watched]) -> None:
+        """Who is to be followed for whom; follows those who were not, and lets go of others."""
+        self._users = {}
+        for group in groups:
+            for peer, identity in group.hearing.identities.items():
+                self._users.setdefault(identity, []).append((weakref.ref(group), peer))
+        for identity in [identity for identity in self._followed if identity not in self._users]:
+            self._let_go(self._followed.pop(identity))
+        for identity in self._users:
+            if identity not in self._followed:
+                found = follow(identity)
+                self._followed[identity] = -2 if found is None else found
+                if found is not None and found >= 0:
+                    if self._running is None:
+                        self._running = select.epoll()
+                    self._running.register(found, select.EPOLLIN)
+
+    def _let_go(self, descriptor: int) -> None:
+        if descriptor >= 0:
+            if self._running is not None:
+                self._running.unregister(descriptor)  # to close it would not do where a child holds it, too
             os.close(descriptor)
-            self._followed[running[descriptor]] = -1
-        return [identity for identity, descriptor in self._followed.items() if descriptor == -1]
+
+    def _newly_ended(self) -> list[Identity]:
+        if self._running is None:
+            return []
+        over = {descriptor for descriptor, _ in self._running.poll(0)}
+        ended = [identity for identity, descriptor in self._followed.items() if descriptor in over] if over else []
+        for identity in ended:
+            self._let_go(self._followed[identity])
+            self._followed[identity] = -1
+        return ended
 
     def _look(self, now: float) -> None:
         """Look for machines that say nothing."""

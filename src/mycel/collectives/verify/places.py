@@ -101,14 +101,12 @@ def find_wrong_content(
                 row = known[given] if given < num_known else made[given - num_known]
                 if there >= num_known and holders[there - num_known] == 1:
                     place = there - num_known
-                    for r in range(num_ranks):
-                        made[place, r] = min(made[place, r] + row[r], MANY)
+                    made[place] = np.minimum(made[place] + row, MANY)
                 else:
                     num_free -= 1
                     place = free[num_free]
                     old = known[there] if there < num_known else made[there - num_known]
-                    for r in range(num_ranks):
-                        made[place, r] = min(old[r] + row[r], MANY)
+                    made[place] = np.minimum(old + row, MANY)
                     if there >= num_known:
                         holders[there - num_known] -= 1
                     holders[place] = 1
@@ -134,9 +132,8 @@ def find_wrong_content(
                 row = made[found - num_known]
             elif found != EMPTY:
                 row = known[found]
-            for r in range(num_ranks):
-                if row[r] != known[wanted[chunk], r]:
-                    return HOLDS_WRONG, chunk, last[rank], rank, row.copy()
+            if (row != known[wanted[chunk]]).any():
+                return HOLDS_WRONG, chunk, last[rank], rank, row.copy()
             if found >= num_known:
                 compared[found - num_known] = wanted[chunk]
     return RIGHT, -1, -1, -1, nothing
@@ -213,8 +210,7 @@ def find_open_order(
                 begun[e] = 0
                 for i in range(after_start[mine[e]], after_start[mine[e] + 1]):
                     other = local[after[i]]
-                    for w in range(words):
-                        begun[e, w] |= begun[other, w]
+                    begun[e] = begun[e] | begun[other]
                     if low <= other < high:
                         begun[e, (other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
             for p in range(num_places):
@@ -238,13 +234,12 @@ def find_open_order(
                             any_wanted = True
                     for i in range(now, stop if any_wanted else now):
                         e = accesses[i] >> 1
-                        for w in range(words):
-                            missing = wanted[w] & ~begun[e, w]
-                            if missing:
-                                bit = 0
-                                while not (missing >> np.uint64(bit)) & np.uint64(1):
-                                    bit += 1
-                                vertex = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
-                                return mine[low + 64 * w + bit], mine[e], vertex
+                        missing = wanted & ~begun[e]
+                        if missing.any():
+                            bit = 0
+                            while not (missing[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
+                                bit += 1
+                            vertex = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
+                            return mine[low + bit], mine[e], vertex
                     before, now = now, stop
     return -1, -1, -1

@@ -31,6 +31,7 @@ from mycel.collectives.verify.places import (
     find_open_order,
     find_wrong_content,
 )
+from mycel.compiled import interpreted_while_small
 from mycel.errors import VerificationError
 
 __all__ = ["describe_counts", "verify_schedule"]
@@ -77,7 +78,8 @@ def verify_schedule(schedule: Schedule) -> None:
     else:
         _require_moves(schedule, orbit)
         columns, num_chunks, factor = orbit.columns, len(orbit.stops), orbit.num_ranks
-    wrong, chunk, transfer, rank, counts = find_wrong_content(
+    steps = len(columns) + num_chunks * schedule.collective.num_ranks
+    wrong, chunk, transfer, rank, counts = interpreted_while_small(find_wrong_content, steps)(
         *_by_chunk(schedule, columns, num_chunks), *_contents(schedule, num_chunks)
     )
     if wrong:
@@ -85,7 +87,8 @@ def verify_schedule(schedule: Schedule) -> None:
         raise _wrong(
             schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
         )
-    first, second, vertex = find_open_order(
+    steps = 8 * len(columns) + len(columns.after)
+    first, second, vertex = interpreted_while_small(find_open_order, steps)(
         *_tied(columns, num_chunks),
         *(columns.chunk, columns.src, columns.dst),
         columns.reduce,

@@ -1,0 +1,1 @@
+"""Small Python functions of whole numbers, and of numbers in memory, as machine code."""
