@@ -6,6 +6,8 @@
     python benchmarks/loopback.py --variants memory:tree,memory:ring     # with schedules by these methods
     python benchmarks/loopback.py --mpi ENV/bin/python --collectives all_reduce,broadcast  # beside an MPI, or several
 
+``shared`` is ``memory`` with arrays that ``mycel.empty`` has placed in memory that the ranks share.
+
 Every variant has a process group of its own in the same processes; rounds alternate between them. ``empty`` is a
 backend that does nothing: what torch itself takes for a call. An MPI (``--mpi``, as often as there are some: a Python
 with mpi4py) has processes of its own, which have their turn in each round as the others have, and wait without
@@ -28,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +49,7 @@ from record import append, stamp
 #: Calls of a round are as many as move about this much, and at most ``MOST_CALLS``.
 ROUND_BYTES = 4 << 20
 MOST_CALLS = 50
-OURS = ("memory", "unix", "tcp")
+OURS = ("memory", "shared", "unix", "tcp")
 Figures = dict[str, list[tuple[float, float]]]  # of each variant's rounds: seconds, processor seconds
 SIZES = [1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26)]
 
@@ -59,6 +62,7 @@ def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
         return empty_group(timeout)
     rest, _, piece = variant.partition("/")
     local, _, methods = rest.partition(":")
+    local = "memory" if local == "shared" else local
     chosen = {"MYCEL_LOCAL": local, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
     os.environ.update(chosen)
     try:
@@ -101,18 +105,21 @@ def be_rank(rank: int, ranks: int, options: argparse.Namespace, folder: str, res
         for size in options.sizes:
             for mode in options.modes:
                 case = Case(collective=collective, num_bytes=size, mode=mode)
-                operands = prepare(case, rank, ranks)
+                operands = {is_shared: prepare(case, rank, ranks) for is_shared in {v == "shared" for v in groups}}
+                for tensor in operands[True].tensors if True in operands else ():
+                    tensor.data = mycel.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
                 calls = max(1, min(MOST_CALLS, ROUND_BYTES // size))
                 figures: Figures = {variant: [] for variant in (*groups, *others)}
                 for number in range(options.repeats + 1):  # the first is for warming up
                     for variant, group in groups.items():
-                        operands.reset()
-                        operands_call = lambda group=group: operands.call(group, mode == "blocking")  # noqa: B023, E731
+                        given = operands[variant == "shared"]
+                        given.reset()
+                        operands_call = partial(given.call, group, mode == "blocking")
                         if number == 0:
                             work = operands_call()
                             if work is not None:
                                 work.wait()
-                            if variant != "empty" and operands.num_wrong():
+                            if variant != "empty" and given.num_wrong():
                                 raise RuntimeError(f"{variant}: {collective} of {size} bytes is wrong")
                         took, used = one_round(operands_call, calls, mode, control)
                         slowest, total = torch.tensor([took]).double(), torch.tensor([used]).double()

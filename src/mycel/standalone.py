@@ -10,8 +10,9 @@ How it goes:
 1. Arguments and result are 64-bit integers. Such a function has the form that C gives it, and no trace of Python.
 2. Other compiled functions call it as they call libc's, by its symbol. It is therefore compiled once, and not into
    each of its callers: compiling ``combine`` takes longer than all of the rest.
-3. The file's name says what went into it: the source files of the function and of those that it calls, llvmlite's
-   release and the processor. Nothing else is ever looked up in it, so files of other releases do not matter.
+3. The file's name says what went into it: the source files of the function and of those that it calls, the numbers
+   that they have from elsewhere, llvmlite's release and the processor. Nothing else is ever looked up in it, so files
+   of other releases do not matter.
 4. One process of a machine compiles and others wait, as for other compiled functions (``mycel.compile_lock``).
 """
 
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Callable
 from functools import cache, cached_property, update_wrapper
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar, cast
 
 from mycel.compile_lock import take_turn
@@ -112,6 +114,7 @@ class Standalone:
         marks = hashlib.sha256(json.dumps([_llvm(), what, self.symbol]).encode())
         for file in files:
             marks.update(Path(file).read_bytes())
+        marks.update(json.dumps(sorted(_constants(called).items())).encode())
         name = f"{self.symbol}-{marks.hexdigest()[:24]}.code"
         folder = code_folder(self.function.__code__.co_filename, name)
         if folder is None:
@@ -190,6 +193,19 @@ class Standalone:
         builder.call(inner, [result, error, *outer.args])
         builder.ret(builder.load(result))
         return module
+
+
+def _constants(functions: list[Callable[..., Any]]) -> dict[str, int]:
+    """Numbers that functions name, of their own modules and of others."""
+    found: dict[str, int] = {}
+    for function in functions:
+        names, known = function.__code__.co_names, function.__globals__
+        places = [(function.__module__, known)]
+        places += [(name, vars(known[name])) for name in names if isinstance(known.get(name), ModuleType)]
+        found |= {
+            f"{where}.{name}": have[name] for where, have in places for name in names if type(have.get(name)) is int
+        }
+    return found
 
 
 def _provide(symbols: list[str], own: dict[str, Standalone]) -> None:
