@@ -14,7 +14,7 @@ import numpy as np
 
 from mycel.bench.measurement import describe_hardware
 from mycel.collectives.program import Channel
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.flight import FlightLog, FlightRecorder
 from mycel.runtime.prepared import Origin, Traffic
 from mycel.settings import FLIGHT_RECORDS
@@ -45,7 +45,7 @@ def main() -> None:
         """Seconds of calls that each make a job, as a communicator does; the job before it is let go, or kept."""
         begin = time.perf_counter()
         for _ in range(calls):
-            fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
+            fields = np.zeros(j.JOB_FIELDS, dtype=np.int64)
             if noting:
                 log.note(traffic, time.monotonic_ns(), fields)
         return time.perf_counter() - begin

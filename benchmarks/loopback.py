@@ -4,10 +4,19 @@
     python benchmarks/loopback.py --ranks 4 --sizes 1KB --modes waiting  # asynchronous calls, waited for at once
     python benchmarks/loopback.py --variants gloo,tcp,unix,memory/65536  # with a piece size of its own
     python benchmarks/loopback.py --variants memory:tree,memory:ring     # with schedules by these methods
+    python benchmarks/loopback.py --mpi ENV/bin/python --collectives all_reduce,broadcast  # beside an MPI, or several
 
-Every variant has a process group of its own in the same processes; rounds alternate between them. A figure is the
-median over rounds of a call's seconds on the slowest rank, and of all ranks' processor seconds over the bytes of the
-array. With ``--output FILE`` every row is appended as a line of JSON.
+``shared`` is ``memory`` with arrays that ``mycel.empty`` has placed in memory that the ranks share.
+
+Every variant has a process group of its own in the same processes; rounds alternate between them. ``empty`` is a
+backend that does nothing: what torch itself takes for a call. An MPI (``--mpi``, as often as there are some: a Python
+with mpi4py) has processes of its own, which have their turn in each round as the others have, and wait without
+spinning between their turns; its calls are blocking ones.
+
+A figure is the median over rounds of a call's seconds on the slowest rank, with tenth percentile and minimum, and the
+median of all ranks' processor seconds over the bytes of the array. ``best`` is the ratio of the first variant of
+mycel to the best of the others, by medians and by minima. With ``--output FILE`` every row is appended as a line of
+JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +30,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +38,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from empty import empty_group
+from mpi import Mpi, named
 from mycel.bench import Case
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.bench.worker import prepare
@@ -37,6 +49,8 @@ from record import append, stamp
 #: Calls of a round are as many as move about this much, and at most ``MOST_CALLS``.
 ROUND_BYTES = 4 << 20
 MOST_CALLS = 50
+OURS = ("memory", "shared", "unix", "tcp")
+Figures = dict[str, list[tuple[float, float]]]  # of each variant's rounds: seconds, processor seconds
 SIZES = [1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26)]
 
 
@@ -44,8 +58,11 @@ def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
     """The process group of a variant: ``gloo``, or ``LOCAL[:METHODS][/PIECE]``, methods joined by ``+``."""
     if variant == "gloo":
         return dist.new_group(backend="gloo", timeout=timeout)
+    if variant == "empty":
+        return empty_group(timeout)
     rest, _, piece = variant.partition("/")
     local, _, methods = rest.partition(":")
+    local = "memory" if local == "shared" else local
     chosen = {"MYCEL_LOCAL": local, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
     os.environ.update(chosen)
     try:
@@ -72,42 +89,53 @@ def one_round(call: Callable[[], Any], calls: int, mode: str, control: dist.Proc
     return (time.perf_counter() - begin) / calls, (processor_seconds() - used) / calls
 
 
-def be_rank(rank: int, ranks: int, options: argparse.Namespace, store_file: str, results: Any) -> None:
+def be_rank(rank: int, ranks: int, options: argparse.Namespace, folder: str, results: Any) -> None:
     import mycel.runtime  # registers the backend
 
     mycel.runtime.warm()
     torch.set_num_threads(1)
-    timeout = timedelta(seconds=120)
-    store = dist.FileStore(store_file, ranks)
+    timeout = timedelta(seconds=240)
+    store = dist.FileStore(f"{folder}/store", ranks)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)
     groups = {variant: group_of(variant, timeout) for variant in options.variants}
     control = dist.new_group(backend="gloo", timeout=timeout)
+    # Rank 0 has the turns of the others' processes taken; the other ranks wait for it in ``control``.
+    others = {"-".join(named(python)): Mpi(python, ranks, folder) for python in options.mpi} if rank == 0 else {}
     for collective in options.collectives:
         for size in options.sizes:
             for mode in options.modes:
                 case = Case(collective=collective, num_bytes=size, mode=mode)
-                operands = prepare(case, rank, ranks)
+                operands = {is_shared: prepare(case, rank, ranks) for is_shared in {v == "shared" for v in groups}}
+                for tensor in operands[True].tensors if True in operands else ():
+                    tensor.data = mycel.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
                 calls = max(1, min(MOST_CALLS, ROUND_BYTES // size))
-                figures: dict[str, list[list[float]]] = {variant: [] for variant in groups}
+                figures: Figures = {variant: [] for variant in (*groups, *others)}
                 for number in range(options.repeats + 1):  # the first is for warming up
                     for variant, group in groups.items():
-                        operands.reset()
-                        operands_call = lambda group=group: operands.call(group, mode == "blocking")  # noqa: B023, E731
+                        given = operands[variant == "shared"]
+                        given.reset()
+                        operands_call = partial(given.call, group, mode == "blocking")
                         if number == 0:
                             work = operands_call()
                             if work is not None:
                                 work.wait()
-                            if operands.num_wrong():
+                            if variant != "empty" and given.num_wrong():
                                 raise RuntimeError(f"{variant}: {collective} of {size} bytes is wrong")
                         took, used = one_round(operands_call, calls, mode, control)
                         slowest, total = torch.tensor([took]).double(), torch.tensor([used]).double()
                         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
                         dist.all_reduce(total, group=control)
                         if number:
-                            figures[variant].append([slowest.item(), total.item()])
+                            figures[variant].append((slowest.item(), total.item()))
+                    for variant, job in others.items():
+                        took, used = job.round(collective, size, calls)
+                        if number:
+                            figures[variant].append((took, used))
                 if rank == 0:
                     results.put((ranks, collective, size, mode, figures))
     dist.barrier(group=control)
+    for job in others.values():
+        job.close()
     dist.destroy_process_group()
 
 
@@ -123,37 +151,59 @@ def next_of(results: Any, processes: Sequence[Any]) -> Any:
                 raise SystemExit("a rank failed") from None
 
 
-def show(found: tuple[int, str, int, str, dict[str, list[list[float]]]], output: Path | None) -> None:
+def quantiles(values: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Of a call's seconds: minimum, tenth percentile, median, ninetieth."""
+    seconds = [took for took, _ in values]
+    names = {"min_s": 0.0, "p10_s": 0.1, "median_s": 0.5, "p90_s": 0.9}
+    return {name: float(np.quantile(seconds, q)) for name, q in names.items()}
+
+
+def is_ours(variant: str) -> bool:
+    """Whether a variant is mycel's."""
+    return variant.partition("/")[0].partition(":")[0] in OURS
+
+
+def ratio_to_best(of: dict[str, dict[str, float]]) -> str:
+    """The first variant of mycel beside the best of the others, by medians and by minima."""
+    ours = next(filter(is_ours, of), None)
+    rest = [name for name in of if not is_ours(name) and name != "empty"]
+    if ours is None or not rest:
+        return ""
+    by = [of[ours][key] / min(of[name][key] for name in rest) for key in ("median_s", "min_s")]
+    return f"; {ours} to the best: {by[0]:.2f} (min {by[1]:.2f})"
+
+
+def show(found: tuple[int, str, int, str, Figures], output: Path | None) -> None:
     """Print a case, and append its rows to a file."""
     ranks, collective, size, mode, figures = found
-    medians = {variant: np.median(values, axis=0) for variant, values in figures.items()}
+    of = {variant: quantiles(values) for variant, values in figures.items()}
+    used = {v: float(np.median([used for _, used in values])) / size * 1e9 for v, values in figures.items()}
     cells = [
-        f"{variant} {format_seconds(float(seconds))} ({float(used) / size * 1e9:.2f})"
-        for variant, (seconds, used) in medians.items()
+        f"{variant} {format_seconds(q['median_s'])} (p10 {format_seconds(q['p10_s'])}, min "
+        f"{format_seconds(q['min_s'])}, {used[variant]:.2f} s/GB)"
+        for variant, q in of.items()
     ]
-    print(f"{ranks} ranks {collective} {format_size(size)} {mode}: " + "; ".join(cells), flush=True)
+    print(
+        f"{ranks} ranks {collective} {format_size(size)} {mode}: " + "; ".join(cells) + ratio_to_best(of), flush=True
+    )
     if output is not None:
-        rows = []
-        for variant, values in figures.items():
-            p10, median, p90 = (float(np.quantile([v[0] for v in values], q)) for q in (0.1, 0.5, 0.9))
-            rows.append(
-                {
-                    "benchmark": "loopback",
-                    "collective": collective,
-                    "bytes": size,
-                    "world_size": ranks,
-                    "variant": variant,
-                    "mode": mode,
-                    "median_s": median,
-                    "p10_s": p10,
-                    "p90_s": p90,
-                    "cpu_s_per_gb": float(medians[variant][1]) / size * 1e9,
-                    "repeats": len(values),
-                    "hardware": describe_hardware(),
-                    "versions": dict(describe_versions()),
-                    **stamp(),
-                }
-            )
+        rows = [
+            {
+                "benchmark": "loopback",
+                "collective": collective,
+                "bytes": size,
+                "world_size": ranks,
+                "variant": variant,
+                "mode": mode,
+                **of[variant],
+                "cpu_s_per_gb": used[variant],
+                "repeats": len(values),
+                "hardware": describe_hardware(),
+                "versions": dict(describe_versions()),
+                **stamp(),
+            }
+            for variant, values in figures.items()
+        ]
         append(output, rows)
 
 
@@ -168,15 +218,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--sizes", type=several(parse_size), default=SIZES)
     parser.add_argument("--modes", type=several(str), default=["blocking"])
     parser.add_argument("--variants", type=several(str), default=["gloo", "unix", "memory"])
+    parser.add_argument("--mpi", action="append", default=[], metavar="PYTHON", help="one that has mpi4py")
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds of each variant")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
+    if options.mpi and options.modes != ["blocking"]:
+        parser.error("--mpi: MPI's calls are blocking ones; leave --modes away")
     print("median time of a call on the slowest rank (processor seconds of all ranks per GB of the array)")
     context = multiprocessing.get_context("spawn")
     for ranks in options.ranks:
         results = context.Queue()
         with tempfile.TemporaryDirectory() as folder:
-            given = (ranks, options, f"{folder}/store", results)
+            given = (ranks, options, folder, results)
             processes = [context.Process(target=be_rank, args=(rank, *given)) for rank in range(ranks)]
             for process in processes:
                 process.start()

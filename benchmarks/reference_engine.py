@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.program import Buffer, Op
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.prepared import Job
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 
@@ -52,7 +52,7 @@ class _Channel:
     rows: list[int]
     position: int = 0
     header: bytearray = field(default_factory=bytearray)
-    header_left: int = e.HEADER_BYTES
+    header_left: int = j.HEADER_BYTES
     moved: int = 0
 
 
@@ -69,15 +69,15 @@ class _Run:
         self.columns = self.program.columns
         self.item = job.prepared.item_bytes
         lengths = [self.program.length(b) * self.item for b in Buffer]
-        bases = [int(job.fields[e.J_BASES + b]) for b in Buffer]
+        bases = [int(job.fields[j.J_BASES + b]) for b in Buffer]
         self.buffers = [_memory(base, n if base else 0) for base, n in zip(bases, lengths, strict=True)]
-        self.header = _HEADER.pack(*(int(v) for v in job.fields[e.J_HEADER : e.J_HEADER + 4]))
+        self.header = _HEADER.pack(*(int(v) for v in job.fields[j.J_HEADER : j.J_HEADER + 4]))
         start, index = self.program.need_start, self.program.need_index
         self.needs = [set(index[start[i] : start[i + 1]].tolist()) for i in range(len(self.columns))]
         self.done: set[int] = set()
         self.channels = []
         for number, channel in enumerate(self.program.channels):
-            descriptor = int(job.prepared.channel_rows[number, e.C_FD])
+            descriptor = int(job.prepared.channel_rows[number, j.C_FD])
             self.channels.append(
                 _Channel(
                     sock=socket.socket(fileno=descriptor),
@@ -92,7 +92,7 @@ class _Run:
         return self.buffers[int(c[buffer])][first : first + int(c["count"]) * self.item]
 
     def elements(self, view: memoryview) -> npt.NDArray[Any]:
-        return np.frombuffer(view, dtype=_NUMPY[int(self.job.fields[e.J_DTYPE])])
+        return np.frombuffer(view, dtype=_NUMPY[int(self.job.fields[j.J_DTYPE])])
 
     def copy_local(self) -> None:
         for row in np.flatnonzero(self.columns["op"] == Op.COPY).tolist():
@@ -113,14 +113,14 @@ class _Run:
         try:
             if channel.header_left and channel.outgoing:
                 channel.header_left -= channel.sock.send(self.header[-channel.header_left :])
-                return e.PENDING
+                return j.PENDING
             if channel.header_left:
                 came = channel.sock.recv(channel.header_left)
                 channel.header += came
                 channel.header_left -= len(came)
                 if not came:
-                    return e.CLOSED
-                return e.MISMATCHED if not channel.header_left and channel.header != self.header else e.PENDING
+                    return j.CLOSED
+                return j.MISMATCHED if not channel.header_left and channel.header != self.header else j.PENDING
             if channel.outgoing:
                 count = channel.sock.send(target[channel.moved :])
             else:
@@ -128,25 +128,25 @@ class _Run:
         except BlockingIOError:
             return _BLOCKED
         except OSError:
-            return e.CLOSED
+            return j.CLOSED
         if count == 0:
-            return e.CLOSED
+            return j.CLOSED
         channel.moved += count
         if channel.moved < len(target):
-            return e.PENDING
+            return j.PENDING
         if reduces:
             self.absorb(row, staging.pop(row))
         channel.moved = 0
         channel.position += 1
         self.done.add(row)
-        return e.DONE
+        return j.DONE
 
     def absorb(self, row: int, came: bytearray) -> None:
-        combine = _COMBINE[int(self.job.fields[e.J_REDUCE_OP])]
+        combine = _COMBINE[int(self.job.fields[j.J_REDUCE_OP])]
         operand = self.elements(self.place(row, "operand_buffer", "operand_offset"))
         result = self.elements(self.place(row))
         combine(operand, self.elements(memoryview(came)), out=result)
-        divisor = int(self.job.fields[e.J_DIVISOR])
+        divisor = int(self.job.fields[j.J_DIVISOR])
         if self.columns["final"][row] and divisor:
             result[:] = result / divisor if result.dtype.kind == "f" else np.trunc(result / divisor)
 
@@ -169,7 +169,7 @@ def execute_in_python(job: Job) -> int:
 
 
 def _drive(run: _Run) -> int:
-    deadline = time.monotonic_ns() + int(run.job.fields[e.J_LIMIT_NS])
+    deadline = time.monotonic_ns() + int(run.job.fields[j.J_LIMIT_NS])
     staging: dict[int, bytearray] = {}
     run.copy_local()
     by_descriptor = {channel.sock.fileno(): channel for channel in run.channels}
@@ -182,7 +182,7 @@ def _drive(run: _Run) -> int:
                 watched.add(descriptor)
         left = deadline - time.monotonic_ns()
         if left <= 0:
-            return e.TIMED_OUT
+            return j.TIMED_OUT
         for descriptor, _ in poller.poll(left // 1_000_000 + 1):
             channel = by_descriptor[descriptor]
             for _ in range(_BURST):
@@ -193,7 +193,7 @@ def _drive(run: _Run) -> int:
                 status = run.move(channel, staging)
                 if status == _BLOCKED:
                     break
-                if status not in (e.PENDING, e.DONE):
+                if status not in (j.PENDING, j.DONE):
                     return status
-    run.job.fields[e.J_STATUS] = e.DONE
-    return e.DONE
+    run.job.fields[j.J_STATUS] = j.DONE
+    return j.DONE

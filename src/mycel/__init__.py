@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mycel.collectives.spec import Collective
     from mycel.collectives.synth import synthesize
     from mycel.collectives.verify import verify_programs, verify_schedule
+    from mycel.runtime.arena import empty
     from mycel.topology.load import load_topology
     from mycel.topology.model import Link, Topology, Vertex
 
@@ -78,6 +79,7 @@ __all__ = [
     "data_parallel",
     "demo",
     "elastic",
+    "empty",
     "emulate",
     "export",
     "load_topology",
@@ -105,24 +107,26 @@ _HOMES = {
     "collectives.spec": ("Collective",),
     "collectives.synth": ("synthesize",),
     "collectives.verify": ("verify_programs", "verify_schedule"),
+    "runtime.arena": ("empty",),
     "topology.load": ("load_topology",),
     "topology.model": ("Link", "Topology", "Vertex"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        try:
-            return import_module(f"mycel.{name}")
-        except ModuleNotFoundError as error:
-            from mycel.extras import without
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None and name not in _PACKAGES:
+        raise AttributeError(f"module 'mycel' has no attribute {name!r}")
+    try:
+        found = import_module(f"mycel.{home or name}")
+    except ModuleNotFoundError as error:
+        from mycel.extras import without
 
-            raise without(error, f"mycel.{name}") or error from None
-    for home, names in _HOMES.items():
-        if name in names:
-            value = globals()[name] = getattr(import_module(f"mycel.{home}"), name)
-            return value
-    raise AttributeError(f"module 'mycel' has no attribute {name!r}")
+        raise without(error, f"mycel.{name}") or error from None
+    if home is None:
+        return found
+    value = globals()[name] = getattr(found, name)
+    return value
 
 
 def __dir__() -> list[str]:

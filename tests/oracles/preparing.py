@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.program import Op, Program
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 
 __all__ = ["Arrays", "arrays_of"]
 
@@ -31,15 +31,15 @@ class Arrays(NamedTuple):
 def arrays_of(program: Program, item_bytes: int) -> Arrays:
     """What a program comes to, with elements of so many bytes."""
     c, num_channels = program.columns, len(program.channels)
-    rows = np.zeros((len(c), e.ROW_FIELDS), dtype=np.int64)
-    rows[:, e.R_OP] = c["op"]
-    rows[:, e.R_CHANNEL] = c["channel"]
-    rows[:, e.R_ADDRESS_BUFFER] = c["buffer"]
-    rows[:, e.R_OFFSET] = c["offset"] * item_bytes
-    rows[:, e.R_BYTES] = c["count"] * item_bytes
-    rows[:, e.R_OPERAND_BUFFER] = c["operand_buffer"]
-    rows[:, e.R_OPERAND_OFFSET] = c["operand_offset"] * item_bytes
-    rows[:, e.R_FINAL] = c["final"]
+    rows = np.zeros((len(c), j.ROW_FIELDS), dtype=np.int64)
+    rows[:, j.R_OP] = c["op"]
+    rows[:, j.R_CHANNEL] = c["channel"]
+    rows[:, j.R_ADDRESS_BUFFER] = c["buffer"]
+    rows[:, j.R_OFFSET] = c["offset"] * item_bytes
+    rows[:, j.R_BYTES] = c["count"] * item_bytes
+    rows[:, j.R_OPERAND_BUFFER] = c["operand_buffer"]
+    rows[:, j.R_OPERAND_OFFSET] = c["operand_offset"] * item_bytes
+    rows[:, j.R_FINAL] = c["final"]
     pending0 = np.diff(program.need_start).astype(np.int64)
     needing = np.repeat(np.arange(len(c), dtype=np.int64), pending0)
     dependent_start = np.concatenate([[0], np.cumsum(np.bincount(program.need_index, minlength=len(c)))])
@@ -47,9 +47,9 @@ def arrays_of(program: Program, item_bytes: int) -> Arrays:
     queue = wire[np.argsort(c["channel"][wire], kind="stable")]
     queue_start = np.concatenate([[0], np.cumsum(np.bincount(c["channel"][wire], minlength=num_channels))])
     moved, longest = np.zeros(num_channels, dtype=np.int64), np.zeros(num_channels, dtype=np.int64)
-    np.add.at(moved, c["channel"][wire], rows[wire, e.R_BYTES])
+    np.add.at(moved, c["channel"][wire], rows[wire, j.R_BYTES])
     sums = np.flatnonzero(c["op"] == Op.RECV_REDUCE)
-    np.maximum.at(longest, c["channel"][sums], rows[sums, e.R_BYTES])
+    np.maximum.at(longest, c["channel"][sums], rows[sums, j.R_BYTES])
     return Arrays(
         rows=rows,
         pending0=pending0,

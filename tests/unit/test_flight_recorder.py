@@ -14,8 +14,8 @@ import pytest
 
 from mycel.collectives.program import Channel
 from mycel.errors import PeerLostError
-from mycel.runtime import engine as e
 from mycel.runtime import flight
+from mycel.runtime import job_fields as j
 from mycel.runtime.flight import FlightLog, FlightRecorder
 from mycel.runtime.headers import pack_kind
 from mycel.runtime.prepared import Origin, Traffic
@@ -39,9 +39,9 @@ def log_of(recorder: FlightRecorder, folder: Path | None = None) -> FlightLog:
 
 
 def job_of(sequence: int, rows: Any = None) -> Any:
-    fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
-    fields[e.J_REMAINING] = -1
-    fields[[e.J_HEADER + 1, e.J_HEADER + 2]] = sequence, pack_kind("all_reduce", 0, None, None, 0)
+    fields = np.zeros(j.JOB_FIELDS, dtype=np.int64)
+    fields[j.J_REMAINING] = -1
+    fields[[j.J_HEADER + 1, j.J_HEADER + 2]] = sequence, pack_kind("all_reduce", 0, None, None, 0)
     channels = (Channel(src=0, dst=1, path=(0, 2, 1)),)
     state = weakref.ref(rows) if rows is not None else lambda: None
     prepared: Any = lambda: None if state() is None else SimpleNamespace(channel_rows=state())  # noqa: E731
@@ -72,12 +72,12 @@ def test_the_ring_keeps_the_last_ones_in_order() -> None:
 def test_states_come_from_what_the_engine_writes() -> None:
     recorder = FlightRecorder(5, rank=0, world_size=2)
     log = log_of(recorder)
-    rows = np.zeros((1, e.CHANNEL_FIELDS), dtype=np.int64)
+    rows = np.zeros((1, j.CHANNEL_FIELDS), dtype=np.int64)
     queued, running, done = job_of(1), job_of(2, rows), job_of(3)
     for job in (queued, running, done):
         note(log, job)
-    running.fields[e.J_REMAINING], rows[0, e.C_HEAD] = 7, 3
-    done.fields[[e.J_STATUS, e.J_STARTED_NS, e.J_ENDED_NS]] = e.DONE, 10, 30
+    running.fields[j.J_REMAINING], rows[0, j.C_HEAD] = 7, 3
+    done.fields[[j.J_STATUS, j.J_STARTED_NS, j.J_ENDED_NS]] = j.DONE, 10, 30
     first, second, third = lines_of(recorder)
     assert (first["what"], first["op"], first["method"], first["dtype"]) == ("all_reduce", "AVG", "forest", "type 0")
     assert (first["state"], first["started_ns"], first["ended_ns"]) == ("queued", None, None)
@@ -88,9 +88,9 @@ def test_states_come_from_what_the_engine_writes() -> None:
 def test_the_ring_keeps_no_program_alive() -> None:
     recorder = FlightRecorder(5, rank=0, world_size=2)
     log = log_of(recorder)
-    rows = np.zeros((1, e.CHANNEL_FIELDS), dtype=np.int64)
+    rows = np.zeros((1, j.CHANNEL_FIELDS), dtype=np.int64)
     watched, job = weakref.ref(rows), job_of(1, rows)
-    job.fields[e.J_REMAINING] = 2
+    job.fields[j.J_REMAINING] = 2
     note(log, job)
     del rows, job
     gc.collect()

@@ -21,7 +21,7 @@ from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, CollectiveNa
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.errors import ScheduleError, SynthesisError
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.forms import Form, Workspace
 from mycel.runtime.prepared import Line, Prepared, asking
 from mycel.topology.builders import build, star
@@ -99,22 +99,22 @@ def check_prepared(prepared: Prepared, program: Program, item_bytes: int, stated
     wanted, (num_rows, num_channels) = arrays_of(program, item_bytes), prepared.addresses[:2]
     assert (num_rows, num_channels) == (len(program.columns), len(program.channels))
     parts = {
-        e.J_ROWS: wanted.rows.ravel(),
-        e.J_PENDING0: wanted.pending0,
-        e.J_DEPENDENT_START: wanted.dependent_start,
-        e.J_DEPENDENTS: wanted.dependents,
-        e.J_QUEUE_START: wanted.queue_start,
-        e.J_QUEUE: wanted.queue,
+        j.J_ROWS: wanted.rows.ravel(),
+        j.J_PENDING0: wanted.pending0,
+        j.J_DEPENDENT_START: wanted.dependent_start,
+        j.J_DEPENDENTS: wanted.dependents,
+        j.J_QUEUE_START: wanted.queue_start,
+        j.J_QUEUE: wanted.queue,
     }
     for field, array in parts.items():
         assert np.array_equal(prepared.part(field, len(array)), array), field
     table = prepared.channel_rows
-    assert np.array_equal(prepared.part(e.J_CHANNELS, table.size), table.ravel())
-    assert table[:, e.C_FD].tolist() == [100 + number for number in range(num_channels)]
-    assert table[:, e.C_OUTGOING].tolist() == [channel.src == program.rank for channel in program.channels]
-    assert table[:, e.C_STATED].tolist() == (wanted.moved.tolist() if stated is None else [stated] * num_channels)
+    assert np.array_equal(prepared.part(j.J_CHANNELS, table.size), table.ravel())
+    assert table[:, j.C_FD].tolist() == [100 + number for number in range(num_channels)]
+    assert table[:, j.C_OUTGOING].tolist() == [channel.src == program.rank for channel in program.channels]
+    assert table[:, j.C_STATED].tolist() == (wanted.moved.tolist() if stated is None else [stated] * num_channels)
     at, end = prepared.staging.ctypes.data, prepared.staging.ctypes.data + len(prepared.staging)
-    for area, length in zip(table[:, e.C_STAGING].tolist(), wanted.longest.tolist(), strict=True):
+    for area, length in zip(table[:, j.C_STAGING].tolist(), wanted.longest.tolist(), strict=True):
         assert area % 64 == 0 and at <= area and area + length <= end
         at = area + length
     assert len(prepared.scratch) >= program.scratch_elements * item_bytes

@@ -53,11 +53,13 @@ class Operands:
         reset: puts the inputs, and rubbish outputs, in place.
         call: starts the collective, blocking or not.
         num_wrong: elements of this rank's result that are not exactly what they must be.
+        tensors: that the call reads or writes, where they are no parts of each other.
     """
 
     reset: Callable[[], None]
     call: Callable[[dist.ProcessGroup, bool], Work | None]
     num_wrong: Callable[[], int]
+    tensors: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +102,7 @@ def _all_reduce(case: Case, rank: int, world_size: int) -> Operands:
         reset=lambda: _set(array, mine),
         call=lambda group, blocking: dist.all_reduce(array, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, whole),
+        tensors=(array,),
     )
 
 
@@ -110,6 +113,7 @@ def _reduce(case: Case, rank: int, world_size: int) -> Operands:
         reset=lambda: _set(array, mine),
         call=lambda group, blocking: dist.reduce(array, dst=0, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, whole) if rank == 0 else 0,
+        tensors=(array,),
     )
 
 
@@ -120,6 +124,7 @@ def _broadcast(case: Case, rank: int, world_size: int) -> Operands:
         reset=lambda: _set(array, sent if rank == 0 else None),
         call=lambda group, blocking: dist.broadcast(array, src=0, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, sent),
+        tensors=(array,),
     )
 
 
@@ -142,6 +147,7 @@ def _all_gather(case: Case, rank: int, world_size: int) -> Operands:
         reset=reset,
         call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, whole),
+        tensors=() if case.in_place else (array, mine),
     )
 
 
@@ -161,6 +167,7 @@ def _reduce_scatter(case: Case, rank: int, world_size: int) -> Operands:
         reset=reset,
         call=lambda group, blocking: dist.reduce_scatter_tensor(shard, array, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(shard, expected),
+        tensors=() if case.in_place else (shard, array),
     )
 
 
@@ -174,6 +181,7 @@ def _all_to_all(case: Case, rank: int, world_size: int) -> Operands:
         reset=lambda: _set(array, None),
         call=lambda group, blocking: dist.all_to_all_single(array, mine, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, whole),
+        tensors=(array, mine),
     )
 
 

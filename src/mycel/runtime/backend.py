@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Backend
 
 from mycel.errors import UsageError
+from mycel.runtime.arena import arena, empty
 from mycel.runtime.called_by_python import route
 from mycel.runtime.communicator import Communicator
 from mycel.runtime.elastic.reconfigurable import Reconfigurable, nothing
@@ -88,8 +89,14 @@ class MycelBackend(Reconfigurable, _Base):  # type: ignore[misc]
     supports_window = property(lambda self: False)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """Whether torch may ask for buffers here: it may not."""
-        return False
+        """Whether torch may ask for buffers here, as FSDP2 does when it is told to: it may, of CPU memory."""
+        return torch.device(device).type == "cpu" and arena() is not None
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """A vector in memory that the ranks of a node share: see ``mycel.empty``."""
+        if not self.supports_tensor_alloc(device):
+            raise UsageError(f"tensors on {device} are not allocated here")
+        return empty(size, dtype=dtype)
 
     def _set_sequence_number_for_group(self) -> None:
         """Nothing to agree on: collectives are counted from the first, and the count is compared in each."""

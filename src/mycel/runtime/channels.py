@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
+from mycel.runtime.arena import arena
 from mycel.runtime.faults import Alarm, Attempt, Faults
 from mycel.runtime.prepared import Line
 from mycel.runtime.ring_memory import Ring
@@ -77,6 +78,12 @@ class Channels:
         self._open: list[socket.socket] = []
         self._opening: Errand | None = None
 
+    @property
+    def arena(self) -> tuple[int, int]:
+        """Address and bytes of what this process shares with the other ranks of its node; zeros: nothing."""
+        own = arena() if self._in_memory else None
+        return (0, 0) if own is None else (own.address, own.num_bytes)
+
     def open(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         """Open those that are not open yet. Every rank at their other ends must come here to get on.
 
@@ -98,13 +105,15 @@ class Channels:
         """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
         capacity = self._ring_bytes if self._in_memory else 0
+        own = arena() if self._in_memory else None
+        shared = -1 if own is None else own.descriptor
         observe = self._observing(attempt)
         rings: dict[Channel, Ring | None] = {}
         try:
             for channel, sock in local:
                 if channel.src == self._rank:
                     self._rendezvous.awaited = channel.dst
-                    rings[channel] = Ring.offer(sock, capacity, self.bell)
+                    rings[channel] = Ring.offer(sock, capacity, self.bell, shared)
             for channel, sock in local:
                 if channel.dst == self._rank:
                     self._rendezvous.awaited = channel.src
@@ -121,7 +130,7 @@ class Channels:
         descriptor, ring = self.descriptors.get(channel, -1), self.rings.get(channel)
         if ring is None:
             return Line(descriptor)
-        return Line(descriptor, ring.address, ring.capacity, ring.bell, ring.own_bell)
+        return Line(descriptor, ring.address, ring.capacity, ring.bell, ring.own_bell, *ring.arena)
 
     def require(self, channels: Sequence[Channel], attempt: Attempt) -> None:
         """Open those that are not open yet, as ``open`` does, while signal handlers may call collectives themselves.
@@ -176,10 +185,13 @@ class Channels:
         raise faults.not_connected(attempt, rendezvous.awaited, rendezvous.unanswered, lost=lost) from None
 
     def shut_down(self) -> None:
-        """Have peers wait for this rank no longer.
+        """Have peers wait for this rank no longer, and use nothing that they are still to read in its memory.
 
         They are closed later: the engine's thread may still look at their descriptors.
         """
+        for channel, ring in tuple(self.rings.items()):
+            if channel.src == self._rank:
+                ring.revoke()
         for sock in self._open:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
@@ -25,6 +25,7 @@ from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
 from mycel.errors import CommunicationError, TopologyError, UsageError
 from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.calls import Call, Ticket
 from mycel.runtime.channels import Channels
 from mycel.runtime.control import Control
@@ -37,7 +38,7 @@ from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Ints, Job, Origin, Prepared, asking
+from mycel.runtime.prepared import Ints, Job, Prepared, asking, origin_of
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.shortcut import Pool, Shortcut
@@ -57,11 +58,6 @@ _log = logging.getLogger(__name__)
 #: packets.
 PACE = 0.97
 _METHODS = (*SYNTHESIZERS, *CLASSICS)
-
-
-@lru_cache(maxsize=1024)
-def _origin(collective: str, root: int | None, method: str, piece_bytes: int, even: bool) -> Origin:
-    return Origin(collective=collective, root=root, method=method, piece_bytes=piece_bytes, even=even)
 
 
 class Communicator:
@@ -137,7 +133,9 @@ class Communicator:
         self._channels = Channels(
             rank, rendezvous, address_of, self._pace, self._faults, self.abort, in_memory=in_memory
         )
-        self._asking = asking(machines.count(machines[rank]), self._channels.bell)
+        # Where a call that fails is run again, its array is written to while others may still be at it.
+        arena = (0, 0) if reroutes else self._channels.arena
+        self._asking = asking(machines.count(machines[rank]), self._channels.bell, arena)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -256,7 +254,7 @@ class Communicator:
             call.item_bytes,
             call.block_elements,
             states_channel_bytes=not call.knows_all,
-            origin=_origin(call.name, call.root, choice.method, choice.piece_bytes, call.block_elements is None),
+            origin=origin_of(call.name, call.root, choice.method, choice.piece_bytes, call.block_elements is None),
         )
 
     # -- calls --------------------------------------------------------------------------------------------
@@ -314,7 +312,7 @@ class Communicator:
             or shortcut.timeout_s != self._timeout_s
         ):
             return False
-        number = self._turns.run_again(shortcut, partial(self._place_of, shortcut), array_address, keep)
+        number = self._turns.run_again(shortcut, self._place_of, array_address, keep)
         if number > 0:
             self._last = number
             self._faults.recent.append((number, *shortcut.header))
@@ -459,7 +457,7 @@ class Communicator:
 
     def _rename(self, attempt: Attempt, job: Job) -> int:
         """The number that a job has got; its attempt gets it too, if it is not the likely one."""
-        number = int(job.fields[e.J_HEADER + 1])
+        number = int(job.fields[j.J_HEADER + 1])
         if number != attempt.header[0]:
             attempt.header = (number, *attempt.header[1:])
             attempt.what = f"{attempt.what.rpartition('#')[0]}#{number}"
@@ -468,13 +466,13 @@ class Communicator:
     def _judge(self, status: int, ticket: Ticket) -> None:
         """Decide what a run's status means: return to let it go on, or raise, which is the ticket's error then."""
         job, attempt = ticket.job, ticket.attempt
-        if job is None or status == e.INTERRUPTED:
+        if job is None or status == j.INTERRUPTED:
             return
         self._rename(attempt, job)
-        begun_s = int(job.fields[e.J_STARTED_NS]) / 1e9
+        begun_s = int(job.fields[j.J_STARTED_NS]) / 1e9
         attempt.deadline = begun_s + attempt.timeout_s - self._faults.grace_s(attempt.timeout_s)
         try:
-            if status == e.UNOPENED:
+            if status == j.UNOPENED:
                 self._open(job, attempt)
             else:
                 self._faults.judge(status, job, attempt)
@@ -518,7 +516,7 @@ class Communicator:
         attempt.is_committing = is_committing
         once = self._prepare(call, attempt, number)
         while once.job is not None and not once.is_over:
-            if (status := e.execute(once.job.address)) != e.DONE:
+            if (status := e.execute(once.job.address)) != j.DONE:
                 self._judge(status, once)
         if not is_committing:
             self._count(once)

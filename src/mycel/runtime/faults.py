@@ -33,7 +33,7 @@ from typing import Protocol
 
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.control import NO_WAY, Control
 from mycel.runtime.evidence import Hop, collect, has_stalled, probe
 from mycel.runtime.headers import describe_header
@@ -178,15 +178,15 @@ class Faults:
             CommunicationError: the group has failed; the cause is the same on every surviving rank.
             LinksFailed: see there.
         """
-        if status == e.CONTROL and self.hearing.attend():
+        if status == j.CONTROL and self.hearing.attend():
             self._conclude_run(job, attempt)
-        elif status == e.CONTROL and (mismatch := self._other_call(attempt)):
+        elif status == j.CONTROL and (mismatch := self._other_call(attempt)):
             self._conclude_run(job, attempt, mismatch=mismatch)
-        elif status == e.CLOSED:
+        elif status == j.CLOSED:
             self._on_closed(job, attempt)
-        elif status == e.MISMATCHED:
+        elif status == j.MISMATCHED:
             self._conclude_run(job, attempt, mismatch=self._mismatch(job))
-        elif status == e.TIMED_OUT:
+        elif status == j.TIMED_OUT:
             self._on_timeout(job, attempt)
         if self.cause is None and self.control.ended:
             self._miss_ended(job, attempt)
@@ -261,9 +261,9 @@ class Faults:
     # -- the cases ----------------------------------------------------------------------------------------
 
     def _on_closed(self, job: Job, attempt: Attempt) -> None:
-        channel = job.prepared.plan.channels[int(job.fields[e.J_FAILED_CHANNEL])]
+        channel = job.prepared.plan.channels[int(job.fields[j.J_FAILED_CHANNEL])]
         peer = channel.dst if channel.src == self.rank else channel.src
-        if int(job.fields[e.J_ERRNO]) in NO_WAY:
+        if int(job.fields[j.J_ERRNO]) in NO_WAY:
             self._conclude(attempt, job.waiting_for(), may_wait=False)
         else:
             self._on_lost(peer, attempt, job.waiting_for())
@@ -299,25 +299,25 @@ class Faults:
         rows = job.prepared.channel_rows
         progress = (
             attempt.header[0],
-            int(job.fields[e.J_REMAINING]),
-            int(rows[:, e.C_HEAD].sum()),
-            int(rows[:, e.C_DONE].sum()),
+            int(job.fields[j.J_REMAINING]),
+            int(rows[:, j.C_HEAD].sum()),
+            int(rows[:, j.C_DONE].sum()),
         )
         if progress != self._progress[0]:
             self._progress = (progress, now)
         elif now - self._progress[1] >= _ENDED_S:
             self._lose(awaited[0], attempt)
-        job.fields[e.J_DEADLINE_NS] = int(min(attempt.deadline, now + _ENDED_LOOK_S) * 1e9)
+        job.fields[j.J_DEADLINE_NS] = int(min(attempt.deadline, now + _ENDED_LOOK_S) * 1e9)
 
     def _mismatch(self, job: Job) -> str:
         """What came on a channel instead of this rank's call, in words."""
-        number = int(job.fields[e.J_FAILED_CHANNEL])
-        got = job.prepared.channel_rows[number, e.C_HEADER : e.C_HEADER + 4]
-        own = [*job.fields[e.J_HEADER : e.J_HEADER + 3], job.prepared.channel_rows[number, e.C_STATED]]
+        number = int(job.fields[j.J_FAILED_CHANNEL])
+        got = job.prepared.channel_rows[number, j.C_HEADER : j.C_HEADER + 4]
+        own = [*job.fields[j.J_HEADER : j.J_HEADER + 3], job.prepared.channel_rows[number, j.C_STATED]]
         peer = job.prepared.plan.channels[number].src
         theirs = describe_header(int(got[1]), int(got[2]), int(got[3]), self._dtype_names)
         ours = describe_header(int(own[1]), int(own[2]), int(own[3]), self._dtype_names)
-        if int(got[0]) != e.HEADER_MAGIC:
+        if int(got[0]) != j.HEADER_MAGIC:
             theirs = "something that is no collective (corrupted stream?)"
         elif theirs == ours:
             theirs += " (with another schedule: do all ranks see the same topology and MYCEL_* settings?)"
@@ -328,11 +328,11 @@ class Faults:
         if stalled or time.monotonic() >= attempt.deadline or self.hearing.attend():
             self._conclude_run(job, attempt)
         else:
-            job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
+            job.fields[j.J_DEADLINE_NS] = self.first_look_ns(attempt)
 
     def _conclude_run(self, job: Job, attempt: Attempt, *, mismatch: str = "") -> None:
         self._conclude(attempt, job.waiting_for(), mismatch=mismatch)
-        job.fields[e.J_DEADLINE_NS] = self.first_look_ns(attempt)
+        job.fields[j.J_DEADLINE_NS] = self.first_look_ns(attempt)
 
     def _conclude(
         self,

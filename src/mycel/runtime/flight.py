@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.headers import unpack_kind
 from mycel.runtime.prepared import Traffic
 from mycel.runtime.transport.tcp_info import tcp_info
@@ -233,15 +233,15 @@ class FlightLog:
         """One collective."""
         number, _, traffic, called_ns, fields = entry
         state, origin = _state(fields), traffic.origin
-        title, dtype, op = unpack_kind(int(fields[e.J_HEADER + 2]))
+        title, dtype, op = unpack_kind(int(fields[j.J_HEADER + 2]))
         made = {
             "number": number,
             "group": self._identity,
-            "sequence": int(fields[e.J_HEADER + 1]),
+            "sequence": int(fields[j.J_HEADER + 1]),
             "what": title,
             "collective": title if origin is None else origin.collective,
             "root": None if origin is None else origin.root,
-            "bytes": int(fields[e.J_HEADER + 3]),
+            "bytes": int(fields[j.J_HEADER + 3]),
             "dtype": self._dtype_name(dtype),
             "op": op if origin is not None and origin.collective in _REDUCING else None,
             "even": origin is not None and origin.even,
@@ -250,19 +250,19 @@ class FlightLog:
             "program": program,
             "state": state,
             "called_ns": called_ns,
-            "started_ns": None if state == "queued" else int(fields[e.J_STARTED_NS]),
-            "ended_ns": int(fields[e.J_ENDED_NS]) if state == "done" else None,
+            "started_ns": None if state == "queued" else int(fields[j.J_STARTED_NS]),
+            "ended_ns": int(fields[j.J_ENDED_NS]) if state == "done" else None,
         }
         rows = traffic.state()
         if state == "running" and rows is not None:
-            made["messages_done"] = [int(done) for done in rows[:, e.C_HEAD]]
+            made["messages_done"] = [int(done) for done in rows[:, j.C_HEAD]]
         return made
 
 
 def _state(fields: Any) -> str:
-    if fields[e.J_STATUS] == e.DONE:
+    if fields[j.J_STATUS] == j.DONE:
         return "done"
-    return "queued" if fields[e.J_STATUS] == e.UNUSED or fields[e.J_REMAINING] < 0 else "running"
+    return "queued" if fields[j.J_STATUS] == j.UNUSED or fields[j.J_REMAINING] < 0 else "running"
 
 
 # -- the process's recorder ---------------------------------------------------------------------------------------

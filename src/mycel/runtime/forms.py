@@ -20,7 +20,7 @@ import numpy.typing as npt
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.rows import TOLD, fill, measure, work_to_measure
 from mycel.errors import ScheduleError
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.libc import int64_at
 from mycel.runtime.prepared import LINE, Line, Origin, Prepared, Traffic
 from mycel.standalone import inlined, standalone
@@ -74,7 +74,7 @@ def size_up(address, num_work) -> None:  # type: ignore[no-untyped-def]
         request,
     )
     rows, needs, work = request[0], request[1], request[5]
-    kept = rows * (e.ROW_FIELDS + 5) + needs + num_channels * (e.CHANNEL_FIELDS + 3) + request[_NUM_EXTRAS] + 5
+    kept = rows * (j.ROW_FIELDS + 5) + needs + num_channels * (j.CHANNEL_FIELDS + 3) + request[_NUM_EXTRAS] + 5
     request[_TOTAL] = kept + rows + 1 + needs + work
 
 
@@ -92,8 +92,8 @@ def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     request[_MADE] = num_rows
     request[_MADE + 1] = num_channels
     request[_MADE + 2] = at
-    rows = int64_at(at, num_rows * e.ROW_FIELDS)
-    at += 8 * num_rows * e.ROW_FIELDS
+    rows = int64_at(at, num_rows * j.ROW_FIELDS)
+    at += 8 * num_rows * j.ROW_FIELDS
     request[_MADE + 3] = at
     pending0 = int64_at(at, num_rows)
     at += 8 * num_rows
@@ -112,8 +112,8 @@ def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     queue = int64_at(at, num_rows + 1)
     at += 8 * (num_rows + 1)
     request[_MADE + 9] = at
-    channels = int64_at(at, num_channels * e.CHANNEL_FIELDS)
-    at += 8 * num_channels * e.CHANNEL_FIELDS
+    channels = int64_at(at, num_channels * j.CHANNEL_FIELDS)
+    at += 8 * num_channels * j.CHANNEL_FIELDS
     request[_POLL] = at
     at += 8 * (2 * num_channels + request[_NUM_EXTRAS] + 1)
     need_start = int64_at(at, num_rows + 1)  # from here on only while this runs
@@ -133,7 +133,7 @@ def lay_out(address) -> int:  # type: ignore[no-untyped-def]
     )
     if wrong == 0:
         wrong = _turn_round(need_start, need_index, pending0, dependent_start, dependents)
-    given = int64_at(request[_CHANNELS], num_channels * e.CHANNEL_FIELDS)
+    given = int64_at(request[_CHANNELS], num_channels * j.CHANNEL_FIELDS)
     for i in range(len(given)):
         channels[i] = given[i]
     moved = request[_FIELDS : _FIELDS + 2 * num_channels]
@@ -172,27 +172,27 @@ def _connect(rows, channels, queue_start, queue, moved, staging, stated) -> None
     for c in range(2 * num_channels):
         moved[c] = 0
     for c in range(num_channels):
-        channels[c * e.CHANNEL_FIELDS + e.C_STAGING] = 0
-    for at in range(0, len(rows), e.ROW_FIELDS):
-        c = rows[at + e.R_CHANNEL]
+        channels[c * j.CHANNEL_FIELDS + j.C_STAGING] = 0
+    for at in range(0, len(rows), j.ROW_FIELDS):
+        c = rows[at + j.R_CHANNEL]
         if c >= 0:
-            moved[c] += rows[at + e.R_BYTES]
+            moved[c] += rows[at + j.R_BYTES]
             moved[num_channels + c] += 1
-            if rows[at + e.R_OP] == 2:
-                place = c * e.CHANNEL_FIELDS + e.C_STAGING
-                channels[place] = max(channels[place], rows[at + e.R_BYTES])
+            if rows[at + j.R_OP] == 2:
+                place = c * j.CHANNEL_FIELDS + j.C_STAGING
+                channels[place] = max(channels[place], rows[at + j.R_BYTES])
     queue_start[0] = 0
     for c in range(num_channels):
-        place = c * e.CHANNEL_FIELDS
+        place = c * j.CHANNEL_FIELDS
         queue_start[c + 1] = queue_start[c] + moved[num_channels + c]
-        length = -(-channels[place + e.C_STAGING] // _LINE_BYTES) * _LINE_BYTES
-        channels[place + e.C_STAGING] = staging
+        length = -(-channels[place + j.C_STAGING] // _LINE_BYTES) * _LINE_BYTES
+        channels[place + j.C_STAGING] = staging
         staging += length
-        channels[place + e.C_STATED] = moved[c] if stated < 0 else stated
-    for at in range(0, len(rows), e.ROW_FIELDS):
-        c = rows[at + e.R_CHANNEL]
+        channels[place + j.C_STATED] = moved[c] if stated < 0 else stated
+    for at in range(0, len(rows), j.ROW_FIELDS):
+        c = rows[at + j.R_CHANNEL]
         if c >= 0:
-            queue[queue_start[c]] = at // e.ROW_FIELDS
+            queue[queue_start[c]] = at // j.ROW_FIELDS
             queue_start[c] += 1  # by the end each is where the next one starts
     for c in range(num_channels, 0, -1):
         queue_start[c] = queue_start[c - 1]
@@ -368,7 +368,7 @@ class Form:
 
 def _channel_rows(plan: RankTemplate, lines: Sequence[Line]) -> Ints:
     """The engine's rows of a plan's channels, as they are before a size is known."""
-    rows = np.zeros((len(plan.channels), e.CHANNEL_FIELDS), dtype=np.int64)
+    rows = np.zeros((len(plan.channels), j.CHANNEL_FIELDS), dtype=np.int64)
     rows[:, list(LINE)] = lines
-    rows[:, e.C_OUTGOING] = [channel.src == plan.rank for channel in plan.channels]
+    rows[:, j.C_OUTGOING] = [channel.src == plan.rank for channel in plan.channels]
     return rows

@@ -24,7 +24,7 @@ from collections.abc import Callable
 import numpy as np
 
 from mycel.errors import CommunicationError, MycelError
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime import job_ring
 from mycel.runtime.calls import Latch, Ticket
 from mycel.runtime.timeouts import LONGEST_S
@@ -107,14 +107,14 @@ class JobQueue:
             ticket: with a job. One that is here already is left as it is.
         """
         self.submit_last()
-        if ticket.job is not None and ticket.job.fields[e.J_POSITION] < 0:
+        if ticket.job is not None and ticket.job.fields[j.J_POSITION] < 0:
             ticket.latch = ticket.latch or Latch()
             self.tickets.append(ticket)  # from here on it comes before what a signal handler calls
         self.submit_last()
 
     def submit_last(self) -> None:
         """Hand the last ticket's job to the engine's thread, unless it has it."""
-        if self.tickets and (job := self.tickets[-1].job) is not None and job.fields[e.J_POSITION] < 0:
+        if self.tickets and (job := self.tickets[-1].job) is not None and job.fields[j.J_POSITION] < 0:
             job_ring.submit(self._address, job.address)
             os.eventfd_write(self._wake_fd, 1)
 
@@ -173,7 +173,7 @@ class JobQueue:
         while True:
             try:
                 status = job_ring.serve(self._address, self._wake_fd, self._done_fd)
-                if status == e.DONE:
+                if status == j.DONE:
                     return
                 self._judge(status, self._running())
             except BaseException as error:
@@ -185,7 +185,7 @@ class JobQueue:
     def _running(self) -> Ticket:
         """The ticket whose job the engine's thread is at."""
         position = self._ring[job_ring.RING_COMPLETED]
-        return next(t for t in tuple(self.tickets) if t.job is not None and t.job.fields[e.J_POSITION] == position)
+        return next(t for t in tuple(self.tickets) if t.job is not None and t.job.fields[j.J_POSITION] == position)
 
     def _fail(self, error: BaseException) -> None:
         """Give every job in the ring the error, and take it out."""
@@ -193,7 +193,7 @@ class JobQueue:
         submitted = int(self._ring[job_ring.RING_SUBMITTED])
         for ticket in tuple(self.tickets):
             job = ticket.job
-            if job is not None and not job.done and 0 <= job.fields[e.J_POSITION] < submitted:
+            if job is not None and not job.done and 0 <= job.fields[j.J_POSITION] < submitted:
                 ticket.error = cause
         self._ring[job_ring.RING_COMPLETED] = submitted
         os.eventfd_write(self._done_fd, 1)

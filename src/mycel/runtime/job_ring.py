@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mycel.runtime.engine import DONE, J_HEADER, J_POSITION, JOB_FIELDS, execute, take_number
+from mycel.runtime.engine import execute, take_number
+from mycel.runtime.job_fields import DONE, J_HEADER, J_POSITION, JOB_FIELDS
 from mycel.runtime.libc import int64_at, read_fd, write_fd
 from mycel.standalone import standalone
 

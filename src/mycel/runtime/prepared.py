@@ -12,6 +12,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,10 +20,22 @@ import numpy.typing as npt
 
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Channel, Program
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.forks import let_go_in_children
 
-__all__ = ["LINE", "PREPARED", "Held", "Job", "Line", "Origin", "Prepared", "PreparedCache", "Traffic", "asking"]
+__all__ = [
+    "LINE",
+    "PREPARED",
+    "Held",
+    "Job",
+    "Line",
+    "Origin",
+    "Prepared",
+    "PreparedCache",
+    "Traffic",
+    "asking",
+    "origin_of",
+]
 
 #: Looks at rings before sleeping, some 50 us: twice what a sleep and a wake cost.
 _ROUNDS = 512
@@ -48,8 +61,14 @@ class Origin:
     even: bool
 
 
+@lru_cache(maxsize=1024)
+def origin_of(collective: str, root: int | None, method: str, piece_bytes: int, even: bool) -> Origin:
+    """The same for the same arguments, while it is remembered."""
+    return Origin(collective=collective, root=root, method=method, piece_bytes=piece_bytes, even=even)
+
+
 #: Fields of a channel that are its ``Line``.
-LINE = (e.C_FD, e.C_RING, e.C_CAPACITY, e.C_BELL, e.C_OWN_BELL)
+LINE = (j.C_FD, j.C_RING, j.C_CAPACITY, j.C_BELL, j.C_OWN_BELL, j.C_ARENA, j.C_ARENA_BYTES)
 
 
 class Line(NamedTuple):
@@ -60,6 +79,7 @@ class Line(NamedTuple):
         ring, capacity: address of its ring and the bytes that it holds; zeros where it has none.
         bell: wakes the other end of the ring.
         own_bell: wakes this end, of a ring that comes in.
+        arena, arena_bytes: where the sender's arena is mapped, of a ring that comes in; zeros where it is not.
     """
 
     descriptor: int
@@ -67,6 +87,8 @@ class Line(NamedTuple):
     capacity: int = 0
     bell: int = -1
     own_bell: int = -1
+    arena: int = 0
+    arena_bytes: int = 0
 
 
 def _nobody() -> None:
@@ -146,7 +168,7 @@ class Prepared:
 
     def part(self, field: int, length: int) -> Ints:
         """An array of the block, by the field of a job that has its address."""
-        first = (self.addresses[field - e.J_NUM_ROWS] - self.addresses[e.J_ROWS - e.J_NUM_ROWS]) // 8
+        first = (self.addresses[field - j.J_NUM_ROWS] - self.addresses[j.J_ROWS - j.J_NUM_ROWS]) // 8
         return self.block[first : first + length]
 
     def attach(self, lines: Sequence[Line]) -> None:
@@ -157,7 +179,7 @@ class Prepared:
     def channel_rows(self) -> Ints:
         """State of each channel, shape ``[channels, CHANNEL_FIELDS]``."""
         num_channels = self.addresses[1]
-        return self.part(e.J_CHANNELS, num_channels * e.CHANNEL_FIELDS).reshape(num_channels, e.CHANNEL_FIELDS)
+        return self.part(j.J_CHANNELS, num_channels * j.CHANNEL_FIELDS).reshape(num_channels, j.CHANNEL_FIELDS)
 
     @property
     def program(self) -> Program:
@@ -236,16 +258,17 @@ class PreparedCache:
 PREPARED = PreparedCache(64 << 20)
 
 
-def asking(num_neighbours: int, bell: int) -> Ints:
+def asking(num_neighbours: int, bell: int, arena: tuple[int, int] = (0, 0)) -> Ints:
     """What the jobs of a group know together of how long asking a ring again has paid: the ``ASK_*`` integers.
 
     Args:
         num_neighbours: ranks of the group on this node. Where they are more than processors, one that asks keeps
             another from answering, so it lets go of the processor now and then.
         bell: this rank's, which those ring that have made room in its rings; -1: none.
+        arena: address and bytes of what this process shares with the other ranks of its node.
     """
     crowded = num_neighbours > len(os.sched_getaffinity(0))
-    return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1], dtype=np.int64)
+    return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1, *arena], dtype=np.int64)
 
 
 class Job:
@@ -278,10 +301,10 @@ class Job:
         numbers_address: int = 0,
     ) -> None:
         # One assignment for all fields: this runs once a call, where a small message counts microseconds.
-        fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
+        fields = np.zeros(j.JOB_FIELDS, dtype=np.int64)
         address: int = fields.__array_interface__["data"][0]
-        fields[: e.J_WORK + 1] = (
-            e.PENDING,
+        fields[: j.J_WORK + 1] = (
+            j.PENDING,
             *prepared.addresses,
             *bases,
             prepared.scratch_address,
@@ -289,7 +312,7 @@ class Job:
             reduce_op,
             divisor,
             -1,
-            e.HEADER_MAGIC,
+            j.HEADER_MAGIC,
             *header,
             prepared.total_bytes,
             0,
@@ -303,7 +326,7 @@ class Job:
             numbers_address,
             -1,
             prepared.asking_address,
-            address + (e.J_WORK + 1) * 8,
+            address + (j.J_WORK + 1) * 8,
         )
         self.prepared = prepared
         self.fields = fields
@@ -327,24 +350,25 @@ class Job:
     def pattern(self) -> Ints:
         """Fields to be copied for runs of the same program with other arrays in place; see ``engine.again``."""
         fields = self.fields.copy()
-        fields[e.J_STATUS], fields[e.J_REMAINING], fields[e.J_HEADER + 1], fields[e.J_POSITION] = e.PENDING, -1, 0, -1
+        fields[j.J_STATUS], fields[j.J_REMAINING], fields[j.J_HEADER + 1], fields[j.J_POSITION] = j.PENDING, -1, 0, -1
         return fields
 
     @property
     def done(self) -> bool:
         """Whether the run is over and right."""
-        return bool(self.fields[e.J_STATUS] == e.DONE)
+        return bool(self.fields[j.J_STATUS] == j.DONE)
 
     def waiting_for(self) -> tuple[int, ...]:
         """Peers on whose sockets the run is waiting right now."""
         p, peers = self.prepared, set()
-        if self.fields[e.J_REMAINING] < 0:
+        if self.fields[j.J_REMAINING] < 0:
             return ()
         num_rows, num_channels, *_ = p.addresses
-        queue_start, queue = p.part(e.J_QUEUE_START, num_channels + 1), p.part(e.J_QUEUE, num_rows)
-        pending = p.part(e.J_PENDING, num_rows)
+        queue_start, queue = p.part(j.J_QUEUE_START, num_channels + 1), p.part(j.J_QUEUE, num_rows)
+        pending = p.part(j.J_PENDING, num_rows)
         for number, channel in enumerate(p.plan.channels):
-            position = int(queue_start[number] + p.channel_rows[number, e.C_HEAD])
-            if position < queue_start[number + 1] and pending[queue[position]] == 0:
+            position = int(queue_start[number] + p.channel_rows[number, j.C_HEAD])
+            is_stuck = position < queue_start[number + 1] and pending[queue[position]] == 0
+            if is_stuck or p.channel_rows[number, j.C_BLOCKED] & j.NOT_TAKEN:
                 peers.add(channel.dst if channel.src == p.plan.rank else channel.src)
         return tuple(sorted(peers))

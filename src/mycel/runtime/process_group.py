@@ -17,8 +17,9 @@ from torch.distributed import ProcessGroup
 
 from mycel.runtime.backend import MycelBackend
 from mycel.runtime.communicator import Communicator
-from mycel.runtime.dispatched import is_for_dispatcher, remembered, route
+from mycel.runtime.dispatched import is_for_dispatcher, is_plain, remembered, route
 from mycel.runtime.tensor_group import COLLECTIVES, TensorGroup
+from mycel.runtime.work import know_over
 from mycel.untraced import untraced
 
 __all__ = ["MycelProcessGroup"]
@@ -135,7 +136,15 @@ class MycelProcessGroup(ProcessGroup):
 def _passed_on(name: str, spelling: str) -> Callable[..., Any]:
     base = getattr(ProcessGroup, spelling)
 
+    is_all_reduce = name == "allreduce"
+
     def collective(self: MycelProcessGroup, *arguments: Any, **named: Any) -> Any:
+        # Torch takes nothing for the work of a blocking call that is over: to make one takes as long as a small call.
+        if is_all_reduce and len(arguments) == 2 and is_plain(arguments[0]):
+            group = self._backend.tensor_group
+            if group.has_reduced_again(*arguments):
+                know_over(group.communicator)
+                return None
         if is_for_dispatcher(arguments):
             with remembered((*arguments, *named.values())):
                 return base(self, *arguments, **named)

@@ -17,8 +17,10 @@ from mycel.standalone import inlined
 __all__ = [
     "DATA",
     "HEAD",
+    "MAPPED",
     "PIECE",
     "RECEIVER_SLEEPS",
+    "REVOKED",
     "SENDER_SLEEPS",
     "SLOT",
     "TAIL",
@@ -26,7 +28,7 @@ __all__ = [
     "come",
     "place",
     "put",
-    "put_header",
+    "put_slot",
     "room",
     "take",
     "wants_bell",
@@ -34,7 +36,9 @@ __all__ = [
 
 # Places in the memory, in bytes: each word on cache lines of its own.
 HEAD, TAIL, SENDER_SLEEPS, RECEIVER_SLEEPS = 0, 128, 256, 384
-DATA = 512
+# Written once. The receiver has mapped the sender's arena; the sender takes back what it has told by reference.
+MAPPED, REVOKED = 512, 576
+DATA = 640
 SLOT = 64
 #: Bytes that are published at once: they stay in the caches of both sides.
 PIECE = 1 << 16
@@ -59,12 +63,12 @@ def _end(position: int, num_bytes: int, is_last: bool) -> int:
 
 
 @inlined
-def put_header(ring: int, capacity: int, header: int) -> bool:
+def put_slot(ring: int, capacity: int, integers: int) -> bool:
     """Put four integers from an address; ``False``: there is no room."""
     if room(ring, capacity) <= 0:
         return False
     head = fetch(ring + HEAD)
-    copy(ring + DATA + (head & (capacity - 1)), header, 32)
+    copy(ring + DATA + (head & (capacity - 1)), integers, 32)
     publish(ring + HEAD, head + SLOT)
     return True
 

@@ -4,6 +4,8 @@ The memory is an anonymous file of the kernel's (``memfd_create``), which the se
 its length, and hands over on the channel's unix socket: only a process of the same user gets it, and nothing is left
 when both are gone. The socket stays, so that the end of a process is noticed as on any connection.
 
+With it goes the sender's arena (``mycel.runtime.arena``), where it has one, which the receiver maps to read from.
+
 A bell is an eventfd, which ``poll`` waits for beside sockets and control connections. A byte on the socket would do,
 but the kernel takes that for a sign that who sends is about to sleep, and puts both ranks on one processor.
 """
@@ -22,7 +24,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
-from mycel.runtime.ring import DATA
+from mycel.runtime.arena import Mapping, mapping_of
+from mycel.runtime.ring import DATA, MAPPED, REVOKED
 
 __all__ = ["Ring"]
 
@@ -31,7 +34,7 @@ _log = logging.getLogger(__name__)
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 #: What the sender says with the memory, or where it has none to give.
 _HERE, _NONE = b"M", b"-"
-#: The memory, the bell of the receiver, and that of the sender.
+#: The memory, the bell of the receiver, and that of the sender; an arena may follow.
 _HANDED_OVER = 3
 _SHORTEST, _LONGEST = 1 << 12, 1 << 26
 _LOOK_S = 0.05
@@ -50,6 +53,7 @@ class Ring:
         address: of the memory.
         capacity: bytes that may be under way, a power of two.
         bell, own_bell: as given; closed with the ring.
+        arena: where the sender's arena is mapped, and its bytes, of a ring that comes in; else zeros.
     """
 
     def __init__(self, descriptor: int, num_bytes: int, bell: int, own_bell: int = -1) -> None:
@@ -57,9 +61,12 @@ class Ring:
         self.address: int = self._memory.ctypes.data
         self.capacity = num_bytes - DATA
         self.bell, self.own_bell = bell, own_bell
+        self.arena = (0, 0)
+        self._mapping: Mapping | None = None
+        self._words = self._memory.view(np.int64)
 
     @classmethod
-    def offer(cls, sock: socket.socket, capacity: int, bell: int) -> Ring | None:
+    def offer(cls, sock: socket.socket, capacity: int, bell: int, shared: int = -1) -> Ring | None:
         """Make a ring and hand it to the peer, which calls ``accept``; ``None`` where the kernel gives no memory.
 
         The sender's part, which waits for nobody.
@@ -68,6 +75,7 @@ class Ring:
             sock: the channel's unix socket.
             capacity: bytes, a power of two; 0: the channel is to be no ring.
             bell: wakes this rank.
+            shared: descriptor of this process's arena; -1: it has none.
 
         Raises:
             PeerLostError: the peer has gone.
@@ -82,7 +90,8 @@ class Ring:
         except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
             _log.debug("no memory can be shared: %s", error)
         try:
-            _send(sock, _HERE if ring else _NONE, (descriptor, ring.bell, bell) if ring else ())
+            more = (shared,) if shared >= 0 else ()
+            _send(sock, _HERE if ring else _NONE, (descriptor, ring.bell, bell, *more) if ring else ())
         finally:
             if descriptor >= 0:
                 os.close(descriptor)
@@ -106,17 +115,33 @@ class Ring:
         if said == _NONE and not descriptors:
             return None
         try:
-            if said != _HERE or len(descriptors) != _HANDED_OVER:
+            if said != _HERE or len(descriptors) not in (_HANDED_OVER, _HANDED_OVER + 1):
                 raise PeerLostError("a channel's peer went while it was opened")
-            own_bell, bell = descriptors[1:]
+            own_bell, bell = descriptors[1:_HANDED_OVER]
             ring = cls(descriptors[0], _checked(descriptors[0]), bell, own_bell)
-            del descriptors[1:]
+            del descriptors[1:_HANDED_OVER]
+            if len(descriptors) > 1:
+                ring._map_arena(descriptors[1])
             return ring
         except (OSError, ValueError) as error:
             raise CommunicationError(f"the memory of a channel cannot be mapped: {error}") from None
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+
+    def _map_arena(self, descriptor: int) -> None:
+        """Map the sender's arena, if that can be done, and say so."""
+        try:
+            self._mapping = mapping_of(descriptor)
+        except (OSError, ValueError) as error:  # a limit of addresses: bytes come through the ring, as they do else
+            _log.debug("the memory that a peer shares cannot be mapped: %s", error)
+            return
+        self.arena = (self._mapping.address, self._mapping.num_bytes)
+        self._words[MAPPED // 8] = 1
+
+    def revoke(self) -> None:
+        """The sender's: what was told by reference, and not taken yet, is not to be used any more."""
+        self._words[REVOKED // 8] = 1
 
     def close(self) -> None:
         """Let go of the bells; the memory goes with the object, which nobody may be at any more."""
@@ -141,7 +166,7 @@ def _receive(sock: socket.socket, deadline: float, observe: Callable[[], None]) 
             raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
         observe()
     try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER)
+        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER + 1)
     except OSError:
         return b"", []
     return said, list(descriptors)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.calls import Ticket
 from mycel.runtime.faults import Attempt
 from mycel.runtime.prepared import Ints, Job
@@ -31,7 +31,7 @@ class Pool:
     """
 
     def __init__(self, num_jobs: int) -> None:
-        self._fields = np.zeros((num_jobs, e.JOB_FIELDS), dtype=np.int64)
+        self._fields = np.zeros((num_jobs, j.JOB_FIELDS), dtype=np.int64)
         self._rows = list(self._fields)
         self._address: int = self._fields.ctypes.data
         self._numbers = itertools.count()  # two calls never get one, whatever interrupts the first
@@ -40,8 +40,8 @@ class Pool:
         """Fields that say of themselves that they are of no job yet, and their address."""
         number = next(self._numbers) % len(self._rows)
         fields = self._rows[number]
-        fields[e.J_STATUS] = e.UNUSED
-        return fields, self._address + number * e.JOB_FIELDS * 8
+        fields[j.J_STATUS] = j.UNUSED
+        return fields, self._address + number * j.JOB_FIELDS * 8
 
 
 class Shortcut:
@@ -91,18 +91,18 @@ class Shortcut:
     @property
     def is_under_way(self) -> bool:
         """Whether the engine has begun the call, and is not through."""
-        return self.fields[e.J_STATUS] not in (e.UNUSED, e.DONE)
+        return self.fields[j.J_STATUS] not in (j.UNUSED, j.DONE)
 
     @property
     def ticket(self) -> Ticket:
         """What takes the call to its end where it does not get there at once."""
         if self._ticket is None:
-            number = int(self.fields[e.J_HEADER + 1])
-            limit_s = int(self.fields[e.J_LIMIT_NS]) / 1e9
+            number = int(self.fields[j.J_HEADER + 1])
+            limit_s = int(self.fields[j.J_LIMIT_NS]) / 1e9
             attempt = Attempt(
                 what=f"{self._what} #{number}",
                 timeout_s=self.timeout_s,
-                deadline=int(self.fields[e.J_STARTED_NS]) / 1e9 + limit_s,
+                deadline=int(self.fields[j.J_STARTED_NS]) / 1e9 + limit_s,
                 header=(number, *self.header),
             )
             self._ticket = Ticket(

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime.calls import Call, Latch, Ticket
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.prepared import Ints
@@ -89,7 +90,7 @@ class Turns:
     def run_again(
         self,
         shortcut: Shortcut,
-        place: Callable[[], tuple[Ints, int]],
+        place: Callable[[Shortcut], tuple[Ints, int]],
         array_address: int,
         keep: tuple[object, ...],
     ) -> int:
@@ -108,7 +109,7 @@ class Turns:
             if self._turn is not None or self._queue.tickets:
                 return 0
             try:
-                fields, address = place()  # a signal handler that comes here may run the same
+                fields, address = place(shortcut)  # a signal handler that comes here may run the same
                 self._turn = shortcut
                 shortcut.begin(fields, address, keep)
                 number: int = e.again(shortcut.pattern, address, array_address)
@@ -195,12 +196,12 @@ class Turns:
         held: BaseException | None = None
         surprises, job = 0, ticket.job
         while job is not None and ticket.error is None:
-            status = e.INTERRUPTED
+            status = j.INTERRUPTED
             try:
                 status = e.execute(job.address)
-                if status == e.DONE:  # at once, where a signal handler has run it
+                if status == j.DONE:  # at once, where a signal handler has run it
                     break
-                if status != e.INTERRUPTED:
+                if status != j.INTERRUPTED:
                     self._judge(status, ticket)
             except KeyboardInterrupt:  # half a collective is on the wires, and the others wait
                 self._abort(f"interrupted in {ticket.what}")
@@ -209,7 +210,7 @@ class Turns:
                 if error is ticket.error:
                     break
                 held = held or error
-                surprises += status != e.INTERRUPTED
+                surprises += status != j.INTERRUPTED
                 if surprises > _MOST_SURPRISES:
                     ticket.error = self._internal(error, ticket.what)
         ticket.finish()

@@ -9,6 +9,7 @@ from mycel.collectives.lower import RankTemplate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
+from mycel.runtime import job_fields as j
 from mycel.runtime import job_ring
 from mycel.runtime.calibration import measure_costs
 from mycel.runtime.forms import Form
@@ -58,22 +59,22 @@ def load() -> None:
 
 
 def _run_an_empty_job() -> Ints:
-    fields = np.zeros(e.JOB_FIELDS, dtype=np.int64)
+    fields = np.zeros(j.JOB_FIELDS, dtype=np.int64)
     spare = np.zeros(64, dtype=np.int64)
     for address in (
-        e.J_ROWS,
-        e.J_PENDING0,
-        e.J_PENDING,
-        e.J_DEPENDENT_START,
-        e.J_DEPENDENTS,
-        e.J_QUEUE_START,
-        e.J_QUEUE,
-        e.J_CHANNELS,
-        e.J_POLL,
-        e.J_EXTRAS,
-        e.J_ASKING,
+        j.J_ROWS,
+        j.J_PENDING0,
+        j.J_PENDING,
+        j.J_DEPENDENT_START,
+        j.J_DEPENDENTS,
+        j.J_QUEUE_START,
+        j.J_QUEUE,
+        j.J_CHANNELS,
+        j.J_POLL,
+        j.J_EXTRAS,
+        j.J_ASKING,
     ):
         fields[address] = spare.ctypes.data
-    fields[e.J_WORK] = fields.ctypes.data + (e.J_WORK + 1) * 8
+    fields[j.J_WORK] = fields.ctypes.data + (j.J_WORK + 1) * 8
     e.execute(fields.ctypes.data)
     return fields
