@@ -9,6 +9,7 @@ import stat
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,10 +22,10 @@ from mycel.runtime import tensor_group
 def _num_sockets() -> int:
     """Connected sockets of this process."""
     found = 0
-    for name in os.listdir("/proc/self/fd"):
+    for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # it has gone meanwhile, or is not connected
-            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                with socket.socket(fileno=os.dup(int(name))) as sock:
+            if stat.S_ISSOCK(os.fstat(int(entry.name)).st_mode):
+                with socket.socket(fileno=os.dup(int(entry.name))) as sock:
                     sock.getpeername()
                     found += 1
     return found
