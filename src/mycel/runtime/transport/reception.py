@@ -33,9 +33,11 @@ _log = logging.getLogger(__name__)
 
 #: How often a wait is interrupted to observe what other ranks say.
 HEED_S = 0.1
-#: How long a handshake may take.
-_HANDSHAKE_S = 10.0
-#: Handshakes under way at once.
+#: How long a handshake may take, and so much more for each rank of the group: who calls dials all ranks and then
+#: greets one after the other, and ranks that share a processor wait for it meanwhile. A connection that is dropped
+#: here looks to its rank as if this one had died.
+_HANDSHAKE_S, _HANDSHAKE_OF_A_RANK_S = 10.0, 0.25
+#: Handshakes under way at once, beside one of each rank.
 _MOST_WAITING = 256
 #: Connections that are kept until somebody asks for them, of each rank.
 _MOST_FILED = 4096
@@ -65,6 +67,8 @@ class Reception:
 
     def __init__(self, rank: int, size: int, *, local: str = "", secret: Secret | None = None) -> None:
         self._rank, self._size, self._secret = rank, size, secret
+        self._handshake_s = _HANDSHAKE_S + _HANDSHAKE_OF_A_RANK_S * size
+        self._most_waiting = _MOST_WAITING + size
         self._token = b""
         self._listeners: dict[int, socket.socket] = {}
         self._callers: dict[int, _Caller] = {}
@@ -267,7 +271,7 @@ class Reception:
 
     def _accept(self, listener: socket.socket) -> None:
         """Take in those who wait at a listener, though not for ever."""
-        for _ in range(_MOST_WAITING):
+        for _ in range(self._most_waiting):
             try:
                 sock, _ = listener.accept()
             except BlockingIOError:
@@ -285,11 +289,11 @@ class Reception:
                 self._refuse("a connection of another user to this rank's unix socket")
                 continue
             sock.setblocking(False)
-            caller = _Caller(sock=sock, deadline=time.monotonic() + _HANDSHAKE_S)
+            caller = _Caller(sock=sock, deadline=time.monotonic() + self._handshake_s)
             self._callers[sock.fileno()] = caller
             self._epoll.register(sock, select.EPOLLIN)
             self._hear(caller)
-            if len(self._callers) > _MOST_WAITING:
+            if len(self._callers) > self._most_waiting:
                 self._drop(self._least())
 
     def _least(self) -> _Caller:
