@@ -312,7 +312,7 @@ class Communicator:
             or shortcut.timeout_s != self._timeout_s
         ):
             return False
-        number = self._turns.run_again(shortcut, partial(self._place_of, shortcut), array_address, keep)
+        number = self._turns.run_again(shortcut, self._place_of, array_address, keep)
         if number > 0:
             self._last = number
             self._faults.recent.append((number, *shortcut.header))

@@ -109,6 +109,16 @@ def is_for_dispatcher(arguments: Iterable[Any]) -> bool:
     return False
 
 
+def is_plain(tensors: Any) -> bool:
+    """Whether ``tensors`` is a list of one tensor that is memory and nothing else, and nobody is looking.
+
+    Of such a call ``is_for_dispatcher`` is false, unless the tensor is on a device without memory.
+    """
+    if type(tensors) is not list or len(tensors) != 1:
+        return False
+    return type(tensors[0]) in _PLAIN and not _num_modes() and not _is_profiling()
+
+
 @functools.lru_cache(maxsize=1024)
 def is_special(kind: Any) -> bool:
     """Whether tensors of a class see operators before torch's kernels do.

@@ -48,13 +48,24 @@ class Reductions(GroupCalls):
     def allreduce(self, tensors: list[Tensor], opts: AllreduceOptions | None = None) -> dist.Work:
         """Reduce in place; see ``torch.distributed.all_reduce``."""
         opts = opts or AllreduceOptions()
-        kind = self._kind_of_small(tensors, opts)
-        if kind is not None and self._run_again(kind, tensors[0]):
+        if self.has_reduced_again(tensors, opts):
             return DoneWork(self._communicator, tensors)
+        kind = self._kind_of_small(tensors, opts)
         known = self._reduction(tensors, opts)
         if known is None or len(tensors) != 1:
             return self._backend_of(tensors).allreduce(tensors, opts)
         return self._all_reduce(tensors, *known, opts, kind)
+
+    def has_reduced_again(self, tensors: list[Tensor], opts: Any) -> bool:
+        """Run an all_reduce to its end if it is one that has been run before, small and blocking; whether it was."""
+        kind = self._kind_of_small(tensors, opts)
+        if kind is None:
+            return False
+        shortcut, communicator = self._shortcuts.get(kind), self._communicator
+        if shortcut is None or communicator is None:
+            return False
+        own = tensors[0].detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
+        return communicator.run_again(shortcut, own.data_ptr(), (own,))
 
     def _kind_of_small(self, tensors: list[Tensor], opts: Any) -> Hashable | None:
         """What a blocking all_reduce of a small tensor in place is known by; ``None`` for others."""
@@ -64,14 +75,6 @@ class Reductions(GroupCalls):
         if not tensor.is_cpu or tensor.numel() > _SMALL or not tensor.is_contiguous() or opts.timeout > _NO_TIME:
             return None
         return tensor.dtype, tensor.numel(), int(opts.reduceOp.op), tensor.is_conj() or tensor.is_neg()
-
-    def _run_again(self, kind: Hashable, tensor: Tensor) -> bool:
-        """Run a call that has been run before, if it has."""
-        shortcut = self._shortcuts.get(kind)
-        if shortcut is None or self._communicator is None:
-            return False
-        own = tensor.detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
-        return self._communicator.run_again(shortcut, own.data_ptr(), (own,))
 
     def _remember(self, kind: Hashable, ticket: Ticket) -> None:
         """Keep a call that has gone well, to run it again."""

@@ -90,7 +90,7 @@ class Turns:
     def run_again(
         self,
         shortcut: Shortcut,
-        place: Callable[[], tuple[Ints, int]],
+        place: Callable[[Shortcut], tuple[Ints, int]],
         array_address: int,
         keep: tuple[object, ...],
     ) -> int:
@@ -109,7 +109,7 @@ class Turns:
             if self._turn is not None or self._queue.tickets:
                 return 0
             try:
-                fields, address = place()  # a signal handler that comes here may run the same
+                fields, address = place(shortcut)  # a signal handler that comes here may run the same
                 self._turn = shortcut
                 shortcut.begin(fields, address, keep)
                 number: int = e.again(shortcut.pattern, address, array_address)

@@ -23,7 +23,7 @@ from mycel.runtime.held import HeldWork
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
 
-__all__ = ["DoneWork", "MycelWork", "span_of"]
+__all__ = ["DoneWork", "MycelWork", "know_over", "span_of"]
 
 _log = logging.getLogger(__name__)
 
@@ -238,6 +238,14 @@ class MycelWork(HeldWork):
         return True
 
 
+def know_over(communicator: Communicator | None) -> int:
+    """Write down that the caller knows all of a group's calls to be over; the place of one that is over now."""
+    order = next(_orders)
+    if communicator is not None:
+        communicator.known_over = order
+    return order
+
+
 @untraced
 class DoneWork(MycelWork):
     """A blocking collective that is over, and was right, with no other under way: made in half the time.
@@ -253,6 +261,4 @@ class DoneWork(MycelWork):
     def __init__(self, communicator: Communicator | None, result: list[torch.Tensor]) -> None:
         HeldWork.__init__(self)
         self._communicator, self._result = communicator, result
-        self.order = next(_orders)
-        if communicator is not None:
-            communicator.known_over = self.order
+        self.order = know_over(communicator)
