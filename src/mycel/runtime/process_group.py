@@ -8,12 +8,13 @@ the call goes through the dispatcher as with torch's own backends, and comes out
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, distributed_c10d
 
 from mycel.runtime.backend import MycelBackend
 from mycel.runtime.communicator import Communicator
@@ -23,6 +24,9 @@ from mycel.runtime.work import know_over
 from mycel.untraced import untraced
 
 __all__ = ["MycelProcessGroup"]
+
+#: Whose calls are a program's own: the functions of ``torch.distributed``.
+_CALLER = distributed_c10d.__file__
 
 
 class MycelProcessGroup(ProcessGroup):
@@ -139,8 +143,13 @@ def _passed_on(name: str, spelling: str) -> Callable[..., Any]:
     is_all_reduce = name == "allreduce"
 
     def collective(self: MycelProcessGroup, *arguments: Any, **named: Any) -> Any:
-        # Torch takes nothing for the work of a blocking call that is over: to make one takes as long as a small call.
-        if is_all_reduce and len(arguments) == 2 and is_plain(arguments[0]):
+        # To make a work takes as long as a small call, and ``dist.all_reduce`` needs none of a blocking one.
+        if (
+            is_all_reduce
+            and len(arguments) == 2
+            and is_plain(arguments[0])
+            and sys._getframe(1).f_code.co_filename == _CALLER
+        ):
             group = self._backend.tensor_group
             if group.has_reduced_again(*arguments):
                 know_over(group.communicator)
