@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
 import termios
@@ -27,21 +28,24 @@ class Lines:
     """What an endpoint stands on; made by ``Communicator.lines``.
 
     Args:
-        rank, size: in the group.
-        topology: the fabric between its ranks.
+        topology: the fabric between the group's ranks.
         rendezvous: this rank's listener, with everyone's addresses.
         address_of: at which address a channel's destination is reached over its path.
         pace_of: bytes a second at which a channel sends at most; ``None`` for no limit.
         failure: why the group has failed, if it has; a thread of the process's reads what the others say.
         give_up: fails the group on all ranks, for a reason of a kind; the error.
         control: the group's control connections.
+        in_memory: whether messages to ranks of this node go through memory that both share.
+
+    Attributes:
+        rank, size: in the group.
+        is_crowded: whether the node has more of the group's ranks than processors.
+        in_memory: as given.
     """
 
     def __init__(
         self,
         *,
-        rank: int,
-        size: int,
         topology: Topology,
         rendezvous: Rendezvous,
         address_of: Callable[[Channel], str],
@@ -49,8 +53,11 @@ class Lines:
         failure: Callable[[], CommunicationError | None],
         give_up: Callable[[str, str], CommunicationError],
         control: Control,
+        in_memory: bool,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size, self.in_memory = rendezvous.rank, rendezvous.size, in_memory
+        hosts = [address.host for address in rendezvous.addresses]
+        self.is_crowded = hosts.count(hosts[self.rank]) > len(os.sched_getaffinity(0))
         self._control = control
         self._topology = topology
         self._rendezvous = rendezvous
