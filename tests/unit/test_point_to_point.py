@@ -31,6 +31,7 @@ from mycel.topology.builders import loopback, ring, star, torus, two_boxes
 from mycel.topology.model import Topology
 
 LONG_S = 20.0
+RING_BYTES = 1 << 17
 
 
 # -- paths ------------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ def wires(in_memory: bool) -> Iterator[tuple[Wire, Wire]]:
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
     bell = os.eventfd(0, os.EFD_NONBLOCK)
-    called = offer_wire(ours, bell, in_memory=in_memory, yields=True)
+    called = offer_wire(ours, bell, ring_bytes=RING_BYTES * in_memory, yields=True)
     accepted = accept_wire(theirs, yields=True)
     assert accepted is not None
     assert type(called) is type(accepted) is (MemoryWire if in_memory else SocketWire)
@@ -239,7 +240,7 @@ def test_what_is_no_wire_is_refused(in_memory: bool) -> None:
         with pytest.raises(PeerLostError):
             accept_wire(theirs, yields=False)
         with pytest.raises(PeerLostError):
-            offer_wire(theirs, theirs.fileno(), in_memory=in_memory, yields=False)
+            offer_wire(theirs, theirs.fileno(), ring_bytes=RING_BYTES * in_memory, yields=False)
 
 
 def test_without_memory_the_socket_does(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,7 +250,7 @@ def test_without_memory_the_socket_does(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(os, "memfd_create", refuse)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert isinstance(offer_wire(ours, 0, in_memory=True, yields=False), SocketWire)
+        assert isinstance(offer_wire(ours, 0, ring_bytes=RING_BYTES, yields=False), SocketWire)
         assert isinstance(accept_wire(theirs, yields=False), SocketWire)
 
 
@@ -284,7 +285,7 @@ class Fake:
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.size = world, rank, world.size
-        self.gone, self.in_memory, self.is_crowded = world.gone, world.in_memory, True
+        self.gone, self.ring_bytes, self.is_crowded = world.gone, RING_BYTES * world.in_memory, True
         self.listening = (world.bells[rank],)
         self.finish = p2p_lines.Lines.finish
 

@@ -34,6 +34,8 @@ __all__ = ["Endpoint"]
 _LOOK_S = 0.1
 #: After which transfers that nobody waits for are taken care of; while somebody waits for others, longer.
 _TICK_S, _LONG_TICK_S = 0.001, 0.005
+#: Within which somebody who has waited, or begun a long message, most often waits for the next one.
+_PAUSE_S = 0.0002
 #: Ticks without anything to do after which the thread sleeps until it is called.
 _IDLE_TICKS = 50
 #: For what the other side has accepted to get through when the group is left.
@@ -58,7 +60,7 @@ class Endpoint:
         self._holder = 0  # the thread that holds the lock
         self._moving = threading.RLock()  # held by who waits for the kernel, on behalf of all
         self._dialing = threading.Lock()
-        if lines.in_memory:
+        if lines.ring_bytes:
             p2p_stream.load()
         self._waiting = Waiting(lines.listening, yields=lines.is_crowded)
         #: Who has called and not said yet what is to carry its bytes: rank, number of its path, socket.
@@ -68,7 +70,7 @@ class Endpoint:
         self._failed: BaseException | None = None
         self._next_look = 0.0
         self._is_closed = self._is_inherited = False
-        self._wanted = threading.Event()
+        self._wanted, self._handover = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._attendant = 0  # the thread's identity
         let_go_in_children(self)
@@ -88,6 +90,8 @@ class Endpoint:
         with _Inside(self):
             self._exchange.send(transfer, outlet)
         self._tell()
+        if not transfer.begun:
+            self._hand_over()
 
     def receive(self, transfer: Transfer) -> None:
         """Begin to receive; it proceeds by itself.
@@ -192,7 +196,13 @@ class Endpoint:
                     self._moving.release()
             else:
                 doze(patience)
+        self._hand_over()
         return True
+
+    def _hand_over(self) -> None:
+        """Have the thread take care soon of what nobody may be waiting for now."""
+        if self._exchange.open and not self._handover.is_set() and threading.get_ident() != self._attendant:
+            self._handover.set()
 
     @staticmethod
     def _doze(transfer: Transfer, patience: float) -> None:
@@ -278,7 +288,7 @@ class Endpoint:
         lines = self._lines
         try:
             sock = lines.dial(peer, number, min(deadline, time.monotonic() + _LONGEST_DIAL_S))
-            wire = offer_wire(sock, self._waiting.bell, in_memory=lines.in_memory, yields=self._waiting.yields)
+            wire = offer_wire(sock, self._waiting.bell, ring_bytes=lines.ring_bytes, yields=self._waiting.yields)
         except CommunicationError:
             cause = lines.lost(peer, f"the first message to rank {peer}")
             if lines.failure is not None:
@@ -394,7 +404,9 @@ class Endpoint:
         idle, tick = 0, _TICK_S
         self._attendant = threading.get_ident()
         while not self._is_closed:
-            time.sleep(tick)
+            if self._handover.wait(tick):
+                self._handover.clear()
+                time.sleep(_PAUSE_S)
             tick = _TICK_S
             if not self._exchange.open:
                 idle += 1

@@ -15,6 +15,7 @@ from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.control import Control
 from mycel.runtime.p2p_routes import Route, find_routes
+from mycel.runtime.p2p_wires import ring_bytes_for
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
 
@@ -40,7 +41,7 @@ class Lines:
     Attributes:
         rank, size: in the group.
         is_crowded: whether the node has more of the group's ranks than processors.
-        in_memory: as given.
+        ring_bytes: of the memory for what a rank of this node is sent; 0: it goes through a socket.
     """
 
     def __init__(
@@ -55,9 +56,11 @@ class Lines:
         control: Control,
         in_memory: bool,
     ) -> None:
-        self.rank, self.size, self.in_memory = rendezvous.rank, rendezvous.size, in_memory
+        self.rank, self.size = rendezvous.rank, rendezvous.size
         hosts = [address.host for address in rendezvous.addresses]
-        self.is_crowded = hosts.count(hosts[self.rank]) > len(os.sched_getaffinity(0))
+        num_here = hosts.count(hosts[self.rank])
+        self.is_crowded = num_here > len(os.sched_getaffinity(0))
+        self.ring_bytes = ring_bytes_for(num_here) if in_memory else 0
         self._control = control
         self._topology = topology
         self._rendezvous = rendezvous

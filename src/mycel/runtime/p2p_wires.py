@@ -22,12 +22,15 @@ from mycel.runtime import p2p_stream as s
 from mycel.runtime.ring import DATA
 from mycel.runtime.ring_memory import Ring, checked_length, sealed_memory
 
-__all__ = ["MemoryWire", "SocketWire", "Wire", "accept_wire", "offer_wire"]
+__all__ = ["MemoryWire", "SocketWire", "Wire", "accept_wire", "offer_wire", "ring_bytes_for"]
 
 _log = logging.getLogger(__name__)
 
-#: Bytes of the ring for messages, and of the one for what is answered: offers that are granted, credits.
-_RING_BYTES, _ANSWERS_BYTES = 1 << 19, 1 << 14
+#: Bytes of the ring for messages: a whole activation of a pipeline, say, which is sent then without a wait, and less
+#: where a rank may have many.
+_LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 17, 1 << 21, 1 << 22
+#: Of the one for what is answered: offers that are granted, credits.
+_ANSWERS_BYTES = 1 << 14
 #: What the caller says with the memory, or where it has none to give.
 _HERE, _NONE = b"M", b"-"
 #: The memories of both rings, the bell of who is called, and that of the caller.
@@ -202,13 +205,26 @@ class MemoryWire:
             self.bell = -1
 
 
-def offer_wire(sock: socket.socket, bell: int, *, in_memory: bool, yields: bool) -> Wire:
+def ring_bytes_for(num_ranks: int) -> int:
+    """How long the ring of a message's sender is.
+
+    Args:
+        num_ranks: of the group on this node.
+
+    Examples:
+        >>> [ring_bytes_for(n) >> 10 for n in (2, 3, 8, 100)]
+        [2048, 1024, 512, 128]
+    """
+    return max(_LEAST_RING, min(_MOST_RING, _ALL_RINGS >> max(1, num_ranks - 1).bit_length()))
+
+
+def offer_wire(sock: socket.socket, bell: int, *, ring_bytes: int, yields: bool) -> Wire:
     """What carries a connection's bytes, at the end that has called; the other one calls ``accept_wire``.
 
     Args:
         sock: connected and non-blocking.
         bell: wakes this end.
-        in_memory: whether bytes may go through memory; where the kernel gives none, they go through the socket.
+        ring_bytes: of the memory for what is sent; 0, or where the kernel gives none: it goes through the socket.
         yields: whether other ranks need the processor while this one asks.
 
     Raises:
@@ -220,11 +236,11 @@ def offer_wire(sock: socket.socket, bell: int, *, in_memory: bool, yields: bool)
     theirs = -1
     try:
         rings = None
-        if in_memory:
+        if ring_bytes:
             try:
-                memories += [sealed_memory(DATA + length) for length in (_RING_BYTES, _ANSWERS_BYTES)]
+                memories += [sealed_memory(DATA + length) for length in (ring_bytes, _ANSWERS_BYTES)]
                 theirs = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                rings = Ring(memories[0], DATA + _RING_BYTES, theirs), Ring(memories[1], DATA + _ANSWERS_BYTES, -1)
+                rings = Ring(memories[0], DATA + ring_bytes, theirs), Ring(memories[1], DATA + _ANSWERS_BYTES, -1)
             except OSError as error:  # a sandbox, no memory or descriptor left: the socket does
                 _log.debug("no memory can be shared: %s", error)
         said, handed = (_HERE, [*memories, theirs, bell]) if rings else (_NONE, [])
