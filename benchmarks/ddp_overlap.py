@@ -4,8 +4,8 @@
 
 A transformer of 5.5 million parameters (22 MB) in buckets of 4 MB. In each turn a step without communication, then
 for each variant the sums of its buckets alone, and a step with DDP. *Exposed* is what a step takes longer than the
-one without communication; figures are medians of rank 0, from a barrier to the end of the step. With ``--output FILE``
-every row is appended as a line of JSON.
+one without communication; figures are medians of rank 0, from a barrier to the end of the step. With
+``--output FILE`` every row is appended as a line of JSON.
 """
 
 from __future__ import annotations

@@ -73,6 +73,8 @@ class Endpoint:
         self._wanted, self._handover = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
         self._attendant = 0  # the thread's identity
+        self._is_attended = False  # whether it is that which moves
+        self._waiters: list[int] = []  # threads that wait
         let_go_in_children(self)
 
     # -- what callers ask for -----------------------------------------------------------------------------
@@ -185,23 +187,34 @@ class Endpoint:
     def _wait(self, is_there: Callable[[], bool], limit_s: float | None, doze: Callable[[float], None]) -> bool:
         until = None if limit_s is None else time.monotonic() + limit_s
         patience = _LOOK_S
-        while not is_there():
-            if until is not None and (patience := min(_LOOK_S, until - time.monotonic())) <= 0:
-                return False
-            if self._moving.acquire(blocking=False):
-                try:
-                    if not is_there():
-                        self._move(patience)
-                finally:
-                    self._moving.release()
-            else:
-                doze(patience)
-        self._hand_over()
+        self._waiters.append(threading.get_ident())
+        try:
+            while not is_there():
+                if until is not None and (patience := min(_LOOK_S, until - time.monotonic())) <= 0:
+                    return False
+                if self._moving.acquire(blocking=False) or self._relieve(patience):
+                    try:
+                        if not is_there():
+                            self._move(patience)
+                    finally:
+                        self._moving.release()
+                else:
+                    doze(patience)
+        finally:
+            self._waiters.pop()
+            self._hand_over()
         return True
+
+    def _relieve(self, patience: float) -> bool:
+        """Move instead of the thread: whoever waits need not be woken. ``False``: it is not the thread that moves."""
+        if not self._is_attended:
+            return False
+        self._waiting.interrupt()
+        return self._moving.acquire(timeout=patience)
 
     def _hand_over(self) -> None:
         """Have the thread take care soon of what nobody may be waiting for now."""
-        if self._exchange.open and not self._handover.is_set() and threading.get_ident() != self._attendant:
+        if self._exchange.open and not self._handover.is_set() and not self._waiters:
             self._handover.set()
 
     @staticmethod
@@ -417,15 +430,17 @@ class Endpoint:
                         self._wanted.wait()
                 continue
             idle = 0
-            if not self._moving.acquire(blocking=False):
+            if self._waiters or not self._moving.acquire(blocking=False):
                 tick = _LONG_TICK_S
                 continue
             try:
-                while self._exchange.open and not self._is_closed:
+                self._is_attended = True
+                while self._exchange.open and not (self._waiters or self._is_closed):
                     self._move(_LOOK_S)
             except Exception as error:  # whoever waits must hear of it
                 self._fail(self._lines.fail("failed", f"rank {self.rank}: {type(error).__name__}: {error}"))
             finally:
+                self._is_attended = False
                 self._moving.release()
 
     def abort(self) -> None:

@@ -83,7 +83,7 @@ class Waiting:
                 self._bells.add(connection.memory.bell)
                 self._epoll.register(connection.memory.bell, select.EPOLLIN | select.EPOLLET)
             self._lines = _Lines(self.connections.values())
-            self._tell()
+            self.interrupt()
 
     def ignore(self, descriptor: int) -> None:
         """Take ``listen`` back."""
@@ -107,14 +107,14 @@ class Waiting:
         if connection.memory is not None:
             connection.memory.wait(for_room=connection.is_waiting)
             if connection.is_waiting:
-                self._tell()
+                self.interrupt()
             return
         events = select.EPOLLIN | (select.EPOLLOUT if connection.is_waiting else 0)
         if connection.watched != events:
             self._epoll.modify(connection.descriptor, events)
             connection.watched = events
 
-    def _tell(self) -> None:
+    def interrupt(self) -> None:
         """Have whoever waits in another thread see what has changed; the kernel tells of sockets by itself."""
         if self._waiter not in (0, threading.get_ident()):
             os.eventfd_write(self.bell, 1)
