@@ -22,10 +22,12 @@ from mycel.runtime import p2p_stream as s
 from mycel.runtime.ring import DATA
 from mycel.runtime.ring_memory import Ring, checked_length, sealed_memory
 
-__all__ = ["MemoryWire", "SocketWire", "Wire", "accept_wire", "offer_wire", "ring_bytes_for"]
+__all__ = ["EAGER_BYTES", "MemoryWire", "SocketWire", "Wire", "accept_wire", "offer_wire", "ring_bytes_for"]
 
 _log = logging.getLogger(__name__)
 
+#: Messages up to this long go at once; through memory longer ones too: to ask first takes longer than to copy them.
+EAGER_BYTES, _EAGER_BYTES_IN_MEMORY = 1 << 16, 1 << 18
 #: Bytes of the ring for messages: a whole activation of a pipeline, say, which is sent then without a wait, and less
 #: where a rank may have many.
 _LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 17, 1 << 21, 1 << 22
@@ -48,10 +50,12 @@ class Wire(Protocol):
     Attributes:
         sock: by whose end the end of the other side is noticed.
         piece_bytes: how long pieces of a long message are best.
+        eager_bytes: messages up to this long go unasked.
     """
 
     sock: socket.socket
     piece_bytes: int
+    eager_bytes: int
 
     def address_of(self, place: memoryview) -> int:
         """What ``receive`` needs to know of a place beside itself."""
@@ -90,7 +94,7 @@ class SocketWire:
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
-        self.piece_bytes = 1 << 20
+        self.piece_bytes, self.eager_bytes = 1 << 20, EAGER_BYTES
 
     def address_of(self, place: memoryview) -> int:
         """See ``Wire``: nothing."""
@@ -126,7 +130,7 @@ class MemoryWire:
 
     def __init__(self, sock: socket.socket, out: Ring, back: Ring, bell: int, *, yields: bool) -> None:
         self.sock, self.bell = sock, bell
-        self.piece_bytes = 1 << 22
+        self.piece_bytes, self.eager_bytes = 1 << 22, _EAGER_BYTES_IN_MEMORY
         self.is_ended = False
         self._rings = (out, back)
         self._yields = int(yields)
