@@ -34,7 +34,7 @@ __all__ = ["Endpoint"]
 _LOOK_S = 0.1
 #: After which transfers that nobody waits for are taken care of; while somebody waits for others, longer.
 _TICK_S, _LONG_TICK_S = 0.001, 0.005
-#: Within which somebody who has waited, or begun a long message, most often waits for the next one.
+#: Within which somebody who has waited most often waits for the next one.
 _PAUSE_S = 0.0002
 #: Ticks without anything to do after which the thread sleeps until it is called.
 _IDLE_TICKS = 50
@@ -92,8 +92,6 @@ class Endpoint:
         with _Inside(self):
             self._exchange.send(transfer, outlet)
         self._tell()
-        if not transfer.begun:
-            self._hand_over()
 
     def receive(self, transfer: Transfer) -> None:
         """Begin to receive; it proceeds by itself.

@@ -37,6 +37,8 @@ READABLE, WRITABLE = 1, 2
 # What attend is asked.
 LOOK = 0  # what can go on
 SLEEP = 1  # likewise, and ask for a while; if nothing can, say that this end sleeps
+#: Added to what attend gives where asking has paid.
+PAID = 1 << 32
 
 
 @compiled_without_lock
@@ -149,7 +151,7 @@ def _say(lines, num_lines, sleeps) -> None:  # type: ignore[no-untyped-def]
 
 @standalone
 def attend(lines_address: int, num_lines: int, what: int, rounds: int, yields: int) -> int:
-    """See which lines can go on, ``L_READY`` of each; how many.
+    """See which lines can go on, ``L_READY`` of each; how many, and ``PAID`` if they could not at once.
 
     Args:
         lines_address: of the addresses of the lines' fields.
@@ -168,11 +170,12 @@ def attend(lines_address: int, num_lines: int, what: int, rounds: int, yields: i
         asked += 1
         _pause(yields, asked)
         found = _look(lines, num_lines)
-    if found == 0:
-        _say(lines, num_lines, 1)
-        found = _look(lines, num_lines)
-        if found > 0:
-            _say(lines, num_lines, 0)
+    if found > 0:
+        return found + PAID
+    _say(lines, num_lines, 1)
+    found = _look(lines, num_lines)
+    if found > 0:
+        _say(lines, num_lines, 0)
     return found
 
 

@@ -16,8 +16,8 @@ __all__ = ["Waiting"]
 
 #: While there is memory to see to, the kernel is asked about the rest each so many times.
 _TURNS_PER_POLL = 8
-#: Looks at memory before sleeping, some 200 us at most: what an answer takes that Python gives at the other end.
-_LEAST_ROUNDS, _MOST_ROUNDS = 16, 2048
+#: Looks at memory before sleeping, some 100 us at most: what an answer takes that Python gives at the other end.
+_LEAST_ROUNDS, _MOST_ROUNDS = 16, 1024
 #: A sleep that was shorter would have been spared by asking for longer.
 _SHORT_S = 300e-6
 
@@ -133,6 +133,8 @@ class Waiting:
         lines = self._lines  # holds the memory that compiled code is at
         what = s.SLEEP if patience > 0 else s.LOOK
         found = lines.attend(what, self._rounds if asks else 0, yields=self.yields)
+        if found >= s.PAID:
+            self._rounds = min(_MOST_ROUNDS, 2 * self._rounds)
         self._num_turns += 1
         ready: list[tuple[Connection | None, int]] = []
         if not found or self._num_turns % _TURNS_PER_POLL == 0:
