@@ -1,4 +1,4 @@
-"""Messages between two ranks: Gloo against mycel over TCP and over unix sockets, back and forth, in turns.
+"""Messages between two ranks: Gloo against mycel over sockets and through memory, back and forth, in turns.
 
     python benchmarks/point_to_point.py                               # two ranks of this machine, 1 KB to 64 MB
     python benchmarks/point_to_point.py --sizes 1KB --repeats 21
@@ -118,7 +118,7 @@ def be_rank(rank: int, options: argparse.Namespace, store_file: str) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=lambda text: [parse_size(part) for part in text.split(",")], default=SIZES)
-    parser.add_argument("--variants", type=lambda text: text.split(","), default=["gloo", "tcp", "unix"])
+    parser.add_argument("--variants", type=lambda text: text.split(","), default=["gloo", "unix", "memory"])
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds of each variant")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)

@@ -20,7 +20,12 @@ CHECKS = Path(__file__).resolve().parent / "checks"
 CLUSTERS = Path(__file__).resolve().parents[2] / "examples" / "clusters"
 
 
-@pytest.mark.parametrize(("world_size", "local"), [(2, "unix"), (2, "tcp"), (3, "unix"), (4, "tcp")])
+LOCAL = pytest.mark.parametrize("local", ["memory", "unix"])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "local"), [(2, "memory"), (2, "unix"), (2, "tcp"), (3, "unix"), (4, "memory"), (4, "tcp")]
+)
 def test_everything(run_ranks: RunRanks, world_size: int, local: str) -> None:
     run_ranks(world_size, "messages", "everything", env={"MYCEL_LOCAL": local})
 
@@ -30,9 +35,21 @@ def test_on_a_ring_where_some_ranks_have_no_cable(run_ranks: RunRanks) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=long) for seed in range(1, 20))])
-@pytest.mark.parametrize("local", ["unix", "tcp"])
+@pytest.mark.parametrize("local", ["memory", "unix", "tcp"])
 def test_any_messages_in_any_order(run_ranks: RunRanks, seed: int, local: str) -> None:
     run_ranks(4, "messages", "random_exchanges", seed, env={"MYCEL_LOCAL": local})
+
+
+def test_bytes_go_the_way_that_was_asked_for(run_ranks: RunRanks) -> None:
+    ways = {"memory": "MemoryWire", "unix": "SocketWire", "tcp": "SocketWire", None: "MemoryWire"}
+    for local, wire in ways.items():
+        env = {"MYCEL_LOCAL": local} if local else {}
+        assert run_ranks(2, "messages", "kinds_of_wires", env=env) == [[wire], [wire]]
+
+
+def test_ranks_that_were_told_different_ways_understand_each_other(run_ranks: RunRanks) -> None:
+    """Who sends decides."""
+    run_ranks(3, "messages", "mixed_ways", backend=None)
 
 
 def test_nothing_goes_over_gloo(run_ranks: RunRanks) -> None:
@@ -48,16 +65,19 @@ def test_a_time_out_names_the_rank(run_ranks: RunRanks) -> None:
     run_ranks(2, "messages", "late")
 
 
-def test_a_rank_that_is_killed_is_named(run_ranks: RunRanks) -> None:
-    run_ranks(3, "messages", "killed", backend=None)
+@LOCAL
+def test_a_rank_that_is_killed_is_named(run_ranks: RunRanks, local: str) -> None:
+    run_ranks(3, "messages", "killed", backend=None, env={"MYCEL_LOCAL": local})
 
 
-def test_a_rank_leaves_with_messages_under_way(run_ranks: RunRanks) -> None:
-    run_ranks(2, "messages", "left_behind")
+@LOCAL
+def test_a_rank_leaves_with_messages_under_way(run_ranks: RunRanks, local: str) -> None:
+    run_ranks(2, "messages", "left_behind", env={"MYCEL_LOCAL": local})
 
 
-def test_a_forked_child_disturbs_nobody(run_ranks: RunRanks) -> None:
-    run_ranks(2, "messages", "forked")
+@LOCAL
+def test_a_forked_child_disturbs_nobody(run_ranks: RunRanks, local: str) -> None:
+    run_ranks(2, "messages", "forked", env={"MYCEL_LOCAL": local})
 
 
 def test_monitored_barriers(run_ranks: RunRanks) -> None:

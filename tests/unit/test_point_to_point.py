@@ -7,9 +7,11 @@ import random
 import socket
 import threading
 import time
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -17,18 +19,20 @@ from hypothesis import strategies as st
 
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError, CommunicationError, MismatchError, PeerLostError
-from mycel.runtime import p2p_lines
+from mycel.runtime import p2p_lines, p2p_stream
 from mycel.runtime.monitored import pass_barrier
-from mycel.runtime.p2p_connection import PIECE_BYTES, Connection
+from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_endpoint import Endpoint
 from mycel.runtime.p2p_exchange import EAGER_BYTES, WINDOW_BYTES
 from mycel.runtime.p2p_frames import FRAME_BYTES, LONGEST_NOTE, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
 from mycel.runtime.p2p_routes import Route, find_routes, parts_of
+from mycel.runtime.p2p_wires import MemoryWire, SocketWire, Wire, accept_wire, offer_wire
 from mycel.topology.builders import loopback, ring, star, torus, two_boxes
 from mycel.topology.model import Topology
 
 LONG_S = 20.0
+RING_BYTES = 1 << 17
 
 
 # -- paths ------------------------------------------------------------------------------------------------------
@@ -148,13 +152,50 @@ class Log:
         self.num_sent += num_bytes
 
 
-def test_frames_come_as_they_went_whatever_the_kernel_takes_at_once() -> None:
+@pytest.fixture(params=[False, True], ids=["sockets", "memory"])
+def in_memory(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def wires(in_memory: bool) -> Iterator[tuple[Wire, Wire]]:
+    """Both ends of a connection; what is sent by the first has room, what is answered has less."""
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
         end.setblocking(False)
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    called = offer_wire(ours, bell, ring_bytes=RING_BYTES * in_memory, yields=True)
+    accepted = accept_wire(theirs, yields=True)
+    assert accepted is not None
+    assert type(called) is type(accepted) is (MemoryWire if in_memory else SocketWire)
+    yield called, accepted
+    for wire in (called, accepted):
+        wire.close()
+    os.close(bell)
+
+
+@pytest.fixture
+def wires_in_memory() -> Iterator[tuple[MemoryWire, MemoryWire, int]]:
+    """Both ends, and the bell of the one that has called."""
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    bell = os.eventfd(0, os.EFD_NONBLOCK)
+    called = offer_wire(ours, bell, ring_bytes=RING_BYTES, yields=False)
+    accepted = accept_wire(theirs, yields=False)
+    assert isinstance(called, MemoryWire) and isinstance(accepted, MemoryWire)
+    yield called, accepted, bell
+    called.close()
+    accepted.close()
+    os.close(bell)
+
+
+@pytest.mark.parametrize("is_answer", [False, True])
+def test_frames_come_as_they_went_whatever_is_taken_at_once(wires: tuple[Wire, Wire], is_answer: bool) -> None:
     log = Log()
-    writer, reader = Connection(ours, 1, log), Connection(theirs, 0, log)
+    ends = wires[::-1] if is_answer else wires
+    writer, reader = Connection(ends[0], 1, log), Connection(ends[1], 0, log)
     generator = random.Random(3)
     sizes = [0, 1, FRAME_BYTES, 5000, 1 << 16, 200_000, *(generator.randrange(3000) for _ in range(200))]
     payloads = [generator.randbytes(size) for size in sizes]
@@ -168,19 +209,22 @@ def test_frames_come_as_they_went_whatever_the_kernel_takes_at_once() -> None:
     assert [payload for _, payload in log.frames] == payloads
     assert [frame.number for frame, _ in log.frames] == list(range(len(payloads)))
     assert log.num_sent == sum(sizes)
+    writer.post(Frame(Kind.NOTE))
+    writer.write()
     writer.close()
-    reader.read()
-    assert reader.is_broken
-    reader.close()
+    if reader.memory is not None:
+        reader.memory.hear()
+    while not reader.is_broken:
+        reader.read()
+    assert log.frames[-1][0].kind is Kind.NOTE, "what was sent before the end comes"
+    assert len(log.frames) == len(sizes) + 1
 
 
-def test_a_short_message_does_not_wait_for_a_long_one() -> None:
-    ours, theirs = socket.socketpair()
-    ours.setblocking(False)
-    theirs.setblocking(False)
+def test_a_short_message_does_not_wait_for_a_long_one(wires: tuple[Wire, Wire]) -> None:
     log = Log()
-    writer, reader = Connection(ours, 1, log), Connection(theirs, 0, log)
-    long = [transfer("send", 1, data=bytes(4 * PIECE_BYTES)) for _ in range(2)]
+    writer, reader = Connection(wires[0], 1, log), Connection(wires[1], 0, log)
+    piece_bytes = wires[0].piece_bytes
+    long = [transfer("send", 1, data=bytes(4 * piece_bytes)) for _ in range(2)]
     for each in long:
         writer.post_part(each, 0, len(each.view))
     writer.write()
@@ -190,9 +234,72 @@ def test_a_short_message_does_not_wait_for_a_long_one() -> None:
         reader.read()
     kinds = [frame.kind for frame, _ in log.frames]
     assert kinds.index(Kind.NOTE) <= 1 and kinds.count(Kind.PIECE) == 8
-    assert log.num_sent == 8 * PIECE_BYTES
-    writer.close()
-    reader.close()
+    assert log.num_sent == 8 * piece_bytes
+
+
+def test_who_sleeps_is_rung_for_and_nobody_else(wires_in_memory: tuple[MemoryWire, MemoryWire, int]) -> None:
+    called, accepted, bell = wires_in_memory
+
+    def sleep(wire: MemoryWire) -> int:
+        lines = array("q", [wire.line])
+        return p2p_stream.attend(lines.buffer_info()[0], 1, p2p_stream.SLEEP, 3, 0)
+
+    place = bytearray(64)
+    for _ in range(2):
+        assert sleep(accepted) == 0
+        called.send([memoryview(b"x")])
+        assert os.eventfd_read(accepted.bell) == 1
+        called.send([memoryview(b"y")])
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(accepted.bell)
+        assert sleep(accepted) == 1 and accepted.ready == p2p_stream.READABLE, "it does not sleep on what has come"
+        called.send([memoryview(b"z")])
+        with pytest.raises(BlockingIOError):
+            os.eventfd_read(accepted.bell)
+        assert accepted.receive(memoryview(place), accepted.address_of(memoryview(place)), is_middle=False) == 3
+        assert place[:3] == b"xyz"
+    with pytest.raises(BlockingIOError):
+        while True:
+            called.send([memoryview(bytes(30_000))])
+    called.wait(for_room=True)
+    assert sleep(called) == 0
+    accepted.receive(memoryview(place), accepted.address_of(memoryview(place)), is_middle=False)
+    assert os.eventfd_read(bell) == 1
+    assert sleep(called) == 1 and called.ready == p2p_stream.WRITABLE
+
+
+def test_what_is_no_wire_is_refused(in_memory: bool) -> None:
+    """Bytes of somebody else, memory of a length that is none of ours, a caller that says nothing, or has gone."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.setblocking(False)
+        assert accept_wire(theirs, yields=False) is None
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        ours.sendall(b"G")
+        with pytest.raises(CommunicationError, match="no message came"):
+            accept_wire(theirs, yields=False)
+        descriptor = os.memfd_create("other", os.MFD_ALLOW_SEALING)
+        socket.send_fds(ours, [b"M"], [descriptor] * 4)
+        os.close(descriptor)
+        with pytest.raises(CommunicationError, match="its length may change"):
+            accept_wire(theirs, yields=False)
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before  # less: what tests before left
+        ours.close()
+        with pytest.raises(PeerLostError):
+            accept_wire(theirs, yields=False)
+        with pytest.raises(PeerLostError):
+            offer_wire(theirs, theirs.fileno(), ring_bytes=RING_BYTES * in_memory, yields=False)
+
+
+def test_without_memory_the_socket_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert isinstance(offer_wire(ours, 0, ring_bytes=RING_BYTES, yields=False), SocketWire)
+        assert isinstance(accept_wire(theirs, yields=False), SocketWire)
 
 
 # -- endpoints --------------------------------------------------------------------------------------------------
@@ -201,8 +308,8 @@ def test_a_short_message_does_not_wait_for_a_long_one() -> None:
 class World:
     """Ranks in one process: what a group's connections are, and what is known of its ranks."""
 
-    def __init__(self, size: int, num_paths: int = 1) -> None:
-        self.size = size
+    def __init__(self, size: int, num_paths: int = 1, *, in_memory: bool) -> None:
+        self.size, self.in_memory = size, in_memory
         self.failure: CommunicationError | None = None
         self.gone: set[int] = set()
         self.left: set[int] = set()
@@ -226,7 +333,7 @@ class Fake:
 
     def __init__(self, world: World, rank: int) -> None:
         self.world, self.rank, self.size = world, rank, world.size
-        self.gone = world.gone
+        self.gone, self.ring_bytes, self.is_crowded = world.gone, RING_BYTES * world.in_memory, True
         self.listening = (world.bells[rank],)
         self.finish = p2p_lines.Lines.finish
 
@@ -268,11 +375,11 @@ class Fake:
 
 
 @pytest.fixture
-def make_world() -> Iterator[Callable[..., World]]:
+def make_world(in_memory: bool) -> Iterator[Callable[..., World]]:
     made: list[World] = []
 
     def make(size: int, num_paths: int = 1) -> World:
-        made.append(World(size, num_paths))
+        made.append(World(size, num_paths, in_memory=in_memory))
         return made[-1]
 
     yield make
@@ -318,9 +425,9 @@ def test_long_messages_take_all_paths_in_proportion(make_world: MakeWorld) -> No
     parts = parts_of(6 << 20, tuple(world.paths))
     assert [(end - begin) >> 20 for begin, end in parts] == [3, 2, 1]
     assert b.wait(receiving, LONG_S) and a.wait(sending, LONG_S)
-    assert len(a._connections) == 3
+    assert len(a._waiting.connections) == 3
     begin_send(a, 1, b"x")
-    assert len(a._connections) == 3
+    assert len(a._waiting.connections) == 3
 
 
 def test_everybody_may_send_first_and_memory_stays_bounded(make_world: MakeWorld) -> None:

@@ -47,6 +47,7 @@ class Channels:
         in_memory: whether channels to ranks of this node are memory that both share, where the kernel has that.
 
     Attributes:
+        in_memory: as given.
         descriptors: of the sockets that are open, by channel.
         rings: of those channels that are memory which both ranks share.
     """
@@ -62,7 +63,7 @@ class Channels:
         *,
         in_memory: bool = True,
     ) -> None:
-        self._in_memory = in_memory
+        self.in_memory = in_memory
         hosts = [address.host for address in rendezvous.addresses]
         share = _ALL_RINGS >> max(1, hosts.count(hosts[rank]) - 1).bit_length()
         self._ring_bytes = max(_LEAST_RING, min(_MOST_RING, share))
@@ -81,7 +82,7 @@ class Channels:
     @property
     def arena(self) -> tuple[int, int]:
         """Address and bytes of what this process shares with the other ranks of its node; zeros: nothing."""
-        own = arena() if self._in_memory else None
+        own = arena() if self.in_memory else None
         return (0, 0) if own is None else (own.address, own.num_bytes)
 
     def open(self, channels: Sequence[Channel], attempt: Attempt) -> None:
@@ -104,8 +105,8 @@ class Channels:
     ) -> dict[Channel, Ring]:
         """Rings of those channels that stay on this node, each made by the rank that sends, or not."""
         local = [(c, sock) for c, sock in zip(channels, made, strict=True) if sock.family == socket.AF_UNIX]
-        capacity = self._ring_bytes if self._in_memory else 0
-        own = arena() if self._in_memory else None
+        capacity = self._ring_bytes if self.in_memory else 0
+        own = arena() if self.in_memory else None
         shared = -1 if own is None else own.descriptor
         observe = self._observing(attempt)
         rings: dict[Channel, Ring | None] = {}

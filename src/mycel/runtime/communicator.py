@@ -552,8 +552,6 @@ class Communicator:
     def lines(self) -> Lines:
         """What messages between two ranks need of the group."""
         return Lines(
-            rank=self.rank,
-            size=self.size,
             topology=self.topology,
             rendezvous=self._rendezvous,
             address_of=self._address_of,
@@ -561,6 +559,7 @@ class Communicator:
             failure=lambda: self._faults.cause,
             give_up=self.give_up,
             control=self._control,
+            in_memory=self._channels.in_memory,
         )
 
     def give_up(self, kind: str, message: str) -> CommunicationError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -70,11 +70,15 @@ class PointToPoint:
             CommunicationError: the group has failed before, or the rank cannot be reached.
         """
         self._check("send", dst)
-        flat = flattened([tensors[0].detach()])
-        transfer = self._transfer("send", dst, tag, flat, None)
-        with span_of("send", _length(flat)) or nullcontext():
-            self._endpoint.send(transfer)
-        return MessageWork(self._endpoint, transfer, tensors)
+        endpoint, own = self._endpoint, tensors[0].detach()
+        transfer = self._transfer("send", dst, tag, own if _is_plain(own) else flattened([own]), None)
+        span = span_of("send", transfer.left)
+        if span is None:
+            endpoint.send(transfer)
+        else:
+            with span:
+                endpoint.send(transfer)
+        return MessageWork(endpoint, transfer, tensors)
 
     def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
         """Begin to receive from a rank; over when the message is in the tensor.
@@ -95,13 +99,20 @@ class PointToPoint:
         return self._receive(tensors, None, tag)
 
     def _receive(self, tensors: list[Tensor], src: int | None, tag: int) -> dist.Work:
+        endpoint = self._endpoint
         own = tensors[0].detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
-        flat = flattened([own])
-        transfer = self._transfer("recv", src, tag, flat, back_into(flat, [own]))
-        name = "recv" if src is not None else "recvAnySource"
-        with span_of(name, _length(flat)) or nullcontext():
-            self._endpoint.receive(transfer)
-        return MessageWork(self._endpoint, transfer, tensors)
+        flat, settle = own, None
+        if not _is_plain(own):
+            flat = flattened([own])
+            settle = back_into(flat, [own])
+        transfer = self._transfer("recv", src, tag, flat, settle)
+        span = span_of("recv" if src is not None else "recvAnySource", transfer.left)
+        if span is None:
+            endpoint.receive(transfer)
+        else:
+            with span:
+                endpoint.receive(transfer)
+        return MessageWork(endpoint, transfer, tensors)
 
     def _transfer(
         self, verb: str, peer: int | None, tag: int, flat: Tensor, settle: Callable[[], None] | None
@@ -140,15 +151,24 @@ class PointToPoint:
             self._made.close()
 
 
+_memoryview_at: Any = ctypes.pythonapi.PyMemoryView_FromMemory
+_memoryview_at.restype = ctypes.py_object
+_memoryview_at.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200  # PyBUF_WRITE
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    """Whether a tensor's elements are its memory, from the first byte to the last."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+
+
 def _bytes_of(flat: Tensor) -> memoryview:
-    """The memory of a contiguous vector; one element may have any stride and still be contiguous."""
-    if not flat.numel():
+    """The memory of a contiguous tensor; it has to be kept. A way through torch's views takes ten times as long."""
+    num_bytes = flat.numel() * flat.element_size()
+    if not num_bytes:
         return memoryview(bytearray())
-    return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().data
-
-
-def _length(flat: Tensor) -> int:
-    return flat.numel() * flat.element_size()
+    view: memoryview = _memoryview_at(flat.data_ptr(), num_bytes, _WRITABLE)
+    return view
 
 
 @lru_cache(maxsize=64)

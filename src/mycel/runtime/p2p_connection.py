@@ -6,24 +6,21 @@ of long frames come straight to where they belong; short ones through a buffer, 
 
 from __future__ import annotations
 
-import socket
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
 from mycel.runtime.p2p_frames import FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Transfer
+from mycel.runtime.p2p_wires import MemoryWire, Wire
 
 __all__ = ["Connection", "Reader"]
 
-#: Bytes of a piece of a long message.
-PIECE_BYTES = 1 << 20
 _BUFFER_BYTES = 1 << 16
 #: Bytes from which on what is still to come of a frame is read to its place, not through the buffer.
 _DIRECT_BYTES = 1 << 13
-#: Bytes taken from one connection before others get their turn.
+#: Bytes that go over one connection, one way, before others get their turn.
 _TURN_BYTES = 4 << 20
-_FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class Reader(Protocol):
@@ -62,20 +59,23 @@ class Connection:
     """One end of a connection.
 
     Args:
-        sock: connected and non-blocking.
+        wire: carries its bytes.
         peer: rank at the other end.
         reader: sees what comes.
 
     Attributes:
-        is_waiting: the kernel takes no more for now, and is to say when it does.
+        descriptor: of its socket.
+        memory: its wire, where that is memory.
+        is_waiting: no more is taken for now; it goes on when there is room.
         is_broken: the other end sends nothing any more, or nothing gets there.
         watched: events that the kernel is asked for.
         note: bytes of the last note.
     """
 
-    def __init__(self, sock: socket.socket, peer: int, reader: Reader) -> None:
-        self.sock, self.peer = sock, peer
-        self.descriptor = sock.fileno()
+    def __init__(self, wire: Wire, peer: int, reader: Reader) -> None:
+        self.wire, self.peer = wire, peer
+        self.memory = wire if isinstance(wire, MemoryWire) else None
+        self.descriptor = wire.sock.fileno()
         self.is_waiting = self.is_broken = False
         self.watched = 0
         self.note = bytearray()
@@ -84,10 +84,11 @@ class Connection:
         self._long: deque[_Stripe] = deque()
         self._writing: _Outgoing | None = None
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._buffer_address = wire.address_of(self._buffer)
         self._begin = self._end = 0
         self._frame: Frame | None = None
         self._target: memoryview | None = None
-        self._place = 0
+        self._target_address = self._place = 0
 
     # -- out ----------------------------------------------------------------------------------------------
 
@@ -113,7 +114,7 @@ class Connection:
         if not self._long:
             return None
         stripe = self._long.popleft()
-        begin, end = stripe.place, min(stripe.end, stripe.place + PIECE_BYTES)
+        begin, end = stripe.place, min(stripe.end, stripe.place + self.wire.piece_bytes)
         stripe.place = end
         if end < stripe.end:
             self._long.append(stripe)  # other long messages get their turn
@@ -122,16 +123,18 @@ class Connection:
         return _Outgoing(parts, FRAME_BYTES + end - begin, stripe.transfer, end - begin)
 
     def write(self) -> None:
-        """Hand over what the kernel takes."""
+        """Hand over what is taken now, up to a turn's worth."""
+        given = 0
         try:
-            while True:
+            while given < _TURN_BYTES:
                 going = self._writing
                 if going is None:
                     going = self._writing = self._next()
                     if going is None:
                         self.is_waiting = False
                         return
-                sent = self.sock.sendmsg(going.parts, (), _FLAGS)
+                sent = self.wire.send(going.parts)
+                given += sent
                 going.left -= sent
                 if going.left:
                     _advance(going.parts, sent)
@@ -139,6 +142,7 @@ class Connection:
                 self._writing = None
                 if going.transfer is not None:
                     self._reader.sent(going.transfer, going.num_bytes)
+            self.is_waiting = self.has_more
         except BlockingIOError:
             self.is_waiting = True
         except OSError:
@@ -156,22 +160,24 @@ class Connection:
         try:
             while taken < _TURN_BYTES:
                 self._parse()
-                target = self._target
-                if target is not None and len(target) - self._place >= _DIRECT_BYTES:
-                    got, room = self.sock.recv_into(target[self._place :]), len(target) - self._place
+                target, place = self._target, self._place
+                if target is not None and (room := len(target) - place) >= _DIRECT_BYTES:
+                    self._target_address = self._target_address or self.wire.address_of(target)
+                    got = self.wire.receive(target[place:], self._target_address + place, is_middle=True)
                     self._place += got
                 else:
                     if self._begin:
                         kept = self._end - self._begin
                         self._buffer[:kept] = bytes(self._buffer[self._begin : self._end])
                         self._begin, self._end = 0, kept
-                    got, room = self.sock.recv_into(self._buffer[self._end :]), _BUFFER_BYTES - self._end
+                    room, end = _BUFFER_BYTES - self._end, self._end
+                    got = self.wire.receive(self._buffer[end:], self._buffer_address + end, is_middle=False)
                     self._end += got
                 if not got:
                     self.is_broken = True
                     return
                 taken += got
-                if got < room:  # that was all; if more has come since, the kernel will say so
+                if got < room:  # that was all; if more has come since, somebody will say so
                     self._parse()
                     return
             self._parse()
@@ -188,7 +194,8 @@ class Connection:
                     return
                 self._frame = frame = unpack_frame(self._buffer, self._begin)
                 self._begin += FRAME_BYTES
-                self._target, self._place = self._reader.begin(self, frame), 0
+                self._target = self._reader.begin(self, frame)
+                self._target_address = self._place = 0
             frame, target = self._frame, self._target
             if target is not None and self._place < len(target):
                 size = min(self._end - self._begin, len(target) - self._place)
@@ -201,9 +208,9 @@ class Connection:
             self._reader.end(self, frame)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Let go of its descriptors."""
         self.is_broken = True
-        self.sock.close()
+        self.wire.close()
 
 
 def _advance(parts: list[memoryview], num_bytes: int) -> None:

@@ -9,14 +9,14 @@ State is changed under one lock, which is never held while waiting. Callers are 
 from __future__ import annotations
 
 import json
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
-from mycel.errors import CommunicationError
+from mycel.errors import CommunicationError, PeerLostError
+from mycel.runtime import p2p_stream
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_exchange import EAGER_BYTES, Exchange, Outlet
@@ -24,6 +24,9 @@ from mycel.runtime.p2p_frames import Frame, Kind
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.p2p_matching import Transfer
 from mycel.runtime.p2p_routes import parts_of
+from mycel.runtime.p2p_stream import READABLE, WRITABLE
+from mycel.runtime.p2p_waiting import Waiting
+from mycel.runtime.p2p_wires import Wire, accept_wire, offer_wire
 
 __all__ = ["Endpoint"]
 
@@ -31,6 +34,8 @@ __all__ = ["Endpoint"]
 _LOOK_S = 0.1
 #: After which transfers that nobody waits for are taken care of; while somebody waits for others, longer.
 _TICK_S, _LONG_TICK_S = 0.001, 0.005
+#: Within which somebody who has waited most often waits for the next one.
+_PAUSE_S = 0.0002
 #: Ticks without anything to do after which the thread sleeps until it is called.
 _IDLE_TICKS = 50
 #: For what the other side has accepted to get through when the group is left.
@@ -55,17 +60,21 @@ class Endpoint:
         self._holder = 0  # the thread that holds the lock
         self._moving = threading.RLock()  # held by who waits for the kernel, on behalf of all
         self._dialing = threading.Lock()
-        self._epoll = select.epoll()
-        self._connections: dict[int, Connection] = {}
+        if lines.ring_bytes:
+            p2p_stream.load()
+        self._waiting = Waiting(lines.listening, yields=lines.is_crowded)
+        #: Who has called and not said yet what is to carry its bytes: rank, number of its path, socket.
+        self._callers: list[tuple[int, int, socket.socket]] = []
         #: Ranks of which a connection has ended.
         self._ended: set[int] = set()
         self._failed: BaseException | None = None
         self._next_look = 0.0
         self._is_closed = self._is_inherited = False
-        self._wanted = threading.Event()
+        self._wanted, self._handover = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
-        for descriptor in lines.listening:
-            self._epoll.register(descriptor, select.EPOLLIN)
+        self._attendant = 0  # the thread's identity
+        self._is_attended = False  # whether it is that which moves
+        self._waiters: list[int] = []  # threads that wait
         let_go_in_children(self)
 
     # -- what callers ask for -----------------------------------------------------------------------------
@@ -176,18 +185,35 @@ class Endpoint:
     def _wait(self, is_there: Callable[[], bool], limit_s: float | None, doze: Callable[[float], None]) -> bool:
         until = None if limit_s is None else time.monotonic() + limit_s
         patience = _LOOK_S
-        while not is_there():
-            if until is not None and (patience := min(_LOOK_S, until - time.monotonic())) <= 0:
-                return False
-            if self._moving.acquire(blocking=False):
-                try:
-                    if not is_there():
-                        self._move(patience)
-                finally:
-                    self._moving.release()
-            else:
-                doze(patience)
+        self._waiters.append(threading.get_ident())
+        try:
+            while not is_there():
+                if until is not None and (patience := min(_LOOK_S, until - time.monotonic())) <= 0:
+                    return False
+                if self._moving.acquire(blocking=False) or self._relieve(patience):
+                    try:
+                        if not is_there():
+                            self._move(patience)
+                    finally:
+                        self._moving.release()
+                else:
+                    doze(patience)
+        finally:
+            self._waiters.pop()
+            self._hand_over()
         return True
+
+    def _relieve(self, patience: float) -> bool:
+        """Move instead of the thread: whoever waits need not be woken. ``False``: it is not the thread that moves."""
+        if not self._is_attended:
+            return False
+        self._waiting.interrupt()
+        return self._moving.acquire(timeout=patience)
+
+    def _hand_over(self) -> None:
+        """Have the thread take care soon of what nobody may be waiting for now."""
+        if self._exchange.open and not self._handover.is_set() and not self._waiters:
+            self._handover.set()
 
     @staticmethod
     def _doze(transfer: Transfer, patience: float) -> None:
@@ -203,16 +229,16 @@ class Endpoint:
         if self._failed is not None:
             time.sleep(min(patience, _TICK_S))
             return
-        ready = self._epoll.poll(patience)
+        asks = threading.get_ident() != self._attendant
+        ready = self._waiting.ready(patience, asks=asks)
         with _Inside(self):
-            for descriptor, events in ready:
-                connection = self._connections.get(descriptor)
+            for connection, what in ready:
                 if connection is None:
-                    self._next_look = 0.0  # somebody calls, or a connection has gone meanwhile
+                    self._next_look = 0.0
                     continue
-                if events & select.EPOLLOUT:
+                if what & WRITABLE:
                     self._write(connection)
-                if events & ~select.EPOLLOUT:
+                if what & READABLE:
                     self._read(connection)
         if time.monotonic() >= self._next_look:
             self._look()
@@ -231,18 +257,12 @@ class Endpoint:
         self._watch(connection)
 
     def _watch(self, connection: Connection) -> None:
-        """Have the kernel say what the connection waits for."""
-        if connection.is_broken:
-            if self._connections.pop(connection.descriptor, None) is not None:
-                self._epoll.unregister(connection.descriptor)
-                connection.sock.close()
-                self._ended.add(connection.peer)
-                self._next_look = 0.0
-            return
-        events = select.EPOLLIN | (select.EPOLLOUT if connection.is_waiting else 0)
-        if connection.watched != events:
-            self._epoll.modify(connection.descriptor, events)
-            connection.watched = events
+        """Have what the connection waits for be noticed."""
+        if not connection.is_broken:
+            self._waiting.update(connection)
+        elif self._waiting.remove(connection):
+            self._ended.add(connection.peer)
+            self._next_look = 0.0
 
     def _tell(self) -> None:
         """Tell who waits for transfers that are over; the lock is not held."""
@@ -276,35 +296,56 @@ class Endpoint:
         return outlet
 
     def _dial(self, peer: int, number: int, deadline: float) -> Connection:
+        lines = self._lines
         try:
-            sock = self._lines.dial(peer, number, min(deadline, time.monotonic() + _LONGEST_DIAL_S))
+            sock = lines.dial(peer, number, min(deadline, time.monotonic() + _LONGEST_DIAL_S))
+            wire = offer_wire(sock, self._waiting.bell, ring_bytes=lines.ring_bytes, yields=self._waiting.yields)
         except CommunicationError:
-            cause = self._lines.lost(peer, f"the first message to rank {peer}")
-            if self._lines.failure is not None:
+            cause = lines.lost(peer, f"the first message to rank {peer}")
+            if lines.failure is not None:
                 self._fail(cause)
             raise cause from None
         with _Inside(self):
-            return self._adopt(sock, peer)
+            return self._adopt(wire, peer)
 
-    def _adopt(self, sock: socket.socket, peer: int) -> Connection:
-        connection = Connection(sock, peer, self._exchange)
-        self._connections[connection.descriptor] = connection
-        connection.watched = select.EPOLLIN
-        self._epoll.register(connection.descriptor, connection.watched)
+    def _adopt(self, wire: Wire, peer: int) -> Connection:
+        connection = Connection(wire, peer, self._exchange)
+        self._waiting.add(connection)
         return connection
+
+    def _let_in(self) -> None:
+        """Let in who calls, as soon as it has said what is to carry its bytes."""
+        for caller in self._lines.accept():
+            self._callers.append(caller)
+            self._waiting.listen(caller[2].fileno())
+        for caller in tuple(self._callers):
+            peer, number, sock = caller
+            try:
+                wire = accept_wire(sock, yields=self._waiting.yields)
+                if wire is None:
+                    continue
+            except CommunicationError as error:
+                wire = None
+                if not isinstance(error, PeerLostError):
+                    self._exchange.disagreement = f"from rank {peer} to rank {self.rank}: {error}"
+                self._ended.add(peer)
+            self._callers.remove(caller)
+            self._waiting.ignore(sock.fileno())
+            if wire is None:
+                sock.close()
+                continue
+            with _Inside(self):
+                connection = self._adopt(wire, peer)
+                if number == 0:
+                    self._exchange.inlets[peer] = connection
+                self._read(connection)
 
     # -- what goes wrong ----------------------------------------------------------------------------------
 
     def _look(self) -> None:
         """Let in who calls; see to deadlines, and to what has happened to other ranks."""
         self._next_look = time.monotonic() + _LOOK_S
-        came = self._lines.accept()
-        with _Inside(self):
-            for peer, number, sock in came:
-                connection = self._adopt(sock, peer)
-                if number == 0:
-                    self._exchange.inlets[peer] = connection
-                self._read(connection)
+        self._let_in()
         if self._failed is not None:
             return
         if (cause := self._lines.failure) is not None:
@@ -355,7 +396,7 @@ class Endpoint:
             self._failed = self._failed or error
             for transfer in tuple(self._exchange.open):
                 self._exchange.drop(transfer, error)
-            for connection in tuple(self._connections.values()):
+            for connection in tuple(self._waiting.connections.values()):
                 connection.is_broken = True
                 self._watch(connection)
         self._tell()
@@ -372,8 +413,11 @@ class Endpoint:
     def _attend(self) -> None:
         """Body of the thread: takes care of what nobody waits for."""
         idle, tick = 0, _TICK_S
+        self._attendant = threading.get_ident()
         while not self._is_closed:
-            time.sleep(tick)
+            if self._handover.wait(tick):
+                self._handover.clear()
+                time.sleep(_PAUSE_S)
             tick = _TICK_S
             if not self._exchange.open:
                 idle += 1
@@ -384,15 +428,17 @@ class Endpoint:
                         self._wanted.wait()
                 continue
             idle = 0
-            if not self._moving.acquire(blocking=False):
+            if self._waiters or not self._moving.acquire(blocking=False):
                 tick = _LONG_TICK_S
                 continue
             try:
-                while self._exchange.open and not self._is_closed:
+                self._is_attended = True
+                while self._exchange.open and not (self._waiters or self._is_closed):
                     self._move(_LOOK_S)
             except Exception as error:  # whoever waits must hear of it
                 self._fail(self._lines.fail("failed", f"rank {self.rank}: {type(error).__name__}: {error}"))
             finally:
+                self._is_attended = False
                 self._moving.release()
 
     def abort(self) -> None:
@@ -415,15 +461,17 @@ class Endpoint:
         self._wanted.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(5.0)
-        for connection in tuple(self._connections.values()):
-            self._lines.finish(connection.sock, until)
+        for connection in tuple(self._waiting.connections.values()):
+            self._lines.finish(connection.wire.sock, until)
         self._fail(error)
         if self._moving.acquire(timeout=1.0):
-            self._epoll.close()
+            for _, _, sock in self._callers:
+                sock.close()
+            self._waiting.close()
             self._moving.release()
 
     def _is_sending(self) -> bool:
-        return any(connection.has_more for connection in self._connections.values())
+        return any(connection.has_more for connection in self._waiting.connections.values())
 
     def after_fork_in_child(self) -> None:
         """Close the copies of the descriptors, while which are open the parent's end is not seen; say nothing."""
@@ -433,10 +481,12 @@ class Endpoint:
         for transfer in tuple(self._exchange.open):
             transfer.error, transfer.is_done = error, True
         self._exchange.open.clear()
-        for connection in self._connections.values():
-            connection.sock.close()
-        self._connections.clear()
-        self._epoll.close()
+        for connection in self._waiting.connections.values():
+            connection.close()
+        for _, _, sock in self._callers:
+            sock.close()
+        self._waiting.connections.clear()
+        self._waiting.close()
 
 
 class _Inside:

@@ -19,11 +19,10 @@ from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_frames import Frame, Kind
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
 from mycel.runtime.p2p_routes import Route, parts_of
+from mycel.runtime.p2p_wires import EAGER_BYTES
 
 __all__ = ["EAGER_BYTES", "WINDOW_BYTES", "Exchange", "Outlet"]
 
-#: Messages up to this long go at once.
-EAGER_BYTES = 1 << 16
 #: Bytes of a sender's messages that a rank keeps before anybody asks for them.
 WINDOW_BYTES = 1 << 20
 
@@ -84,7 +83,7 @@ class Exchange:
         self.open.add(transfer)
         transfer.number, outlet.count = outlet.count, outlet.count + 1
         first, num_bytes = outlet.connections[0], len(transfer.view)
-        if num_bytes <= EAGER_BYTES and num_bytes <= outlet.credit:
+        if num_bytes <= first.wire.eager_bytes and num_bytes <= outlet.credit:
             outlet.credit -= num_bytes
             transfer.begun = True
             frame = Frame(Kind.EAGER, transfer.tag, transfer.number, num_bytes, 0, transfer.dtype)
@@ -120,7 +119,7 @@ class Exchange:
     def begin(self, connection: Connection, frame: Frame) -> memoryview | None:
         """See ``Reader``."""
         if frame.kind == Kind.EAGER:
-            return self._begin_eager(connection.peer, frame)
+            return self._begin_eager(connection, frame)
         if frame.kind == Kind.PIECE:
             target = self._arriving.get((connection.peer, frame.number))
             if not isinstance(target, Transfer) or frame.value + frame.length > len(target.view):
@@ -131,8 +130,9 @@ class Exchange:
             return memoryview(connection.note)
         return None
 
-    def _begin_eager(self, peer: int, frame: Frame) -> memoryview:
-        if frame.length > EAGER_BYTES:
+    def _begin_eager(self, connection: Connection, frame: Frame) -> memoryview:
+        peer = connection.peer
+        if frame.length > connection.wire.eager_bytes:
             raise CommunicationError(f"{frame.length} bytes came unasked (corrupted stream?)")
         transfer = self._matching.arrive(peer, frame.tag)
         if transfer is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import socket
 import struct
 import termios
@@ -14,6 +15,7 @@ from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.control import Control
 from mycel.runtime.p2p_routes import Route, find_routes
+from mycel.runtime.p2p_wires import ring_bytes_for
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
 
@@ -27,21 +29,24 @@ class Lines:
     """What an endpoint stands on; made by ``Communicator.lines``.
 
     Args:
-        rank, size: in the group.
-        topology: the fabric between its ranks.
+        topology: the fabric between the group's ranks.
         rendezvous: this rank's listener, with everyone's addresses.
         address_of: at which address a channel's destination is reached over its path.
         pace_of: bytes a second at which a channel sends at most; ``None`` for no limit.
         failure: why the group has failed, if it has; a thread of the process's reads what the others say.
         give_up: fails the group on all ranks, for a reason of a kind; the error.
         control: the group's control connections.
+        in_memory: whether messages to ranks of this node go through memory that both share.
+
+    Attributes:
+        rank, size: in the group.
+        is_crowded: whether the node has more of the group's ranks than processors.
+        ring_bytes: of the memory for what a rank of this node is sent; 0: it goes through a socket.
     """
 
     def __init__(
         self,
         *,
-        rank: int,
-        size: int,
         topology: Topology,
         rendezvous: Rendezvous,
         address_of: Callable[[Channel], str],
@@ -49,8 +54,13 @@ class Lines:
         failure: Callable[[], CommunicationError | None],
         give_up: Callable[[str, str], CommunicationError],
         control: Control,
+        in_memory: bool,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size = rendezvous.rank, rendezvous.size
+        hosts = [address.host for address in rendezvous.addresses]
+        num_here = hosts.count(hosts[self.rank])
+        self.is_crowded = num_here > len(os.sched_getaffinity(0))
+        self.ring_bytes = ring_bytes_for(num_here) if in_memory else 0
         self._control = control
         self._topology = topology
         self._rendezvous = rendezvous

@@ -27,7 +27,7 @@ from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostErr
 from mycel.runtime.arena import Mapping, mapping_of
 from mycel.runtime.ring import DATA, MAPPED, REVOKED
 
-__all__ = ["Ring"]
+__all__ = ["Ring", "checked_length", "sealed_memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -83,9 +83,7 @@ class Ring:
         ring, descriptor = None, -1
         try:
             if capacity:
-                descriptor = os.memfd_create("mycel-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-                os.ftruncate(descriptor, DATA + capacity)
-                fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+                descriptor = sealed_memory(DATA + capacity)
                 ring = cls(descriptor, DATA + capacity, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
         except OSError as error:  # no such call in this sandbox, no memory or descriptor left: the socket does
             _log.debug("no memory can be shared: %s", error)
@@ -118,7 +116,7 @@ class Ring:
             if said != _HERE or len(descriptors) not in (_HANDED_OVER, _HANDED_OVER + 1):
                 raise PeerLostError("a channel's peer went while it was opened")
             own_bell, bell = descriptors[1:_HANDED_OVER]
-            ring = cls(descriptors[0], _checked(descriptors[0]), bell, own_bell)
+            ring = cls(descriptors[0], checked_length(descriptors[0]), bell, own_bell)
             del descriptors[1:_HANDED_OVER]
             if len(descriptors) > 1:
                 ring._map_arena(descriptors[1])
@@ -172,7 +170,23 @@ def _receive(sock: socket.socket, deadline: float, observe: Callable[[], None]) 
     return said, list(descriptors)
 
 
-def _checked(descriptor: int) -> int:
+def sealed_memory(num_bytes: int) -> int:
+    """A descriptor of new memory, whose length stays what it is.
+
+    Raises:
+        OSError: the kernel gives none.
+    """
+    descriptor = os.memfd_create("mycel-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, num_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def checked_length(descriptor: int) -> int:
     """Length of a ring's memory.
 
     Raises:

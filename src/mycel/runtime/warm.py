@@ -10,7 +10,7 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
 from mycel.runtime import job_fields as j
-from mycel.runtime import job_ring
+from mycel.runtime import job_ring, p2p_stream
 from mycel.runtime.calibration import measure_costs
 from mycel.runtime.forms import Form
 from mycel.runtime.prepared import Line, asking
@@ -41,6 +41,7 @@ def warm() -> None:
     job_ring.serve(ring.ctypes.data, 0, 0)
     pattern = fields.copy()  # of a job that is done
     e.again(pattern.ctypes.data, fields.ctypes.data, 0)
+    p2p_stream.load()
     schedule = synthesize(loopback(num_ranks=2), Collective(name="all_reduce", num_ranks=2))
     plan = RankTemplate(schedule, 0)
     lines, extras = [Line(-1)] * len(plan.channels), np.full(1, -1, dtype=np.int64)

@@ -239,6 +239,27 @@ def futures(rank: int, size: int) -> None:
     assert receiving._source_rank() == before
 
 
+def kinds_of_wires(rank: int, size: int) -> list[str]:
+    """What carried this rank's messages."""
+    rings(rank, size)
+    waiting = tensor_group()._messages._endpoint._waiting
+    return sorted({type(connection.wire).__name__ for connection in waiting.connections.values()})
+
+
+def mixed_ways(rank: int, size: int) -> None:
+    """Each rank in another environment than the next."""
+    os.environ["MYCEL_LOCAL"] = ("memory", "unix")[rank % 2]
+    store = dist.FileStore(os.environ["STORE_FILE"], size)
+    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    rings(rank, size)
+    exchange = tensor_group()._messages._endpoint._exchange
+    called = {peer: outlet.connections[0] for peer, outlet in exchange.outlets.items()}
+    kinds = [(rank, type(connection.wire).__name__) for connection in called.values()]
+    kinds += [(peer, type(connection.wire).__name__) for peer, connection in exchange.inlets.items()]
+    assert len(kinds) == 2 and all(kind == ("MemoryWire", "SocketWire")[who % 2] for who, kind in kinds), kinds
+    dist.barrier()
+
+
 def to_oneself(rank: int, size: int) -> None:
     for call in (dist.send, dist.recv, dist.isend, dist.irecv):
         with pytest.raises(ValueError, match=r"rank of the current process|from, another rank"):
