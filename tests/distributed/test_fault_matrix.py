@@ -29,7 +29,7 @@ def test_one_switch() -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
-@pytest.mark.parametrize("elements", [256, 1 << 18])
+@pytest.mark.parametrize("elements", [256, pytest.param(1 << 18, marks=long)])
 def test_processes_that_share_memory(elements: int) -> None:
     chosen = [
         Cell(fault="kill", collective="all_reduce"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import numpy.typing as npt
 
@@ -56,7 +58,13 @@ def load() -> None:
     """
     _run_an_empty_job()
     if e.execute.was_compiled:  # type: ignore[attr-defined]  # of a standalone function
-        warm()
+        _warm_once()
+
+
+@cache
+def _warm_once() -> None:
+    """For the first group of the process that compiles; not for those that follow, nor for its children."""
+    warm()
 
 
 def _run_an_empty_job() -> Ints:
