@@ -87,7 +87,7 @@ def verify_schedule(schedule: Schedule) -> None:
         raise _wrong(
             schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
         )
-    steps = 8 * len(columns) + len(columns.after)
+    steps = 4 * len(columns)
     first, second, vertex = interpreted_while_small(find_open_order, steps)(
         *_tied(columns, num_chunks),
         *(columns.chunk, columns.src, columns.dst),
