@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 RunRanks = Callable[..., list[Any]]
 
@@ -34,6 +35,11 @@ def test_memory_and_both_kinds_of_sockets_give_the_same_bits(run_ranks: RunRanks
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_small_sums_are_run_again(run_ranks: RunRanks, world_size: int) -> None:
     run_ranks(world_size, "speed", "small_calls_again")
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=long)])
+def test_small_moves_are_run_again(run_ranks: RunRanks, world_size: int) -> None:
+    run_ranks(world_size, "speed", "other_small_calls_again")
 
 
 def test_signals_come_between_small_sums(run_ranks: RunRanks) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mycel.machine.callees import linked
-from mycel.runtime import engine, job_ring, libc, reduce_kernels
+from mycel.machine.callees import ingredients, linked
+from mycel.runtime import engine, forms, job_fields, job_ring, libc, reduce_kernels
 from mycel.runtime.reduce_kernels import DType, ReduceOp, combine, scale
 from mycel.standalone import Standalone, _provide, standalone
 
@@ -113,3 +113,12 @@ def test_a_symbol_that_nobody_has_is_an_error_and_not_the_end_of_the_process() -
     _provide(["memmove"], {})
     with pytest.raises(RuntimeError, match="needs numba_no_such_function"):
         _provide(["numba_no_such_function"], {})
+
+
+def test_numbers_of_other_modules_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Code that was compiled for other places of fields is no code for these."""
+    function = forms.lay_out.function  # type: ignore[attr-defined]  # of a standalone function
+    before = list(ingredients(function))
+    assert list(ingredients(function)) == before
+    monkeypatch.setattr(job_fields, "CHANNEL_FIELDS", job_fields.CHANNEL_FIELDS + 1)
+    assert list(ingredients(function)) != before

@@ -76,6 +76,6 @@ def ingredients(function: FunctionType) -> Iterator[bytes]:
         f"{each.__module__}.{name}={value!r}"
         for each in together
         for name, value in _named(each)
-        if isinstance(value, int)
+        if isinstance(value, int | float | tuple)
     }
     yield "\n".join(sorted(constants)).encode()

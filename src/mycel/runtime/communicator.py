@@ -290,13 +290,13 @@ class Communicator:
             return None
         return Shortcut(ticket)
 
-    def run_again(self, shortcut: Shortcut, array_address: int, keep: tuple[object, ...]) -> bool:
-        """Run a call to its end that was run before, with another array in place of the first.
+    def run_again(self, shortcut: Shortcut, addresses: tuple[int, int], keep: tuple[object, ...]) -> bool:
+        """Run a call to its end that was run before, with other arrays in place of the first.
 
         Args:
             shortcut: the call.
-            array_address: of the array.
-            keep: objects that own it.
+            addresses: of INPUT, 0 where it has none, and OUTPUT.
+            keep: objects that own them.
 
         Returns:
             Whether it was run; ``False``: nothing was begun, it has to go the long way.
@@ -312,7 +312,7 @@ class Communicator:
             or shortcut.timeout_s != self._timeout_s
         ):
             return False
-        number = self._turns.run_again(shortcut, self._place_of, array_address, keep)
+        number = self._turns.run_again(shortcut, self._place_of, addresses, keep)
         if number > 0:
             self._last = number
             self._faults.recent.append((number, *shortcut.header))

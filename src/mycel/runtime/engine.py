@@ -327,13 +327,14 @@ def execute(address: int) -> int:
 
 
 @standalone
-def again(pattern_address: int, address: int, array_address: int) -> int:
-    """Run a job that is like another one, but for its array, number and times.
+def again(pattern_address: int, address: int, input_address: int, output_address: int) -> int:
+    """Run a job that is like another one, but for its arrays, number and times.
 
     Args:
         pattern_address: of the other one's fields as they were before it was begun.
         address: of the new one's fields.
-        array_address: of its array, which is changed in place.
+        input_address: of its INPUT, 0 where it has none.
+        output_address: of its OUTPUT.
 
     Returns:
         Its sequence number, if it is done; else minus what ``execute`` returned, which goes on with it.
@@ -342,6 +343,7 @@ def again(pattern_address: int, address: int, array_address: int) -> int:
     for i in range(j.J_WORK):
         job[i] = pattern[i]
     job[j.J_WORK] = address + (j.J_WORK + 1) * 8
-    job[j.J_BASES + 1] = array_address
+    job[j.J_BASES] = input_address
+    job[j.J_BASES + 1] = output_address
     status = execute(address)
     return job[j.J_HEADER + 1] if status == j.DONE else -status

@@ -16,14 +16,26 @@ from mycel.runtime.device.group import DeviceGroup
 from mycel.runtime.fallback import Fallback
 from mycel.runtime.p2p import PointToPoint
 from mycel.runtime.reduce_kernels import DType, ReduceOp
-from mycel.runtime.shortcut import Shortcut
+from mycel.runtime.shortcut import FEW, Shortcut
 from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
 from mycel.runtime.timeouts import given_s
 from mycel.runtime.work import MycelWork, span_of
 
-__all__ = ["GroupCalls"]
+__all__ = ["GroupCalls", "is_small"]
 
 Tensor = torch.Tensor
+
+
+#: Elements of a tensor that is small: what a call costs in Python would show.
+_SMALL = 1 << 16
+_NO_TIME = timedelta(0)
+
+
+def is_small(tensor: Tensor, opts: Any) -> bool:
+    """Whether a tensor, of a blocking call without a time-out of its own, is small and in one piece of memory."""
+    if getattr(opts, "asyncOp", True) or not tensor.is_cpu or tensor.numel() > _SMALL:
+        return False
+    return tensor.layout is torch.strided and tensor.is_contiguous() and not opts.timeout > _NO_TIME
 
 
 class GroupCalls:
@@ -100,13 +112,41 @@ class GroupCalls:
         communicator = self._communicator
         return issue() if is_one or communicator is None else communicator.together(issue)
 
+    def _kind_of_parts(self, name: str, output: Tensor, input: Tensor, opts: Any, *rest: int) -> Hashable | None:
+        """What a blocking call from one small tensor to another is known by; ``None`` for others."""
+        if not is_small(output, opts) or not is_small(input, opts):
+            return None
+        if output.is_conj() or output.is_neg() or input.is_conj() or input.is_neg():
+            return None
+        return name, output.dtype, input.dtype, output.shape, input.shape, *rest
+
+    def _has_run_again(self, kind: Hashable, output: Tensor, input: Tensor | None = None) -> bool:
+        """Run a call that has been run before, if it has."""
+        shortcut, communicator = self._shortcuts.get(kind), self._communicator
+        if shortcut is None or communicator is None:
+            return False
+        # They hold the memory, whatever becomes of the caller's tensors meanwhile.
+        target = output.detach()
+        if input is None:
+            return communicator.run_again(shortcut, (0, target.data_ptr()), (target,))
+        source = input.detach()
+        return communicator.run_again(shortcut, (source.data_ptr(), target.data_ptr()), (target, source))
+
+    def _remember(self, kind: Hashable, ticket: Ticket) -> None:
+        """Keep a call that has gone well, to run it again."""
+        if self._communicator is None or len(self._shortcuts) >= FEW:
+            return
+        shortcut = self._communicator.shortcut(ticket)
+        if shortcut is not None:
+            self._shortcuts[kind] = shortcut
+
     def _issue(
         self,
         call: Call,
         opts: Any,
         result: list[Tensor],
         settle: Callable[[], None] | None,
-        remember: Callable[[Ticket], None] | None = None,
+        kind: Hashable | None = None,
     ) -> dist.Work:
         """Start a call, or run it if it is a blocking one.
 
@@ -115,7 +155,7 @@ class GroupCalls:
             opts: torch's, with its time-out.
             result: tensors that hold the result afterwards.
             settle: puts the results to where the caller wants them.
-            remember: told of a blocking call that has gone well.
+            kind: what calls are known by that may be run again as this one was, if it goes well; see ``shortcut``.
         """
         communicator = self._communicator
         if communicator is None:
@@ -137,6 +177,6 @@ class GroupCalls:
         finally:
             if span is not None:
                 span.__exit__(None, None, None)
-        if remember is not None:
-            remember(ticket)
+        if kind is not None and settle is None:
+            self._remember(kind, ticket)
         return MycelWork(communicator, None, result)

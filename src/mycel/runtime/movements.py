@@ -29,6 +29,7 @@ from mycel.runtime.tensors import (
     put_results,
     uneven_lengths,
 )
+from mycel.runtime.work import DoneWork
 
 __all__ = ["Movements"]
 
@@ -43,6 +44,9 @@ class Movements(GroupCalls):
         opts = opts or BroadcastOptions()
         if len(tensors) != 1 or not self._takes(tensors):
             return self._backend_of(tensors).broadcast(tensors, opts)
+        kind = self._kind_of_parts("broadcast", tensors[0], tensors[0], opts, opts.rootRank)
+        if kind is not None and self._has_run_again(kind, tensors[0]):
+            return DoneWork(self._communicator, tensors)
         flat = flattened(tensors)
         settle = back_into(flat, tensors)
         call = Call(
@@ -54,7 +58,7 @@ class Movements(GroupCalls):
             element=element_code(flat.dtype),
             keep=(flat,),
         )
-        return self._issue(call, opts, tensors, settle)
+        return self._issue(call, opts, tensors, settle, kind)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: AllgatherOptions | None = None) -> dist.Work:
         """Gather equal shards into one tensor; see ``torch.distributed.all_gather_into_tensor``."""
@@ -66,9 +70,12 @@ class Movements(GroupCalls):
                 f"all_gather over {self.size()} ranks: output has {output.numel()} elements of {output.dtype}, "
                 f"expected {input.numel() * self.size()} of {input.dtype}"
             )
+        kind = self._kind_of_parts("all_gather", output, input, opts)
+        if kind is not None and self._has_run_again(kind, output, input):
+            return DoneWork(self._communicator, [output])
         target, source = flattened([output]), flattened([input])
         settle = back_into(target, [output])
-        return self._issue(gather_call(target, source), opts, [output], settle)
+        return self._issue(gather_call(target, source), opts, [output], settle, kind)
 
     def allgather(
         self, output_lists: list[list[Tensor]], inputs: list[Tensor], opts: AllgatherOptions | None = None

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,11 +15,10 @@ from torch.distributed.distributed_c10d import (
     ReduceScatterOptions,
 )
 
-from mycel.runtime.communicator import Call, Ticket
+from mycel.runtime.communicator import Call
 from mycel.runtime.fallback import one_by_one
-from mycel.runtime.group_calls import GroupCalls
+from mycel.runtime.group_calls import GroupCalls, is_small
 from mycel.runtime.reduce_kernels import DType, ReduceOp
-from mycel.runtime.shortcut import FEW
 from mycel.runtime.tensors import (
     back_into,
     check_parts,
@@ -37,10 +34,6 @@ __all__ = ["Reductions"]
 
 Tensor = torch.Tensor
 
-#: Elements of a tensor that is small: what a call costs in Python would show.
-_SMALL = 1 << 16
-_NO_TIME = timedelta(0)
-
 
 class Reductions(GroupCalls):
     """Reductions of a group, under torch's names."""
@@ -50,7 +43,7 @@ class Reductions(GroupCalls):
         opts = opts or AllreduceOptions()
         if self.has_reduced_again(tensors, opts):
             return DoneWork(self._communicator, tensors)
-        kind = self._kind_of_small(tensors, opts)
+        kind = self._kind_of_sum(tensors, opts)
         known = self._reduction(tensors, opts)
         if known is None or len(tensors) != 1:
             return self._backend_of(tensors).allreduce(tensors, opts)
@@ -58,31 +51,15 @@ class Reductions(GroupCalls):
 
     def has_reduced_again(self, tensors: list[Tensor], opts: Any) -> bool:
         """Run an all_reduce to its end if it is one that has been run before, small and blocking; whether it was."""
-        kind = self._kind_of_small(tensors, opts)
-        if kind is None:
-            return False
-        shortcut, communicator = self._shortcuts.get(kind), self._communicator
-        if shortcut is None or communicator is None:
-            return False
-        own = tensors[0].detach()  # holds the memory, whatever becomes of the caller's tensor meanwhile
-        return communicator.run_again(shortcut, own.data_ptr(), (own,))
+        kind = self._kind_of_sum(tensors, opts)
+        return kind is not None and self._has_run_again(kind, tensors[0])
 
-    def _kind_of_small(self, tensors: list[Tensor], opts: Any) -> Hashable | None:
+    def _kind_of_sum(self, tensors: list[Tensor], opts: Any) -> Hashable | None:
         """What a blocking all_reduce of a small tensor in place is known by; ``None`` for others."""
-        if len(tensors) != 1 or getattr(opts, "asyncOp", True):
+        if len(tensors) != 1 or not is_small(tensors[0], opts):
             return None
         tensor = tensors[0]
-        if not tensor.is_cpu or tensor.numel() > _SMALL or not tensor.is_contiguous() or opts.timeout > _NO_TIME:
-            return None
         return tensor.dtype, tensor.numel(), int(opts.reduceOp.op), tensor.is_conj() or tensor.is_neg()
-
-    def _remember(self, kind: Hashable, ticket: Ticket) -> None:
-        """Keep a call that has gone well, to run it again."""
-        if self._communicator is None or len(self._shortcuts) >= FEW:
-            return
-        shortcut = self._communicator.shortcut(ticket)
-        if shortcut is not None:
-            self._shortcuts[kind] = shortcut
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: AllreduceCoalescedOptions | None = None) -> dist.Work:
         """Reduce several tensors of one type in place, as one array."""
@@ -104,8 +81,7 @@ class Reductions(GroupCalls):
         flat = flattened(tensors)
         settle = back_into(flat, tensors)
         call = summing_call("all_reduce", flat, op, average, dtype)
-        keeps = kind is not None and settle is None
-        return self._issue(call, opts, tensors, settle, partial(self._remember, kind) if keeps else None)
+        return self._issue(call, opts, tensors, settle, kind)
 
     def reduce(self, tensors: list[Tensor], opts: ReduceOptions | None = None) -> dist.Work:
         """Reduce to the root, which alone gets a result; the others' tensors stay as they are."""
@@ -134,9 +110,13 @@ class Reductions(GroupCalls):
                 f"reduce_scatter over {self.size()} ranks: input has {input.numel()} elements, "
                 f"expected {output.numel() * self.size()}"
             )
+        op: Any = opts.reduceOp
+        kind = self._kind_of_parts("reduce_scatter", output, input, opts, int(op.op))
+        if kind is not None and self._has_run_again(kind, output, input):
+            return DoneWork(self._communicator, [output])
         source, target = flattened([input]), flattened([output])
         settle = back_into(target, [output])
-        return self._issue(scatter_call(target, source, *known), opts, [output], settle)
+        return self._issue(scatter_call(target, source, *known), opts, [output], settle, kind)
 
     def reduce_scatter(
         self, outputs: list[Tensor], input_lists: list[list[Tensor]], opts: ReduceScatterOptions | None = None

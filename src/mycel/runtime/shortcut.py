@@ -2,7 +2,7 @@
 
 What a call takes in Python (its choice, program, ticket and job) costs more than a small array needs to get through,
 and comes out the same each time. So the job of a call that has gone well is kept as a pattern, and later calls of the
-same kind, size and type copy it with their own address, number and time, in compiled code.
+same kind, size and type copy it with their own addresses, number and time, in compiled code.
 """
 
 from __future__ import annotations

@@ -91,16 +91,16 @@ class Turns:
         self,
         shortcut: Shortcut,
         place: Callable[[Shortcut], tuple[Ints, int]],
-        array_address: int,
+        addresses: tuple[int, int],
         keep: tuple[object, ...],
     ) -> int:
-        """Run a call to its end that was run before, with another array.
+        """Run a call to its end that was run before, with other arrays.
 
         Args:
             shortcut: the call.
             place: gives fields for its job, and their address; called only if it is run.
-            array_address: of the array.
-            keep: objects that own it.
+            addresses: of INPUT and OUTPUT.
+            keep: objects that own them.
 
         Returns:
             Its sequence number; -1: it has one and is counted; 0: it was not begun, for others are under way.
@@ -112,7 +112,7 @@ class Turns:
                 fields, address = place(shortcut)  # a signal handler that comes here may run the same
                 self._turn = shortcut
                 shortcut.begin(fields, address, keep)
-                number: int = e.again(shortcut.pattern, address, array_address)
+                number: int = e.again(shortcut.pattern, address, *addresses)
                 if number > 0:
                     return number
                 self._take(shortcut)  # it takes its time, or something is the matter

@@ -42,7 +42,7 @@ def warm() -> None:
     ring[job_ring.RING_COMPLETED] = ring[job_ring.RING_SUBMITTED]
     job_ring.serve(ring.ctypes.data, 0, 0)
     pattern = fields.copy()  # of a job that is done
-    e.again(pattern.ctypes.data, fields.ctypes.data, 0)
+    e.again(pattern.ctypes.data, fields.ctypes.data, 0, 0)
     p2p_stream.load()
     schedule = synthesize(loopback(num_ranks=2), Collective(name="all_reduce", num_ranks=2))
     plan = RankTemplate(schedule, 0)

@@ -138,6 +138,56 @@ def small_calls_again(rank: int, world_size: int) -> None:
     assert dist.group.WORLD._get_sequence_number_for_group() == communicator.number
 
 
+def other_small_calls_again(rank: int, world_size: int) -> None:
+    """Small blocking calls of the other kinds, run again: other arrays, roots, types and shapes each time."""
+    communicator = tensor_group().communicator
+    taken = []
+    run_again = communicator.run_again
+
+    def counting(*arguments: Any) -> bool:
+        taken.append(run_again(*arguments))
+        return bool(taken[-1])
+
+    communicator.run_again = counting
+    n = world_size
+    for turn in range(4):
+        for dtype in (torch.float32, torch.int64, torch.complex64):
+            mine = (torch.arange(n * 6) + 100 * rank + turn).to(dtype)
+            everything = [(torch.arange(n * 6) + 100 * r + turn).to(dtype) for r in range(n)]
+            gathered = torch.zeros(n * n * 6, dtype=dtype)
+            dist.all_gather_into_tensor(gathered, mine)
+            assert torch.equal(gathered, torch.cat(everything))
+            for root in range(n):
+                sent = mine.clone()
+                dist.broadcast(sent, src=root)
+                assert torch.equal(sent, everything[root])
+            exchanged = torch.zeros(n * 6, dtype=dtype)
+            dist.all_to_all_single(exchanged, mine)
+            assert torch.equal(exchanged, torch.cat([each.view(n, -1)[rank] for each in everything]))
+            dist.all_to_all_single(mine.clone(), mine)  # of the same shapes, elsewhere
+            scattered = torch.zeros(6, dtype=dtype)
+            dist.reduce_scatter_tensor(scattered, mine)
+            assert torch.equal(scattered, sum(everything).view(n, -1)[rank])
+        own = torch.zeros(n, 3)
+        own[rank] = rank + turn
+        dist.all_gather_into_tensor(own.view(-1), own[rank])  # the input lies in the output
+        assert torch.equal(own, (torch.arange(n) + turn).float()[:, None].expand(n, 3))
+        least = torch.zeros(2)
+        dist.reduce_scatter_tensor(least, torch.full((2 * n,), float(rank + turn)), op=dist.ReduceOp.MIN)
+        assert (least == turn).all()
+        same = torch.arange(n * 4.0) + 10 * rank
+        dist.all_to_all_single(same, same)  # what is read is written
+        assert torch.equal(same, torch.cat([torch.arange(4.0) + 4 * rank + 10 * r for r in range(n)]))
+        with pytest.raises(ValueError, match="rows that divide by"):
+            dist.all_to_all_single(torch.zeros(1, n * 6), torch.zeros(1, n * 6))
+        turned = torch._neg_view(torch.full((n * 2,), float(rank)))
+        back = torch.zeros(n * 2)
+        dist.all_to_all_single(back, turned)
+        assert back.tolist() == [-float(r) for r in range(n) for _ in range(2)]
+    assert sum(taken) >= 3 * 3 * (4 + n), f"{sum(taken)} of {len(taken)} calls were run again"
+    assert dist.group.WORLD._get_sequence_number_for_group() == communicator.number
+
+
 def small_calls_among_signals(rank: int, world_size: int, count: int) -> None:
     """Signals come at any moment of small sums."""
     came = []
