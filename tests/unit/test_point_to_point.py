@@ -478,6 +478,31 @@ def test_nobody_waits_and_all_come(make_world: MakeWorld) -> None:
     assert not b.when_done(receiving, told.clear)
 
 
+def test_who_waits_relieves_the_thread(make_world: MakeWorld) -> None:
+    a, b = make_world(2).ends
+    receiving = begin_receive(b, 0, 4)
+    moved_by: list[threading.Thread] = []
+    b.when_done(receiving, lambda: moved_by.append(threading.current_thread()))
+    until(lambda: b._is_attended)
+
+    def send() -> None:
+        until(lambda: bool(b._waiters) and not b._is_attended)
+        begin_send(a, 1, b"data")
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    assert b.wait(receiving, LONG_S)
+    sender.join()
+    assert moved_by == [threading.current_thread()]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + LONG_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.0005)
+
+
 def test_several_threads_wait(make_world: MakeWorld) -> None:
     a, b = make_world(2).ends
     wrong: list[int] = []

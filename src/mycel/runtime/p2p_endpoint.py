@@ -477,6 +477,7 @@ class Endpoint:
         """Close the copies of the descriptors, while which are open the parent's end is not seen; say nothing."""
         self._lock, self._moving, self._holder = threading.Lock(), threading.RLock(), 0
         self._is_closed = self._is_inherited = True
+        self._is_attended = False
         self._failed = error = CommunicationError(_INHERITED)
         for transfer in tuple(self._exchange.open):
             transfer.error, transfer.is_done = error, True
