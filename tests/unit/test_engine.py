@@ -368,7 +368,7 @@ def pair_of_jobs(wired: Cluster, **different: object) -> tuple[list[Job], list[n
 
 
 EITHER = pytest.mark.parametrize(
-    ("engine", "ring_bytes"), [(compiled, None), (execute_in_python, None), (compiled, 1 << 12)]
+    ("engine", "ring_bytes"), [(compiled, None), (execute_in_python, None), (compiled, 1 << 13)]
 )
 
 
