@@ -38,6 +38,7 @@ class Unformed(TensorGroup):
         self._rank, self._size, self._timeout = rank, size, timeout
         self._why = why
         self._communicator = self._devices = None
+        self._shortcuts = {}
 
     def refuse(self, *_: Any, **__: Any) -> NoReturn:
         """Every collective."""
