@@ -46,6 +46,7 @@ _RECV_REDUCE, _COPY = 2, 3
 _BURST = 8  # messages on one channel before the others get their turn
 _NEVER = -1
 _LEAST_ROUNDS = 16
+_SHORT_SLEEP_NS = 100_000  # what asking may take instead; a sleep and its wake alone take a third of it
 
 
 @inlined
@@ -308,10 +309,14 @@ def execute(address: int) -> int:
                 asked += 1
                 _pause(asking, asked)
                 continue
-            if asked > 0:  # it has not paid
-                asking[j.ASK_ROUNDS] = max(_LEAST_ROUNDS, asking[j.ASK_ROUNDS] // 2)
-            asked = 0
+            asleep = monotonic_ns(job[j.J_WORK])
             status = _wait(job, channels, pending, queue_start, queue, True)
+            if rings > 0:
+                if monotonic_ns(job[j.J_WORK]) - asleep < _SHORT_SLEEP_NS:  # to ask a little longer would have paid
+                    asking[j.ASK_ROUNDS] = min(asking[j.ASK_MOST], asking[j.ASK_ROUNDS] * 2)
+                elif asked > 0:
+                    asking[j.ASK_ROUNDS] = max(_LEAST_ROUNDS, asking[j.ASK_ROUNDS] // 2)
+            asked = 0
         else:
             if asked > 0:
                 asking[j.ASK_ROUNDS] = min(asking[j.ASK_MOST], asking[j.ASK_ROUNDS] * 2)
