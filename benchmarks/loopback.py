@@ -224,6 +224,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.mpi and options.modes != ["blocking"]:
         parser.error("--mpi: MPI's calls are blocking ones; leave --modes away")
+    if "empty" in options.variants and options.collectives != ["all_reduce"]:
+        parser.error("--variants: empty is a backend of all_reduce alone")
     print("median time of a call on the slowest rank (processor seconds of all ranks per GB of the array)")
     context = multiprocessing.get_context("spawn")
     for ranks in options.ranks:
