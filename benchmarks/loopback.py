@@ -224,6 +224,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.mpi and options.modes != ["blocking"]:
         parser.error("--mpi: MPI's calls are blocking ones; leave --modes away")
+    if not set(options.modes) <= {"blocking", "waiting"}:
+        parser.error(
+            "--modes: blocking, waiting; benchmarks/two_boxes.py --only busy measures beside a busy main thread"
+        )
     if "empty" in options.variants and options.collectives != ["all_reduce"]:
         parser.error("--variants: empty is a backend of all_reduce alone")
     print("median time of a call on the slowest rank (processor seconds of all ranks per GB of the array)")

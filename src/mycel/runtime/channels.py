@@ -29,7 +29,7 @@ __all__ = ["Channels"]
 _log = logging.getLogger(__name__)
 
 #: Bytes that a ring holds: a few pieces, which stay in the caches, and fewer where a rank has many rings.
-_LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 16, 1 << 19, 1 << 21
+_LEAST_RING, _ALL_RINGS = 1 << 16, 1 << 21
 #: Rings of groups that were closed while their engine was still at them: to take the memory away would be worse.
 _abandoned: list[Ring] = []
 
@@ -65,8 +65,9 @@ class Channels:
     ) -> None:
         self.in_memory = in_memory
         hosts = [address.host for address in rendezvous.addresses]
-        share = _ALL_RINGS >> max(1, hosts.count(hosts[rank]) - 1).bit_length()
-        self._ring_bytes = max(_LEAST_RING, min(_MOST_RING, share))
+        neighbours = max(1, hosts.count(hosts[rank]) - 1)
+        share = _ALL_RINGS if neighbours == 1 else _ALL_RINGS >> neighbours.bit_length()
+        self._ring_bytes = max(_LEAST_RING, share)
         self.rings: dict[Channel, Ring] = {}
         #: Rung by ranks of this node when they have made room.
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
