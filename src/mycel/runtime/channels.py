@@ -28,7 +28,7 @@ __all__ = ["Channels"]
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that a ring holds: a few pieces, which stay in the caches, and fewer where a rank has many rings.
+#: Bytes that a ring holds, and all of a rank's: they stay in the caches.
 _LEAST_RING, _ALL_RINGS = 1 << 16, 1 << 21
 #: Rings of groups that were closed while their engine was still at them: to take the memory away would be worse.
 _abandoned: list[Ring] = []
