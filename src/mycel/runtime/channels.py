@@ -28,7 +28,7 @@ __all__ = ["Channels"]
 
 _log = logging.getLogger(__name__)
 
-#: Bytes that a ring holds, and all of a rank's: they stay in the caches.
+#: Bytes that a ring holds, at least, and all of a rank's, about.
 _LEAST_RING, _ALL_RINGS = 1 << 16, 1 << 21
 #: Rings of groups that were closed while their engine was still at them: to take the memory away would be worse.
 _abandoned: list[Ring] = []
@@ -66,8 +66,7 @@ class Channels:
         self.in_memory = in_memory
         hosts = [address.host for address in rendezvous.addresses]
         neighbours = max(1, hosts.count(hosts[rank]) - 1)
-        share = _ALL_RINGS if neighbours == 1 else _ALL_RINGS >> neighbours.bit_length()
-        self._ring_bytes = max(_LEAST_RING, share)
+        self._ring_bytes = max(_LEAST_RING, _ALL_RINGS >> (neighbours.bit_length() - 1))
         self.rings: dict[Channel, Ring] = {}
         #: Rung by ranks of this node when they have made room.
         self.bell = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
