@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.settled import settled
 
 from mycel.emulate import EmulatedCluster, launch
 from mycel.errors import EmulationError, UsageError
@@ -112,7 +113,7 @@ def test_nothing_stays() -> None:
     assert held() != before
     cluster.close()
     cluster.close()
-    assert held() == before
+    assert settled(held) == before
     with pytest.raises(EmulationError, match="closed"):
         cluster.counters()
 
@@ -125,7 +126,7 @@ def test_nothing_stays_when_building_fails(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("mycel.emulate.fabric.Host.route", fail)
     with pytest.raises(EmulationError, match="the routing table is full"):
         EmulatedCluster(star(num_ranks=3))
-    assert (num_descriptors(), threading.active_count()) == before
+    assert settled(lambda: (num_descriptors(), threading.active_count())) == before
 
 
 @pytest.mark.parametrize("rate_mbit", [20, 100])

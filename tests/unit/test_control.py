@@ -191,7 +191,7 @@ def test_what_is_said_between_calls_is_heard_and_goes_on_to_whoever_waits() -> N
         check_members((10, 5))
         group.close()
         check_members((11, 5))
-    assert "mycel-watch" not in [thread.name for thread in threading.enumerate()]
+    until(lambda: "mycel-watch" not in [thread.name for thread in threading.enumerate()])
 
 
 def test_a_connection_that_ends_without_goodbye_is_no_failure_but_no_new_group_waits_for_it() -> None:

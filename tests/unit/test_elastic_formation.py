@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from tests.settled import settled
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError, UsageError
 from mycel.records import RecordSocket
@@ -202,7 +203,7 @@ def test_nothing_is_left_when_it_is_closed() -> None:
     handle = formation.handle
     formation.close()
     formation.close()
-    assert threading.active_count() == before
+    assert settled(threading.active_count) == before
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((handle.ip, handle.port), timeout=5)
 

@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 import torch.distributed.checkpoint as dcp
 import torch.distributed.nn.functional as with_gradients
+from tests.settled import settled
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -503,7 +504,7 @@ def _footprint() -> tuple[int, int, int]:
     """Open descriptors, threads and resident bytes of this process."""
     gc.collect()
     mine = Path("/proc/self")
-    descriptors, threads = (len(list((mine / kind).iterdir())) for kind in ("fd", "task"))
+    descriptors, threads = settled(lambda: tuple(len(list((mine / kind).iterdir())) for kind in ("fd", "task")))
     pages = int((mine / "statm").read_text(encoding="ascii").split()[1])
     return descriptors, threads, pages * os.sysconf("SC_PAGE_SIZE")
 

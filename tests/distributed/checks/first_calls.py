@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.settled import settled
 
 from mycel.errors import MismatchError, PeerLostError
 from mycel.runtime import tensor_group
@@ -31,28 +32,18 @@ def _num_sockets() -> int:
     return found
 
 
-def _settled() -> int:
-    """The same, when it has been so for a while: what was only opened to be refused, or to ask, is closed then."""
-    count, since = _num_sockets(), time.monotonic()
-    while time.monotonic() - since < 0.3:
-        time.sleep(0.02)
-        if (now := _num_sockets()) != count:
-            count, since = now, time.monotonic()
-    return count
-
-
 def nothing_is_opened_before(rank: int, size: int) -> None:
     """A group has one connection a pair until something is called."""
     dist.barrier()
-    before = _settled()
+    before = settled(_num_sockets)
     dist.barrier()
     group = dist.new_group(list(range(size)))
-    assert _settled() - before == size - 1
+    assert settled(_num_sockets) - before == size - 1
     dist.barrier()
     x = torch.ones(5)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [float(size)] * 5
-    assert _settled() - before > size - 1
+    assert settled(_num_sockets) - before > size - 1
     dist.barrier()  # who leaves closes its end, and a reset connection has no peer to count
 
 

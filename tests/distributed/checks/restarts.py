@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.settled import settled
 
 from mycel.errors import MismatchError
 
@@ -34,7 +35,7 @@ def again_and_again(rank: int, size: int, rounds: int) -> list[tuple[int, int]]:
         dist.destroy_process_group()
         del store
         gc.collect()  # an error knows the frames it came through, and they know the group
-        counts.append((descriptors(), threading.active_count()))
+        counts.append(settled(lambda: (descriptors(), threading.active_count())))
     store = dist.FileStore(f"{os.environ['STORE_FILE']}.last", size)
     dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
     data = torch.full((1000,), float(rank))
