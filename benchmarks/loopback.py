@@ -8,10 +8,11 @@
 
 ``shared`` is ``memory`` with arrays that ``mycel.empty`` has placed in memory that the ranks share.
 
-Every variant has a process group of its own in the same processes; rounds alternate between them. ``empty`` is a
+Every variant has a process group of its own in the same processes; rounds alternate between them. A round is a call
+that is not timed, a barrier of the same group, and the timed calls, one after the other. ``empty`` is a
 backend that does nothing: what torch itself takes for a call. An MPI (``--mpi``, as often as there are some: a Python
-with mpi4py) has processes of its own, which have their turn in each round as the others have, and wait without
-spinning between their turns; its calls are blocking ones.
+with mpi4py) has processes of its own, which have their turn in each round as the others have, the untimed call and
+the barrier included, and wait without spinning between their turns; its calls are blocking ones.
 
 A figure is the median over rounds of a call's seconds on the slowest rank, with tenth percentile and minimum, and the
 median of all ranks' processor seconds over the bytes of the array. ``best`` is the ratio of the first variant of
@@ -78,9 +79,15 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def one_round(call: Callable[[], Any], calls: int, mode: str, control: dist.ProcessGroup) -> tuple[float, float]:
-    """Seconds and processor seconds of a call on this rank."""
-    dist.barrier(group=control)
+def one_round(
+    call: Callable[[], Any], calls: int, mode: str, reset: Callable[[], None], group: dist.ProcessGroup
+) -> tuple[float, float]:
+    """Seconds and processor seconds of a call on this rank, after one that is not timed and a barrier."""
+    work = call()
+    if mode == "waiting":
+        work.wait()
+    reset()
+    dist.barrier(group=group)
     used, begin = processor_seconds(), time.perf_counter()
     for _ in range(calls):
         work = call()
@@ -121,7 +128,9 @@ def be_rank(rank: int, ranks: int, options: argparse.Namespace, folder: str, res
                                 work.wait()
                             if variant != "empty" and given.num_wrong():
                                 raise RuntimeError(f"{variant}: {collective} of {size} bytes is wrong")
-                        took, used = one_round(operands_call, calls, mode, control)
+                        # As an MPI does: a call first that wakes everything up, and the library's own barrier.
+                        aligned = control if variant == "empty" else group
+                        took, used = one_round(operands_call, calls, mode, given.reset, aligned)
                         slowest, total = torch.tensor([took]).double(), torch.tensor([used]).double()
                         dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=control)
                         dist.all_reduce(total, group=control)

@@ -81,6 +81,7 @@ class Communicator:
 
     Attributes:
         planner: this group's schedules and choices; ``reroutes`` is as given.
+        is_local: all ranks are on one machine, and nothing is paced.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Communicator:
         self._pacer = Pacer(rank, paced)
         if unknown := [method for method in methods or () if method not in _METHODS]:
             raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
-        is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
+        self.is_local = is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         machines = machine_numbers([address.host for address in rendezvous.addresses])
         self._methods = methods
         # Of a rank that does not know the lengths of others' blocks, and so cannot choose.

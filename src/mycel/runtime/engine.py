@@ -38,6 +38,7 @@ from mycel.runtime.libc import (
 )
 from mycel.runtime.reduce_kernels import copy
 from mycel.runtime.ring_channels import advance_ring, fall_asleep, hear, wake_up
+from mycel.runtime.streaming import copy_past_caches
 from mycel.standalone import inlined, standalone
 
 __all__ = ["again", "execute", "take_number"]
@@ -162,6 +163,17 @@ def take_number(job) -> None:  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _copy_own(job, channels, destination, source, num_bytes) -> None:  # type: ignore[no-untyped-def]
+    """Copy what stays on this rank."""
+    large = int64_at(job[j.J_ASKING], j.ASK_FIELDS)[j.ASK_LARGE]
+    is_large = job[j.J_NUM_CHANNELS] > 0 and channels[0, j.C_STATED] >= large
+    if is_large and (destination + num_bytes <= source or source + num_bytes <= destination):
+        copy_past_caches(destination, source, num_bytes)
+    else:
+        copy(destination, source, num_bytes)
+
+
+@inlined
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     """Set the state of a fresh job and do its local copies."""
     num_rows = job[j.J_NUM_ROWS]
@@ -187,7 +199,7 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
             destination = job[j.J_BASES + row[j.R_ADDRESS_BUFFER]] + row[j.R_OFFSET]
             source = job[j.J_BASES + row[j.R_OPERAND_BUFFER]] + row[j.R_OPERAND_OFFSET]
             if destination != source:
-                copy(destination, source, row[j.R_BYTES])
+                _copy_own(job, channels, destination, source, row[j.R_BYTES])
             finish(job, i)
 
 

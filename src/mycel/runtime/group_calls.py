@@ -21,21 +21,14 @@ from mycel.runtime.tensors import BITWISE, COMPLEX, DTYPES, OPS
 from mycel.runtime.timeouts import given_s
 from mycel.runtime.work import MycelWork, span_of
 
-__all__ = ["GroupCalls", "is_small"]
+__all__ = ["GroupCalls"]
 
 Tensor = torch.Tensor
 
 
-#: Elements of a tensor that is small: what a call costs in Python would show.
-_SMALL = 1 << 16
+#: Elements of a tensor that is small, for what a call costs in Python would show: between machines, inside one.
+_SMALL, _SMALL_HERE = 1 << 16, 1 << 20
 _NO_TIME = timedelta(0)
-
-
-def is_small(tensor: Tensor, opts: Any) -> bool:
-    """Whether a tensor, of a blocking call without a time-out of its own, is small and in one piece of memory."""
-    if getattr(opts, "asyncOp", True) or not tensor.is_cpu or tensor.numel() > _SMALL:
-        return False
-    return tensor.layout is torch.strided and tensor.is_contiguous() and not opts.timeout > _NO_TIME
 
 
 class GroupCalls:
@@ -64,6 +57,7 @@ class GroupCalls:
         self._fallback = fallback
         self._devices = devices
         self._messages = PointToPoint(communicator)
+        self._most_small = _SMALL_HERE if communicator is not None and communicator.is_local else _SMALL
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
         #: Small calls that have been run before, by kind.
         self._shortcuts: dict[Hashable, Shortcut] = {}
@@ -112,9 +106,15 @@ class GroupCalls:
         communicator = self._communicator
         return issue() if is_one or communicator is None else communicator.together(issue)
 
+    def _is_small(self, tensor: Tensor, opts: Any) -> bool:
+        """Whether a tensor, of a blocking call without a time-out of its own, is small and in one piece of memory."""
+        if getattr(opts, "asyncOp", True) or not tensor.is_cpu or tensor.numel() > self._most_small:
+            return False
+        return tensor.layout is torch.strided and tensor.is_contiguous() and not opts.timeout > _NO_TIME
+
     def _kind_of_parts(self, name: str, output: Tensor, input: Tensor, opts: Any, *rest: int) -> Hashable | None:
         """What a blocking call from one small tensor to another is known by; ``None`` for others."""
-        if not is_small(output, opts) or not is_small(input, opts):
+        if not self._is_small(output, opts) or not self._is_small(input, opts):
             return None
         if output.is_conj() or output.is_neg() or input.is_conj() or input.is_neg():
             return None

@@ -79,7 +79,8 @@ ASK_BELL = 3  # this rank's, which others ring
 ASK_ONE = 4  # 1, for bells
 ASK_ARENA = 5  # address of this process's arena
 ASK_ARENA_BYTES = 6  # of that; 0: it has none
-ASK_FIELDS = 7
+ASK_LARGE = 7  # bytes from which on arrays of all ranks of the node do not fit into its caches
+ASK_FIELDS = 8
 
 # What execute returns.
 UNUSED = -1  # of fields that are of no job yet

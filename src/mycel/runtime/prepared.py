@@ -22,6 +22,7 @@ from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Channel, Program
 from mycel.runtime import job_fields as j
 from mycel.runtime.forks import let_go_in_children
+from mycel.runtime.streaming import cache_bytes
 
 __all__ = [
     "LINE",
@@ -268,7 +269,8 @@ def asking(num_neighbours: int, bell: int, arena: tuple[int, int] = (0, 0)) -> I
         arena: address and bytes of what this process shares with the other ranks of its node.
     """
     crowded = num_neighbours > len(os.sched_getaffinity(0))
-    return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1, *arena], dtype=np.int64)
+    large = cache_bytes() // num_neighbours
+    return np.array([_ROUNDS, _ROUNDS, int(crowded), bell, 1, *arena, large], dtype=np.int64)
 
 
 class Job:

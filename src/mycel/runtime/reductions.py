@@ -17,7 +17,7 @@ from torch.distributed.distributed_c10d import (
 
 from mycel.runtime.communicator import Call
 from mycel.runtime.fallback import one_by_one
-from mycel.runtime.group_calls import GroupCalls, is_small
+from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.reduce_kernels import DType, ReduceOp
 from mycel.runtime.tensors import (
     back_into,
@@ -56,7 +56,7 @@ class Reductions(GroupCalls):
 
     def _kind_of_sum(self, tensors: list[Tensor], opts: Any) -> Hashable | None:
         """What a blocking all_reduce of a small tensor in place is known by; ``None`` for others."""
-        if len(tensors) != 1 or not is_small(tensors[0], opts):
+        if len(tensors) != 1 or not self._is_small(tensors[0], opts):
             return None
         tensor = tensors[0]
         return tensor.dtype, tensor.numel(), int(opts.reduceOp.op), tensor.is_conj() or tensor.is_neg()

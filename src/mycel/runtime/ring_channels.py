@@ -40,6 +40,7 @@ from mycel.runtime.ring import (
     take,
     wants_bell,
 )
+from mycel.runtime.streaming import copy_past_caches
 from mycel.standalone import inlined
 
 __all__ = ["advance_ring", "fall_asleep", "hear", "wake_up"]
@@ -127,6 +128,8 @@ def _take(job, channel, row) -> int:  # type: ignore[no-untyped-def]
     if row[j.R_OP] == _RECV_REDUCE:
         operand = job[j.J_BASES + row[j.R_OPERAND_BUFFER]] + row[j.R_OPERAND_OFFSET] + done
         reduce_into(job, row, destination, operand, source, n)
+    elif channel[j.C_STATED] >= int64_at(job[j.J_ASKING], j.ASK_FIELDS)[j.ASK_LARGE]:
+        copy_past_caches(destination, source, n)
     else:
         copy(destination, source, n)
     if not refers:
