@@ -42,6 +42,14 @@ def test_small_moves_are_run_again(run_ranks: RunRanks, world_size: int) -> None
     run_ranks(world_size, "speed", "other_small_calls_again")
 
 
+@pytest.mark.parametrize("local", ["memory", "unix"])
+def test_calls_that_are_run_again_hold_nothing(
+    run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch, local: str
+) -> None:
+    monkeypatch.setenv("MYCEL_LOCAL", local)
+    run_ranks(2, "speed", "calls_again_hold_nothing")
+
+
 def test_signals_come_between_small_sums(run_ranks: RunRanks) -> None:
     run_ranks(2, "speed", "small_calls_among_signals", 2000)
 

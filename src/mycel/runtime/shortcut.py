@@ -88,6 +88,10 @@ class Shortcut:
         self._ticket = None
         self.fields, self.address, self.keep = fields, address, keep
 
+    def end(self) -> None:
+        """Let go of the array; the call is over."""
+        self._ticket, self.keep = None, ()
+
     @property
     def is_under_way(self) -> bool:
         """Whether the engine has begun the call, and is not through."""

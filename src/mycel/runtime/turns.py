@@ -113,10 +113,10 @@ class Turns:
                 self._turn = shortcut
                 shortcut.begin(fields, address, keep)
                 number: int = e.again(shortcut.pattern, address, *addresses)
-                if number > 0:
-                    return number
-                self._take(shortcut)  # it takes its time, or something is the matter
-                return -1
+                if number <= 0:
+                    self._take(shortcut)  # it takes its time, or something is the matter
+                shortcut.end()
+                return max(number, -1)
             except BaseException as error:  # of a signal handler, or the call's
                 if self._turn is shortcut and shortcut.is_under_way:
                     if isinstance(error, KeyboardInterrupt):  # as in ``_drive``

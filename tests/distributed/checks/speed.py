@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import signal
 import socket
 import tempfile
 import time
+import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -136,6 +139,30 @@ def small_calls_again(rank: int, world_size: int) -> None:
         dist.all_reduce(torch.empty(0))
     assert sum(taken) >= 3 * 8, f"{sum(taken)} of {len(taken)} calls were run again"
     assert dist.group.WORLD._get_sequence_number_for_group() == communicator.number
+
+
+def calls_again_hold_nothing(rank: int, world_size: int) -> None:
+    """Arrays of one machine's ranks take the short way up to 4 MB, and are their callers' alone afterwards."""
+    communicator = tensor_group().communicator
+    taken = []
+    run_again = communicator.run_again
+
+    def counting(*arguments: Any) -> bool:
+        taken.append(run_again(*arguments))
+        return bool(taken[-1])
+
+    communicator.run_again = counting
+    held = []
+    for turn in range(4):
+        memory = np.full(1 << 20, float(rank + turn), dtype=np.float32)
+        whole = torch.from_numpy(memory)
+        dist.all_reduce(whole)
+        assert (whole == sum(r + turn for r in range(world_size))).all()
+        held.append(weakref.ref(memory))
+        del memory, whole
+    gc.collect()
+    assert any(taken) == communicator.is_local
+    assert held[-1]() is None
 
 
 def other_small_calls_again(rank: int, world_size: int) -> None:
