@@ -164,7 +164,7 @@ def _receive(sock: socket.socket, deadline: float, observe: Callable[[], None]) 
             raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
         observe()
     try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER + 1)
+        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER + 1, socket.MSG_CMSG_CLOEXEC)
     except OSError:
         return b"", []
     return said, list(descriptors)
