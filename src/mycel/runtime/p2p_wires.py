@@ -20,7 +20,7 @@ import numpy as np
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime import p2p_stream as s
 from mycel.runtime.ring import DATA
-from mycel.runtime.ring_memory import Ring, checked_length, sealed_memory
+from mycel.runtime.ring_memory import Ring, checked_length, handed_over, sealed_memory
 
 __all__ = ["EAGER_BYTES", "MemoryWire", "SocketWire", "Wire", "accept_wire", "offer_wire", "ring_bytes_for"]
 
@@ -276,7 +276,7 @@ def accept_wire(sock: socket.socket, *, yields: bool) -> Wire | None:
     if sock.family != socket.AF_UNIX:
         return SocketWire(sock)
     try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER, _FLAGS | socket.MSG_CMSG_CLOEXEC)
+        said, descriptors = handed_over(sock, _HANDED_OVER)
     except BlockingIOError:
         return None
     except OSError:

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 import time
+from array import array
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -27,7 +28,7 @@ from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostErr
 from mycel.runtime.arena import Mapping, mapping_of
 from mycel.runtime.ring import DATA, MAPPED, REVOKED
 
-__all__ = ["Ring", "checked_length", "sealed_memory"]
+__all__ = ["Ring", "checked_length", "handed_over", "sealed_memory"]
 
 _log = logging.getLogger(__name__)
 
@@ -164,10 +165,30 @@ def _receive(sock: socket.socket, deadline: float, observe: Callable[[], None]) 
             raise CollectiveTimeoutError("a channel's peer has not said in time how it is to be used")
         observe()
     try:
-        said, descriptors, _, _ = socket.recv_fds(sock, 1, _HANDED_OVER + 1, socket.MSG_CMSG_CLOEXEC)
+        return handed_over(sock, _HANDED_OVER + 1)
     except OSError:
         return b"", []
-    return said, list(descriptors)
+
+
+def handed_over(sock: socket.socket, most: int) -> tuple[bytes, list[int]]:
+    """One byte of a unix socket's, and the descriptors that came with it, closed where another program begins.
+
+    ``socket.recv_fds`` would take the flag for that, but does not hand it on.
+
+    Args:
+        sock: connected and non-blocking.
+        most: descriptors that are taken; the kernel closes further ones.
+
+    Raises:
+        OSError: the connection has failed; ``BlockingIOError``: nothing has come yet.
+    """
+    descriptors = array("i")
+    room = socket.CMSG_LEN(most * descriptors.itemsize)
+    said, beside, _, _ = sock.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+    for level, kind, data in beside:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return said, descriptors.tolist()
 
 
 def sealed_memory(num_bytes: int) -> int:
