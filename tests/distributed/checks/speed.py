@@ -94,17 +94,23 @@ def transports(rank: int, world_size: int) -> dict[str, tuple[list[str], bool, l
     return found
 
 
+def _noted(communicator: Any) -> list[bool]:
+    """Of each call that may be run again, whether it was, from now on."""
+    taken: list[bool] = []
+    run_again = communicator.run_again
+
+    def noting(*arguments: Any) -> bool:
+        taken.append(run_again(*arguments))
+        return taken[-1]
+
+    communicator.run_again = noting
+    return taken
+
+
 def small_calls_again(rank: int, world_size: int) -> None:
     """Small blocking sums, run again and again: every kind of tensor, among calls of other kinds."""
     communicator = tensor_group().communicator
-    taken = []
-    run_again = communicator.run_again
-
-    def counting(*arguments: Any) -> bool:
-        taken.append(run_again(*arguments))
-        return bool(taken[-1])
-
-    communicator.run_again = counting
+    taken = _noted(communicator)
     total = sum(range(1, world_size + 1))
     for turn in range(1, 5):
         for dtype in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
@@ -144,14 +150,7 @@ def small_calls_again(rank: int, world_size: int) -> None:
 def calls_again_hold_nothing(rank: int, world_size: int) -> None:
     """Arrays of one machine's ranks take the short way up to 4 MB, and are their callers' alone afterwards."""
     communicator = tensor_group().communicator
-    taken = []
-    run_again = communicator.run_again
-
-    def counting(*arguments: Any) -> bool:
-        taken.append(run_again(*arguments))
-        return bool(taken[-1])
-
-    communicator.run_again = counting
+    taken = _noted(communicator)
     held = []
     for turn in range(4):
         memory = np.full(1 << 20, float(rank + turn), dtype=np.float32)
@@ -168,14 +167,7 @@ def calls_again_hold_nothing(rank: int, world_size: int) -> None:
 def other_small_calls_again(rank: int, world_size: int) -> None:
     """Small blocking calls of the other kinds, run again: other arrays, roots, types and shapes each time."""
     communicator = tensor_group().communicator
-    taken = []
-    run_again = communicator.run_again
-
-    def counting(*arguments: Any) -> bool:
-        taken.append(run_again(*arguments))
-        return bool(taken[-1])
-
-    communicator.run_again = counting
+    taken = _noted(communicator)
     n = world_size
     for turn in range(4):
         for dtype in (torch.float32, torch.int64, torch.complex64):
