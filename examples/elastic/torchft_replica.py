@@ -1,6 +1,6 @@
 """One replica under torchft's Manager: its lighthouse decides who takes part, mycel's group moves the gradients.
 
-    torchft_lighthouse --min_replicas 1 --join_timeout_ms 300 --bind 127.0.0.1:29510
+    torchft_lighthouse --min_replicas 1 --join_timeout_ms 300 --heartbeat_timeout_ms 1000 --bind 127.0.0.1:29510
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510 REPLICA=0 python examples/elastic/torchft_replica.py
     TORCHFT_LIGHTHOUSE=http://127.0.0.1:29510 REPLICA=1 python examples/elastic/torchft_replica.py
 
