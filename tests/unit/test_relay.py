@@ -278,6 +278,7 @@ def relayed(by: int, number: int, said: Message) -> dict[str, object]:
         (relayed(5, 1, Calling(epoch=0, header=(1, 2, 3))), "it holds one of type 'calling'"),
         (relayed(5, 1, Relayed(by=5, number=2, said={})), "it holds one of type 'relayed'"),
         (relayed(5, 1 << 40, Bye()), "number 1099511627776 of rank 5 comes after 0"),
+        (relayed(5, 1, Gone(rank=20, has_ended=False)), "rank 5 is no neighbour of rank 20"),
         (relayed(5, 1, Bye()) | {"by": 99}, "'by' is 99"),
         (relayed(5, 1, Bye()) | {"number": 0}, "'number' is 0"),
         (relayed(5, 1, Bye()) | {"said": [1]}, "'said' is [1]"),
@@ -285,7 +286,7 @@ def relayed(by: int, number: int, said: Message) -> dict[str, object]:
         ({"mycel": 1, "type": "routed", "by": 5, "to": 0, "hops": 1, "said": record_of(Bye())}, "one of type 'bye'"),
         ({"mycel": 1, "type": "routed", "by": 5, "to": 0, "hops": 1 << 20, "said": {}}, "'hops' is 1048576"),
     ],
-    ids=range(12),
+    ids=range(13),
 )
 def test_what_is_forged_is_refused_and_passed_on_to_nobody(
     record: dict[str, object], complaint: str, caplog: pytest.LogCaptureFixture

@@ -34,6 +34,7 @@ from mycel.runtime.control_graph import control_graph
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.messages import (
     LONGEST,
+    MOST_HOPS,
     Bye,
     Calling,
     Gone,
@@ -46,7 +47,7 @@ from mycel.runtime.messages import (
     read_message,
     record_of,
 )
-from mycel.runtime.relay import MOST_HOPS, Relay
+from mycel.runtime.relay import Relay
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.transport.tcp_info import silence_s
 
@@ -322,15 +323,10 @@ class Control:
                 on = Routed(by=message.by, to=message.to, hops=message.hops - 1, said=message.said)
                 self._route(on, peer)
             return None
-        if isinstance(message, Relayed) and relay.is_known(message.by, message.number):
+        said = relay.opened(message, lambda record: read_message(record, self._size, self._num_vertices))
+        if said is None:
             return None
-        said = read_message(message.said, self._size, self._num_vertices)
-        if isinstance(said, Identity | Relayed | Routed) or isinstance(said, Calling) is isinstance(message, Relayed):
-            raise ValueError(f"of type {message.TYPE!r}, it holds one of type {said.TYPE!r}")
-        if getattr(said, "by", message.by) != message.by:
-            raise ValueError(f"of type {message.TYPE!r}, rank {message.by} speaks for another one")
         if isinstance(message, Relayed):
-            relay.note(message.by, message.number)
             # Each of a rank's neighbours says that it is gone, and one is enough: who knows has told its neighbours.
             if isinstance(said, Gone) and self._knows(said.rank, has_ended=said.has_ended):
                 return None

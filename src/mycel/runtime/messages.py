@@ -12,11 +12,11 @@ from typing import Any, ClassVar
 
 from mycel.runtime.evidence import Evidence
 from mycel.runtime.fields import Fields
-from mycel.runtime.relay import MOST_HOPS
 from mycel.runtime.verdict import State
 
 __all__ = [
     "LONGEST",
+    "MOST_HOPS",
     "Abort",
     "Bye",
     "Calling",
@@ -42,6 +42,8 @@ LONGEST = 1 << 16
 _VERSION = 1
 #: Characters of a cause, and ranks that it names: twelve bytes a character, seven a rank.
 _LONGEST_CAUSE, _MOST_RANKS = 3_000, 3_000
+#: Connections that a word for one rank passes at most, far more than any way has.
+MOST_HOPS = 64
 #: Bytes of evidence in one record; more of it goes in several.
 _PIECE = 40_000
 _MOST_PIECES = 256

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from mycel.runtime.control_graph import Graph, distances
+from mycel.runtime.messages import Calling, Gone, Identity, Message, Relayed, Routed
 
-__all__ = ["MOST_HOPS", "Relay"]
+__all__ = ["Relay"]
 
-#: Connections that a word for one rank passes at most, far more than any way has.
-MOST_HOPS = 64
 #: Numbers below the highest of an author's that are told apart: words that come by a longer way than later ones.
 _WINDOW = 1024
 #: How far ahead a number may be. Authors count, and what waits for a slow rank is bounded.
@@ -55,6 +55,30 @@ class Relay:
         """For a word of this rank's."""
         self._last += 1
         return self._last
+
+    def opened(self, word: Relayed | Routed, read: Callable[[Mapping[str, Any]], Message]) -> Message | None:
+        """What a neighbour brings that is for this rank; ``None``: it has come before.
+
+        Args:
+            word: as it came.
+            read: makes a message of what its author has said; raises ``ValueError`` where that is none.
+
+        Raises:
+            ValueError: no author would say such a thing, or not in such a word.
+        """
+        is_relayed = isinstance(word, Relayed)
+        if isinstance(word, Relayed) and self.is_known(word.by, word.number):
+            return None
+        said = read(word.said)
+        if isinstance(said, Identity | Relayed | Routed) or isinstance(said, Calling) is is_relayed:
+            raise ValueError(f"of type {word.TYPE!r}, it holds one of type {said.TYPE!r}")
+        if getattr(said, "by", word.by) != word.by:
+            raise ValueError(f"of type {word.TYPE!r}, rank {word.by} speaks for another one")
+        if isinstance(said, Gone) and word.by not in self._graph[said.rank]:
+            raise ValueError(f"of type {said.TYPE!r}, rank {word.by} is no neighbour of rank {said.rank}")
+        if isinstance(word, Relayed):
+            self.note(word.by, word.number)
+        return said
 
     def is_known(self, by: int, number: int) -> bool:
         """Whether a word has come before, or is so old that nobody would know.
