@@ -17,6 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.effort import examples
+from tests.unit.test_board import SECRET, Extended, meet
+from tests.unit.test_rendezvous import in_threads
 
 from mycel.errors import CollectiveTimeoutError, CommunicationError, PeerLostError
 from mycel.runtime.control import Control
@@ -38,6 +40,7 @@ from mycel.runtime.messages import (
 )
 from mycel.runtime.relay import Relay
 from mycel.runtime.transport.gathering import gather
+from mycel.runtime.transport.secret import Secret
 from mycel.runtime.verdict import State
 
 LONG_S = 20.0
@@ -431,6 +434,33 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = socket.socketpair()
     with a, b, pytest.raises(CollectiveTimeoutError, match="rank 0 has waited in vain for rank 1"):
         gather(0, {1: a}, ((1,), (0,)), lambda *_: False, lambda: None, time.monotonic())
+
+
+@pytest.mark.parametrize("secret", [None, SECRET])
+def test_ranks_connect_along_the_graph_and_talk_over_it(secret: Secret | None) -> None:
+    size = 8
+    ranks = meet(Extended(), size, notice="for all", secret=secret, mesh_ranks=4)
+    controls = dict(enumerate(in_threads(*(lambda r=r: Control.open(r, LONG_S, 9) for r in ranks))))
+    graph = control_graph(["a"] * size)
+    assert [tuple(sorted(control.neighbours)) for control in controls.values()] == list(graph)
+    said = Abort(by=3, kind="failed", cause="x")
+    controls[3].tell_all(said)
+    until, heard = time.monotonic() + LONG_S, {3}
+    while len(heard) < size and time.monotonic() < until:
+        heard |= {rank for rank, control in controls.items() if any(e.message == said for e in control.take())}
+    assert len(heard) == size
+    for control in controls.values():
+        control.after_fork_in_child()
+    in_threads(*(rank.close for rank in ranks))
+
+
+def test_a_rank_that_never_connects_is_named_to_all() -> None:
+    """Those that have all of their connections wait for the others, and hear who is missed by its neighbours."""
+    size = 8
+    ranks = meet(Extended(), size, notice="for all", mesh_ranks=4)
+    errors = in_threads(*(lambda r=r: r.connect_control(1.0, control_graph(["a"] * size)) for r in ranks[:-1]))
+    assert all("rank 7" in str(error) for error in errors), errors
+    in_threads(*(rank.close for rank in ranks))
 
 
 def test_evidence_reaches_everybody_in_its_pieces() -> None:

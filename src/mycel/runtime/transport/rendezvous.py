@@ -180,31 +180,40 @@ class Rendezvous:
         Raises:
             CommunicationError: a rank does not come, cannot be reached, or has failed.
         """
-        deadline = time.monotonic() + timeout_s
         peers = [peer for peer in range(self.size) if peer != self.rank] if graph is None else graph[self.rank]
         out: dict[int, socket.socket] = {}
-        with self.failing_together():
-            looking = self._looking()
-            hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in peers if peer < self.rank}
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                self._caller.prove(out[peer], hello, deadline, looking)
-            for peer in peers:
-                if peer > self.rank:
-                    key = (peer, Purpose.CONTROL, bytes(16))
-                    out[peer] = self._await(key, deadline, "its control connection", looking)
-            if graph is not None:
-                gather(self.rank, out, graph, self._reception.wait_for, self._board.look, deadline)
+        try:
+            with self.failing_together():
+                self._connect_control(out, peers, graph, time.monotonic() + timeout_s)
+        except BaseException:  # the reason stands in the store by now, before others see connections end
+            for sock in out.values():
+                sock.close()
+            raise
         for sock in out.values():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setblocking(False)
         return out
+
+    def _connect_control(
+        self, out: dict[int, socket.socket], peers: Sequence[int], graph: Graph | None, deadline: float
+    ) -> None:
+        looking = self._looking()
+        hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in peers if peer < self.rank}
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            self._caller.prove(out[peer], hello, deadline, looking)
+        for peer in peers:
+            if peer > self.rank:
+                key = (peer, Purpose.CONTROL, bytes(16))
+                out[peer] = self._await(key, deadline, "its control connection", looking)
+        if graph is not None:
+            gather(self.rank, out, graph, self._reception.wait_for, self._board.look, deadline)
 
     def _looking(self) -> Callable[[], None]:
         """Looks now and then whether another rank has failed."""
