@@ -189,6 +189,27 @@ def test_a_word_comes_to_all_who_are_left_whoever_dies_first() -> None:
             assert all(heard == [(author, said)] for rank, heard in ranks.heard.items() if rank != author)
 
 
+@examples(30, 300)
+@given(st.integers(0, len(HOSTS) - 1), st.lists(st.integers(0, len(HOSTS) - 1), max_size=12), st.data())
+def test_a_word_under_way_comes_to_all_who_are_left(author: int, order: list[int], data: st.DataObject) -> None:
+    """Some ranks have read it, others have not, when one dies, its author or another, or its machine."""
+    victim = data.draw(st.integers(0, len(HOSTS) - 1))
+    is_machine = data.draw(st.booleans())
+    lost = {rank for rank, host in enumerate(HOSTS) if host == HOSTS[victim]} if is_machine else {victim}
+    with net() as ranks:
+        said = Abort(by=author, kind="failed", cause="x")
+        ranks.controls[author].tell_all(said)
+        for rank in order:
+            ranks.heard[rank] += [(event.peer, event.message) for event in ranks.controls[rank].take()]
+        for rank in lost:
+            ranks.kill(rank)
+        ranks.settle()
+        counts = {heard.count((author, said)) for rank, heard in ranks.heard.items() if rank != author}
+        is_heard_of = author not in lost or any(peer not in lost for peer in ranks.graph[author])
+        assert counts == {1} if is_heard_of else counts <= {0, 1}
+        assert all(control.gone == lost for control in ranks.controls.values())
+
+
 def test_a_rank_that_is_stopped_keeps_nobody_from_hearing() -> None:
     with net() as ranks:
         said = Abort(by=0, kind="failed", cause="x")
