@@ -403,6 +403,10 @@ def test_all_hear_of_a_failure_and_where_everybody_stands() -> None:
 # -- forming ----------------------------------------------------------------------------------------------
 
 
+def nothing() -> None:
+    """No rank has failed."""
+
+
 def gathered(size: int, absent: Sequence[int], patience_s: float) -> dict[int, CommunicationError | None]:
     """What ranks find that wait until all have come; those who are absent close their connections."""
     graph = control_graph(["node"] * size)
@@ -421,7 +425,7 @@ def gathered(size: int, absent: Sequence[int], patience_s: float) -> dict[int, C
     def be(rank: int) -> None:
         try:
             if rank not in absent:
-                gather(rank, ends[rank], graph, wait_for, lambda: None, time.monotonic() + patience_s)
+                gather(rank, ends[rank], graph, wait_for, nothing, nothing, time.monotonic() + patience_s)
             found[rank] = None
         except CommunicationError as error:
             found[rank] = error
@@ -454,7 +458,7 @@ def test_nobody_waits_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mycel.runtime.transport.gathering._OTHERS_S", 0.1)
     a, b = socket.socketpair()
     with a, b, pytest.raises(CollectiveTimeoutError, match="rank 0 has waited in vain for rank 1"):
-        gather(0, {1: a}, ((1,), (0,)), lambda *_: False, lambda: None, time.monotonic())
+        gather(0, {1: a}, ((1,), (0,)), lambda *_: False, nothing, nothing, time.monotonic())
 
 
 @pytest.mark.parametrize("secret", [None, SECRET])

@@ -19,8 +19,8 @@ from mycel.runtime.control_graph import Graph, spanning_tree
 __all__ = ["gather"]
 
 _ALL_HERE = b"\1"
-#: Between looks at what other ranks that have failed say of the reason.
-_LOOK_S = 1.0
+#: For one wait.
+_HEED_S = 0.5
 #: Beyond the deadline: whoever misses a rank of its own knows better which, and says so.
 _OTHERS_S = 3.0
 
@@ -30,6 +30,7 @@ def gather(
     sockets: Mapping[int, socket.socket],
     graph: Graph,
     wait_for: Callable[[socket.socket, int, float], bool],
+    heed: Callable[[], None],
     look: Callable[[], None],
     deadline: float,
 ) -> None:
@@ -40,6 +41,7 @@ def gather(
         sockets: to its neighbours, by rank; nothing else goes over them meanwhile.
         graph: the neighbours of each rank.
         wait_for: waits until a socket is ready (``select.POLLIN``), for so many seconds at most; whether it is.
+        heed: called now and then meanwhile; does what ``look`` does from time to time.
         look: raises what another rank, which will not come, has said of the reason.
         deadline: until when to wait (``time.monotonic``).
 
@@ -49,8 +51,8 @@ def gather(
     parent, children = spanning_tree(graph, rank)
 
     def hear(peer: int) -> None:
-        while not wait_for(sockets[peer], select.POLLIN, _LOOK_S):
-            look()
+        while not wait_for(sockets[peer], select.POLLIN, _HEED_S):
+            heed()
             if time.monotonic() >= deadline + _OTHERS_S:
                 raise CollectiveTimeoutError(
                     f"rank {rank} has waited in vain for rank {peer} to say that all ranks behind it have come"

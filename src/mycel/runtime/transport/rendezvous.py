@@ -213,7 +213,7 @@ class Rendezvous:
                 key = (peer, Purpose.CONTROL, bytes(16))
                 out[peer] = self._await(key, deadline, "its control connection", looking)
         if graph is not None:
-            gather(self.rank, out, graph, self._reception.wait_for, self._board.look, deadline)
+            gather(self.rank, out, graph, self._reception.wait_for, looking, self._board.look, deadline)
 
     def _looking(self) -> Callable[[], None]:
         """Looks now and then whether another rank has failed."""
