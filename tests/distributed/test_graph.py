@@ -14,18 +14,18 @@ GRAPH = {"MYCEL_MESH_RANKS": "4"}
 
 
 def test_twelve_ranks_with_few_connections_each(run_ranks: RunRanks) -> None:
-    found = run_ranks(SIZE, "graph", "works", PER_MACHINE, backend=None, env=GRAPH)
+    found = run_ranks(SIZE, "graph", "works", PER_MACHINE, False, backend=None, env=GRAPH)
     assert all(relays and neighbours <= 6 for neighbours, relays in found)
 
 
 @long
 def test_a_job_with_a_secret(run_ranks: RunRanks) -> None:
     env = GRAPH | {"MYCEL_SECRET": "twenty-four bytes of it."}
-    assert all(relays for _, relays in run_ranks(SIZE, "graph", "works", PER_MACHINE, backend=None, env=env))
+    assert all(relays for _, relays in run_ranks(SIZE, "graph", "works", PER_MACHINE, True, backend=None, env=env))
 
 
 def test_few_ranks_have_a_connection_to_each_other_one(run_ranks: RunRanks) -> None:
-    found = run_ranks(4, "graph", "works", 2, backend=None, env=GRAPH)
+    found = run_ranks(4, "graph", "works", 2, False, backend=None, env=GRAPH)
     assert found == [(3, False)] * 4
 
 
