@@ -24,9 +24,9 @@ def pretend_machines(rank: int, per_machine: int) -> None:
     rendezvous.is_loopback = lambda ip: False
 
 
-def join(rank: int, size: int, timeout_s: float) -> None:
+def join(rank: int, size: int) -> None:
     store = dist.FileStore(os.environ["STORE_FILE"], size)
-    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=LIMIT_S))
 
 
 def check_sum(size: int) -> None:
@@ -41,7 +41,7 @@ def works(rank: int, size: int, per_machine: int, has_many: bool) -> tuple[int, 
     ``has_many``: other collectives and a sub-group, too, which take long to plan.
     """
     pretend_machines(rank, per_machine)
-    join(rank, size, LIMIT_S)
+    join(rank, size)
     communicator = tensor_group().communicator
     assert communicator is not None
     found = len(communicator.control.neighbours), communicator.control.relays
@@ -78,8 +78,12 @@ def lose(
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         return None
-    join(rank, size, timeout_s)
+    join(rank, size)
     check_sum(size)
+    tensor_group().set_timeout(timedelta(seconds=timeout_s))  # planning and opening may take longer
+    told.add("summed", 1)
+    while told.add("summed", 0) < size:  # others may be in that sum yet
+        time.sleep(0.05)
     if rank in victims:
         os.kill(os.getpid(), signal.SIGKILL if how == "kill" else signal.SIGSTOP)
     began = time.monotonic()
@@ -98,7 +102,7 @@ def lose(
 def differ(rank: int, size: int, per_machine: int, odd: int) -> tuple[str, str]:
     """The first calls differ, and use other channels: who waits says to whom it waits for what it is in."""
     pretend_machines(rank, per_machine)
-    join(rank, size, LIMIT_S)
+    join(rank, size)
     found = ("none", "")
     try:
         if rank == odd:
