@@ -6,8 +6,8 @@
 Ranks are forked from a process that has imported torch and loaded compiled code, and begin together. *start* is
 ``init_process_group``, *sum* the first all_reduce after it, *group* a ``new_group`` of all ranks, the mean of some.
 *cpu* is what a rank and its threads spend, the mean of all ranks; *wall* that of the slowest; *open* how many
-descriptors a rank has for the group when it is formed and after the first sum, the most of any rank (rank 0 serves
-the store, too); *MB* its private memory then. With ``--per-node`` ranks of mycel take only so many for those of
+descriptors a rank has for the group when it is formed and after the first sum, the most of any rank but rank 0, which
+serves the store, too; *MB* its private memory then, the most of all. With ``--per-node`` ranks of mycel take only so many for those of
 their own machine: with the others they talk by TCP, over loopback.
 """
 
@@ -128,7 +128,9 @@ def measure(backend: str, num_ranks: int, limit_s: float, per_node: int | None) 
             )
         records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return {
-        key: (statistics.mean if key.endswith("cpu_s") else max)(record[key] for record in records)
+        key: (statistics.mean if key.endswith("cpu_s") else max)(
+            record[key] for record in (records[1:] if key.startswith("open") else records)
+        )
         for key in records[0]
     }
 
