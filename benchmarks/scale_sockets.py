@@ -7,8 +7,8 @@ Ranks are forked from a process that has imported torch and loaded compiled code
 ``init_process_group``, *sum* the first all_reduce after it, *group* a ``new_group`` of all ranks, the mean of some.
 *cpu* is what a rank and its threads spend, the mean of all ranks; *wall* that of the slowest; *open* how many
 descriptors a rank has for the group when it is formed and after the first sum, the most of any rank but rank 0, which
-serves the store, too; *MB* its private memory then, the most of all. With ``--per-node`` ranks of mycel take only so many for those of
-their own machine: with the others they talk by TCP, over loopback.
+serves the store, too; *MB* its private memory then, the most of all. With ``--per-node`` ranks of mycel take only so
+many for those of their own machine: with the others they talk by TCP, over loopback.
 """
 
 from __future__ import annotations
