@@ -1,12 +1,14 @@
 """Groups with their sockets against the number of ranks, all on one machine: what each rank needs to come up.
 
     python benchmarks/scale_sockets.py [--ranks 8,16,32,64] [--backends mycel,gloo] [--output FILE.jsonl]
+    MYCEL_MESH_RANKS=0 python benchmarks/scale_sockets.py --ranks 128 --backends mycel --per-node 8
 
 Ranks are forked from a process that has imported torch and loaded compiled code, and begin together. *start* is
 ``init_process_group``, *sum* the first all_reduce after it, *group* a ``new_group`` of all ranks, the mean of some.
 *cpu* is what a rank and its threads spend, the mean of all ranks; *wall* that of the slowest; *open* how many
-descriptors a rank has for the group when it is formed and after the first sum, the most of any rank (rank 0 serves
-the store, too); *MB* its private memory then.
+descriptors a rank has for the group when it is formed and after the first sum, the most of any rank but rank 0, which
+serves the store, too; *MB* its private memory then, the most of all. With ``--per-node`` ranks of mycel take only so
+many for those of their own machine: with the others they talk by TCP, over loopback.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ import torch.distributed as dist
 
 import mycel.runtime
 from mycel.bench.measurement import describe_hardware, describe_versions
+from mycel.runtime.transport import address, rendezvous
+from mycel.settings import read_settings
 from record import append, stamp
 
 GROUPS = 5
@@ -56,8 +60,16 @@ def timed(what: str, act: Callable[[], object], record: dict[str, float], repeat
     record[f"{what}_cpu_s"] = (time.process_time() - cpu) / repeat
 
 
-def be_rank(backend: str, rank: int, num_ranks: int, folder: Path, limit_s: float) -> None:
+def pretend_machines(rank: int, per_node: int) -> None:
+    """Have this process take itself for a rank of one of several machines."""
+    address._host = lambda: f"node{rank // per_node}"
+    rendezvous.is_loopback = lambda ip: False
+
+
+def be_rank(backend: str, rank: int, num_ranks: int, folder: Path, limit_s: float, per_node: int | None) -> None:
     """The life of one rank."""
+    if per_node is not None:
+        pretend_machines(rank, per_node)
     before, memory = num_descriptors(), private_mb()
     record: dict[str, float] = {}
     store = dist.FileStore(str(folder / "gate"), num_ranks)
@@ -82,7 +94,7 @@ def be_rank(backend: str, rank: int, num_ranks: int, folder: Path, limit_s: floa
     dist.destroy_process_group()
 
 
-def measure(backend: str, num_ranks: int, limit_s: float) -> dict[str, float]:
+def measure(backend: str, num_ranks: int, limit_s: float, per_node: int | None) -> dict[str, float]:
     """One group of so many ranks."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -95,7 +107,7 @@ def measure(backend: str, num_ranks: int, limit_s: float) -> dict[str, float]:
             if child == 0:
                 code = 1
                 try:
-                    be_rank(backend, rank, num_ranks, folder, limit_s)
+                    be_rank(backend, rank, num_ranks, folder, limit_s, per_node)
                     code = 0
                 except Exception as error:
                     print(f"rank {rank}: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -116,7 +128,9 @@ def measure(backend: str, num_ranks: int, limit_s: float) -> dict[str, float]:
             )
         records = [json.loads(file.read_text(encoding="utf-8")) for file in files]
     return {
-        key: (statistics.mean if key.endswith("cpu_s") else max)(record[key] for record in records)
+        key: (statistics.mean if key.endswith("cpu_s") else max)(
+            record[key] for record in (records[1:] if key.startswith("open") else records)
+        )
         for key in records[0]
     }
 
@@ -137,6 +151,7 @@ def main() -> None:
     parser.add_argument("--ranks", default="8,16,32,64", help="numbers of ranks, separated by commas")
     parser.add_argument("--backends", default="mycel,gloo", help="mycel, gloo or both")
     parser.add_argument("--limit-s", type=float, default=300.0, help="seconds that a group may take to come up")
+    parser.add_argument("--per-node", type=int, help="ranks that take each other for ranks of one machine")
     parser.add_argument("--output", type=Path, help="file to append lines of JSON to")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -145,10 +160,11 @@ def main() -> None:
     print(f"{'ranks':>6} {'backend':8}{heads}{'open':>8}{'then':>7}{'MB':>8}")
     for num_ranks in map(int, options.ranks.split(",")):
         for backend in options.backends.split(","):
-            found = measure(backend, num_ranks, options.limit_s)
+            found = measure(backend, num_ranks, options.limit_s, options.per_node)
             print(row(backend, num_ranks, found), flush=True)
             if options.output is not None:
                 what = {"benchmark": "scale_sockets", "world_size": num_ranks, "backend": backend}
+                what |= {"per_node": options.per_node, "mesh_ranks": read_settings().mesh_ranks}
                 about: dict[str, Any] = {"hardware": describe_hardware(), "versions": dict(describe_versions())}
                 append(options.output, [{**what, **found, **about, **stamp()}])
 

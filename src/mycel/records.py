@@ -9,11 +9,27 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["MalformedRecord", "RecordSocket"]
+__all__ = ["MalformedRecord", "RecordSocket", "packed"]
 
 _LENGTH = struct.Struct("<I")
 #: What is kept for a reader that takes nothing; what would come on top is not sent.
 _MOST_UNSENT = 1 << 20
+
+
+def packed(record: Mapping[str, Any], longest: int) -> bytes:
+    """A record as it goes over the wire.
+
+    Args:
+        record: what JSON takes.
+        longest: bytes that readers take.
+
+    Raises:
+        ValueError: it is longer.
+    """
+    payload = json.dumps(record, separators=(",", ":")).encode()
+    if len(payload) > longest:
+        raise ValueError(f"a record of {len(payload)} bytes is longer than the {longest} that readers take")
+    return _LENGTH.pack(len(payload)) + payload
 
 
 class MalformedRecord(ValueError):  # noqa: N818 (what came, not what failed)
@@ -38,16 +54,16 @@ class RecordSocket:
     def send(self, record: Mapping[str, Any], timeout_s: float) -> None:
         """Raises ``OSError`` if the other end is gone or takes nothing in time."""
         self.sock.settimeout(timeout_s)
-        self.sock.sendall(self._packed(record))
+        self.sock.sendall(packed(record, self._longest))
 
-    def post(self, record: Mapping[str, Any]) -> None:
-        """Send what the socket takes at once, keep the rest for ``flush``; never waits.
+    def post(self, data: bytes) -> None:
+        """Send what the socket takes of a record (``packed``) at once, keep the rest for ``flush``; never waits.
 
         Records go whole or not at all: where much waits already, a further one is dropped. Raises ``OSError`` if
         the other end is gone.
         """
         if len(self._unsent) < _MOST_UNSENT:
-            self._unsent += self._packed(record)
+            self._unsent += data
         self.flush()
 
     def flush(self) -> bool:
@@ -64,12 +80,6 @@ class RecordSocket:
     def is_waiting(self) -> bool:
         """Whether something is left for ``flush``."""
         return bool(self._unsent)
-
-    def _packed(self, record: Mapping[str, Any]) -> bytes:
-        payload = json.dumps(record, separators=(",", ":")).encode()
-        if len(payload) > self._longest:
-            raise ValueError(f"a record of {len(payload)} bytes is longer than the {self._longest} that readers take")
-        return _LENGTH.pack(len(payload)) + payload
 
     def receive(self, deadline: float) -> dict[str, Any]:
         """The next record; raises ``TimeoutError``, or ``EOFError`` if the other end closes or sends other things."""

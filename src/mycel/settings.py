@@ -27,6 +27,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           folder, ``XDG_CACHE_HOME`` or else ``~/.cache``
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
                           NCCL's own; 0: all that have schedules run over them
+``MYCEL_MESH_RANKS``      ranks of a group (64) up to which each has a control connection to every other one; in
+                          larger groups to some, which pass on what it says
 ``MYCEL_ON_LINK_FAILURE`` ``raise`` (the default), or ``replan``: go on without links that have failed
 ``TORCHELASTIC_RESTART_COUNT`` how often torchrun has started the job again; its store may be the same each time
 ``MASTER_ADDR``           where the store is, if the store does not say; the route to it tells a rank its own address
@@ -45,7 +47,7 @@ from pathlib import Path
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["FLIGHT_RECORDS", "NCCL_BELOW", "Launched", "Settings", "read_launched", "read_settings"]
+__all__ = ["FLIGHT_RECORDS", "MESH_RANKS", "NCCL_BELOW", "Launched", "Settings", "read_launched", "read_settings"]
 
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
@@ -59,6 +61,9 @@ _MASTER_PORT = 29500
 #: Bytes below which collectives of GPU tensors are NCCL's own if nobody says otherwise: a schedule is several groups
 #: of operations where NCCL's collective is one kernel, so not for what is soon over. Assumed, not measured.
 NCCL_BELOW = 1 << 22
+#: Ranks of a group up to which each has a control connection to every other one, if nobody says otherwise: so many
+#: descriptors are no burden, and one step to everybody is the simplest that can be.
+MESH_RANKS = 64
 #: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
 FLIGHT_RECORDS = 2000
 #: Bytes below which calls on GPUs are NCCL's own: a schedule is several groups of operations where NCCL's collective
@@ -85,6 +90,7 @@ class Settings:
     flight_folder: Path | None = None
     local: str | None = None
     methods: tuple[str, ...] | None = None
+    mesh_ranks: int = MESH_RANKS
     verify: str = "programs"
     cache: Path | None = None
     on_link_failure: str | None = None
@@ -125,6 +131,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         local=_one_of(("memory", "unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
+        mesh_ranks=_count(env.get("MYCEL_MESH_RANKS"), "MYCEL_MESH_RANKS", MESH_RANKS),
         cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),

@@ -74,3 +74,25 @@ def test_a_machine_goes_dark(cluster: str) -> None:
     with matrix(cluster) as ranks:
         outcomes = [ranks.outcome(cell) for cell in chosen]
     assert not [outcome for outcome in outcomes if outcome.complaints]
+
+
+@long
+@pytest.mark.namespaces
+@pytest.mark.parametrize("cluster", ["star8", "ring4"])
+def test_words_that_are_relayed(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Control connections to some ranks only, as in groups of many: the same errors in the same time."""
+    monkeypatch.setenv("MYCEL_MESH_RANKS", "0")
+    chosen = [
+        Cell(fault="kill", collective="all_reduce"),
+        Cell(fault="stop", collective="all_gather"),
+        Cell(fault="half", collective="all_reduce"),
+        Cell(fault="down", collective="reduce_scatter"),
+        Cell(fault="mismatch", variant="order", collective="broadcast"),
+        Cell(fault="new_group", collective="all_reduce"),
+        Cell(fault="power", collective="all_reduce"),
+        Cell(fault="power", variant="new_group", collective="all_reduce"),
+        Cell(fault="power", variant="between", collective="all_reduce"),
+    ]
+    with matrix(cluster) as ranks:
+        outcomes = [ranks.outcome(cell) for cell in chosen]
+    assert not [outcome for outcome in outcomes if outcome.complaints]

@@ -240,3 +240,11 @@ def test_the_page_of_steps_has_the_recorded_fronts(script: Any) -> None:
     assert reported == set(claims.REPORTED["all_gather"])
     written, made = page_of(script, "sccl", claims.table(recorded), claims.PAGE)
     assert written == made, "run: python benchmarks/claims/sccl.py"
+
+
+def test_all_ranks_of_a_group_in_one_process_hear_each_other_over_few_connections(script: Any) -> None:
+    control = script("scale_control")
+    graph, mesh = (control.measure(24, 4, is_graph=is_graph, has_inquiry=is_graph) for is_graph in (True, False))
+    assert (graph["control"], mesh["control"]) == ("graph", "mesh")
+    assert graph["open"] < mesh["open"] == 23 + 2 + 3, "connections, two to wait, and processes of the machine"
+    assert graph["ways"] > mesh["ways"] == 1

@@ -18,11 +18,15 @@ from mycel.runtime.messages import (
     Bye,
     Calling,
     Finding,
+    Gone,
     Heard,
+    Here,
     Identity,
     Message,
     Position,
     Question,
+    Relayed,
+    Routed,
     read_message,
     record_of,
 )
@@ -41,6 +45,10 @@ MESSAGES: tuple[Message, ...] = (
     Question(by=2, number=5, machine="c0ffee/net:[1]"),
     Heard(by=2, number=5, machine="c0ffee/net:[1]"),
     Calling(epoch=1, header=(3, 7, 64)),
+    Gone(rank=3, has_ended=True),
+    Here(),
+    Relayed(by=2, number=5, said=record_of(Bye())),
+    Routed(by=2, to=0, hops=5, said=record_of(Calling(epoch=1, header=(3, 7, 64))) | {"header": [3, 7, 64]}),
 )
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mycel.records import MalformedRecord, RecordSocket
+from mycel.records import MalformedRecord, RecordSocket, packed
 
 VALUES = st.dictionaries(st.text(max_size=8), st.integers() | st.text(max_size=40) | st.none(), max_size=4)
 
@@ -94,7 +94,7 @@ def test_a_reader_that_takes_nothing_holds_nobody_up_and_gets_whole_records_late
         sender, receiver = RecordSocket(a, longest=1 << 16), RecordSocket(b, longest=1 << 16)
         text = "x" * 60_000
         for number in range(100):  # far more than is kept
-            sender.post({"number": number, "text": text})
+            sender.post(packed({"number": number, "text": text}, 1 << 16))
         assert sender.is_waiting
         found: list[int] = []
         done = False

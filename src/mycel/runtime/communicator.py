@@ -119,9 +119,7 @@ class Communicator:
         self._direct = Choice(
             method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
         )
-        self._control = Control(
-            rendezvous.connect_control(timeout_s), rank=rank, size=size, num_vertices=len(topology.vertices)
-        )
+        self._control = Control.open(rendezvous, timeout_s, len(topology.vertices))
         self._faults = Faults(
             rank=rank,
             size=size,

@@ -1,4 +1,8 @@
-"""Control connections: one between every two ranks of a group, over which nothing goes while all is well.
+"""Control connections between the ranks of a group, over which nothing goes while all is well.
+
+Each rank has one to every other one, or, in groups of many ranks, to some, its neighbours, which pass on what it says
+(``control_graph``, ``relay``). Others than this module need not know: whatever anybody says is an event of its
+author's, and a rank is gone where it, or a neighbour of its, has seen it go.
 
 What ranks say there stands in ``messages``. It goes over the links, not the store: the store dies with rank 0. While
 nothing is said the kernels at both ends ask each other every few seconds whether they are there (keepalive), so that
@@ -25,9 +29,26 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from mycel.records import MalformedRecord, RecordSocket
+from mycel.records import MalformedRecord, RecordSocket, packed
+from mycel.runtime.control_graph import control_graph
 from mycel.runtime.forks import let_go_in_children
-from mycel.runtime.messages import LONGEST, Bye, Message, Whereabouts, read_message, record_of
+from mycel.runtime.messages import (
+    LONGEST,
+    MOST_HOPS,
+    Bye,
+    Calling,
+    Gone,
+    Here,
+    Identity,
+    Message,
+    Relayed,
+    Routed,
+    Whereabouts,
+    read_message,
+    record_of,
+)
+from mycel.runtime.relay import Relay
+from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.runtime.transport.tcp_info import silence_s
 
 __all__ = ["NO_WAY", "Control", "Event"]
@@ -49,11 +70,11 @@ _BURST = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Something a peer said, or that its connection ended.
+    """Something a rank said, or that it is gone.
 
     Attributes:
         peer: who.
-        message: what it said; ``None``: its connection ended.
+        message: what it said; ``None``: its connection ended, to this rank or to a neighbour of its.
     """
 
     peer: int
@@ -65,15 +86,23 @@ class Control:
 
     Args:
         sockets: non-blocking, by peer.
-        rank: in the group, for logs.
+        rank: in the group.
         size: of the group.
         num_vertices: of its fabric.
+        relay: where ``sockets`` are those of some ranks only; ``None``: of all.
     """
 
     def __init__(
-        self, sockets: dict[int, socket.socket], *, rank: int = 0, size: int = 1, num_vertices: int = 0
+        self,
+        sockets: dict[int, socket.socket],
+        *,
+        rank: int = 0,
+        size: int = 1,
+        num_vertices: int = 0,
+        relay: Relay | None = None,
     ) -> None:
         self._rank, self._size, self._num_vertices = rank, size, num_vertices
+        self._relay = relay
         self._lines = {peer: RecordSocket(sock, longest=LONGEST) for peer, sock in sockets.items()}
         self._peer_of = {sock.fileno(): peer for peer, sock in sockets.items()}
         self._lock = threading.RLock()
@@ -99,22 +128,81 @@ class Control:
         self._waiting: set[int] = set()
         let_go_in_children(self)
 
+    @classmethod
+    def open(cls, rendezvous: Rendezvous, timeout_s: float, num_vertices: int) -> Control:
+        """Those of a rank that has found the others.
+
+        Args:
+            rendezvous: the rank's.
+            timeout_s: how long to wait for the others.
+            num_vertices: of the group's fabric.
+
+        Raises:
+            CommunicationError: a rank does not come, cannot be reached, or has failed.
+        """
+        rank, size = rendezvous.rank, rendezvous.size
+        hosts = [address.host for address in rendezvous.addresses]
+        graph = control_graph(hosts) if size > rendezvous.mesh_ranks else None
+        sockets = rendezvous.connect_control(timeout_s, graph)
+        relay = None if graph is None else Relay(rank, graph, hosts)
+        return cls(sockets, rank=rank, size=size, num_vertices=num_vertices, relay=relay)
+
+    @property
+    def relays(self) -> bool:
+        """Whether words come to all ranks, and events from all, by way of neighbours."""
+        return self._relay is not None
+
+    @property
+    def neighbours(self) -> tuple[int, ...]:
+        """Ranks that this one is connected with."""
+        return tuple(self._lines)
+
     # -- speaking -----------------------------------------------------------------------------------------
 
     def tell(self, peers: Iterable[int], message: Message) -> None:
-        """Send a message to the peers that are still connected; never waits."""
-        record = record_of(message)
+        """Send a message to the peers that are still there; never waits.
+
+        Where words are relayed, those that are not for one rank alone go to all.
+        """
         with self._lock:
-            for peer in peers:
-                if (line := self._lines.get(peer)) is not None:
-                    with contextlib.suppress(OSError):  # it is gone; reading from it will say so
-                        line.post(record)
-                    if line.is_waiting:
-                        self._waiting.add(peer)
+            if self._relay is None:
+                self._post(peers, message)
+            elif isinstance(message, Calling):
+                for peer in peers:
+                    said = record_of(message)
+                    self._route(Routed(by=self._rank, to=peer, hops=MOST_HOPS, said=said), None)
+            else:
+                self._publish(message)
 
     def tell_all(self, message: Message) -> None:
-        """Send a message to every rank that is still connected."""
+        """Send a message to every rank that is still there."""
         self.tell(tuple(self._lines), message)
+
+    def tell_neighbours(self, message: Message) -> None:
+        """Send a message to the ranks that this one is connected with, who keep it to themselves."""
+        with self._lock:
+            self._post(tuple(self._lines), message)
+
+    def _post(self, peers: Iterable[int], message: Message) -> None:
+        data = packed(record_of(message), LONGEST)
+        for peer in peers:
+            if (line := self._lines.get(peer)) is not None:
+                with contextlib.suppress(OSError):  # it is gone; reading from it will say so
+                    line.post(data)
+                if line.is_waiting:
+                    self._waiting.add(peer)
+
+    def _publish(self, message: Message) -> None:
+        """Have neighbours take a word of this rank's to everybody."""
+        if self._relay is not None:
+            number = self._relay.next_number()
+            self._post(tuple(self._lines), Relayed(by=self._rank, number=number, said=record_of(message)))
+
+    def _route(self, word: Routed, came_from: int | None) -> None:
+        """Send a word for one rank on its way; one that has none is lost, as what is said to those who are gone."""
+        hop = None if self._relay is None else self._relay.next_hop(word.to, self._lines, came_from)
+        if hop is not None:
+            self._post((hop,), word)
 
     def flush(self) -> bool:
         """Send on what peers did not take at once; whether all has gone."""
@@ -178,11 +266,28 @@ class Control:
                 self._warn(peer, f"{error}: the connection is closed")
                 ended = "cut"
             if ended:
-                (self.cut if ended == "cut" else self.gone).add(peer)
                 self._drop(peer)
+                if ended == "cut":
+                    self.cut.add(peer)
+                else:
+                    self._miss(peer, has_ended=False)
                 events.append(Event(peer=peer, message=None))
                 break
         return events
+
+    def _miss(self, peer: int, *, has_ended: bool) -> None:
+        """Take down that this rank has seen another one go, and tell those who cannot see it."""
+        if peer not in self.left and not self._knows(peer, has_ended=has_ended):
+            self._publish(Gone(rank=peer, has_ended=has_ended))
+        self._bury(peer, has_ended=has_ended)
+
+    def _knows(self, peer: int, *, has_ended: bool) -> bool:
+        return peer in self.gone and (not has_ended or peer in self.ended)
+
+    def _bury(self, peer: int, *, has_ended: bool) -> None:
+        if has_ended and peer not in self.left:
+            self.ended.add(peer)
+        self.gone.add(peer)
 
     def _records(self, peer: int, line: RecordSocket) -> list[Event]:
         events: list[Event] = []
@@ -191,16 +296,71 @@ class Control:
                 record = line.take()
                 if record is None:
                     return events
-                message = read_message(record, self._size, self._num_vertices)
+                found = self._heard(peer, read_message(record, self._size, self._num_vertices))
             except (MalformedRecord, ValueError) as error:
                 self._warn(peer, f"a record is not understood: {error}; it is ignored, as further ones are")
                 continue
-            if isinstance(message, Whereabouts):
-                self.handles[peer] = message.handle
-                continue
-            if isinstance(message, Bye):
-                self.left.add(peer)
-            events.append(Event(peer=peer, message=message))
+            if found is not None:
+                events += self._file(*found)
+
+    def _heard(self, peer: int, message: Message) -> tuple[int, Message] | None:
+        """Who says what, where a neighbour says something; ``None``: it is not for this rank, or known.
+
+        Raises:
+            ValueError: it is not what a neighbour may say.
+        """
+        relay, rank = self._relay, self._rank
+        if relay is None:
+            if isinstance(message, Relayed | Routed | Gone | Here):
+                raise ValueError(f"of type {message.TYPE!r}, in a group whose ranks all hear each other")
+            return peer, message
+        if isinstance(message, Identity):
+            return peer, message
+        if not isinstance(message, Relayed | Routed):
+            raise ValueError(f"of type {message.TYPE!r}, which comes in one of type 'relayed' in this group")
+        if isinstance(message, Routed) and message.to != rank:
+            if message.hops > 0:
+                on = Routed(by=message.by, to=message.to, hops=message.hops - 1, said=message.said)
+                self._route(on, peer)
+            return None
+        said = relay.opened(message, lambda record: read_message(record, self._size, self._num_vertices))
+        if said is None:
+            return None
+        if isinstance(message, Relayed):
+            # Each of a rank's neighbours says that it is gone, and one is enough: who knows has told its neighbours.
+            if isinstance(said, Gone) and self._knows(said.rank, has_ended=said.has_ended):
+                return None
+            self._post([near for near in self._lines if near not in (peer, message.by)], message)
+        return message.by, said
+
+    def _file(self, peer: int, message: Message) -> list[Event]:
+        """Take down what a rank has said, and what others need to hear of it."""
+        if isinstance(message, Whereabouts):
+            self.handles[peer] = message.handle
+            return []
+        if isinstance(message, Gone):
+            return self._file_gone(message)
+        if isinstance(message, Here):
+            if peer not in self.ended | self.left:
+                self.gone.discard(peer)
+            return []
+        if isinstance(message, Bye):
+            self.left.add(peer)
+            if self._relay is not None and peer not in self._lines:
+                self.gone.add(peer)
+        return [Event(peer=peer, message=message)]
+
+    def _file_gone(self, message: Gone) -> list[Event]:
+        """A neighbour of a rank has seen it go. That a process has ended matters to its machine: what it has sent
+        to others may be on its way for long."""
+        if message.rank == self._rank:
+            self._publish(Here())  # it has dropped one connection only
+            return []
+        is_here = self._relay is not None and message.rank in self._relay.here
+        self._bury(message.rank, has_ended=message.has_ended and is_here)
+        if message.rank in self.ended:
+            self.alert()
+        return [Event(peer=message.rank, message=None)]
 
     def _warn(self, peer: int, what: str) -> None:
         if peer not in self._warned:
@@ -232,8 +392,7 @@ class Control:
         """Take down that a peer's process has ended; call it after what it has said was taken."""
         with self._lock:
             if peer not in self.left:
-                self.ended.add(peer)
-                self.gone.add(peer)
+                self._miss(peer, has_ended=True)
                 self.alert()
 
     def _drop(self, peer: int) -> None:

@@ -57,6 +57,13 @@ class Fields:
             self._refuse(name, "seconds")
         return float(value)
 
+    def record(self, name: str) -> Mapping[str, Any]:
+        """A record in the record, whose own fields have not been looked at."""
+        value = self._record.get(name)
+        if not isinstance(value, dict):
+            self._refuse(name, "a record")
+        return value
+
     def integers(self, name: str, least: int = -_INT64, most: int = _INT64 - 1) -> tuple[int, ...]:
         """Integers from ``least`` to ``most``, any number of them."""
         value = self._record.get(name)

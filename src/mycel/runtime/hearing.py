@@ -2,7 +2,7 @@
 
 The run under way hears (``faults``), and so does a thread of the process's (``watch``), during calls and between
 them. What either hears is filed here. Ranks pass on what they hear, once, so that a broken link between two does not
-keep them from hearing each other by way of a third.
+keep them from hearing each other by way of a third; in groups of many ranks ``control`` does that for all words.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Hearing:
         self._near = sorted({(rank + s) % size for s in steps} | {(rank - s) % size for s in steps} - {rank})
         identity = own_identity()
         if identity is not None:
-            control.tell_all(identity)
+            control.tell_neighbours(identity)
 
     @property
     def cause(self) -> CommunicationError | None:
@@ -196,11 +196,18 @@ class Hearing:
             self._asked += 1
             self._notify(Question(by=self.rank, number=self._asked, machine=machine))
 
+    def answer_for(self, machine: str) -> None:
+        """Tell the others that this process hears a machine."""
+        with self._lock:
+            self._asked += 1
+            self._notify(Heard(by=self.rank, number=self._asked, machine=machine))
+
     def _notify(self, message: Message) -> None:
         self.control.tell(range(self.size), message)
 
     def _pass_on(self, message: Abort | Position | Finding | Question | Heard, peer: int) -> None:
-        self.control.tell([near for near in self._near if near not in (peer, message.by)], message)
+        if not self.control.relays:
+            self.control.tell([near for near in self._near if near not in (peer, message.by)], message)
 
     def _take(self) -> None:
         for event in self.control.take():
@@ -233,5 +240,4 @@ class Hearing:
         if isinstance(message, Heard):
             self.ears.heard(message.machine)
         elif self.ears.asked(message.machine):
-            self._asked += 1
-            self._notify(Heard(by=self.rank, number=self._asked, machine=message.machine))
+            self.answer_for(message.machine)

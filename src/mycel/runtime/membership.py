@@ -68,6 +68,7 @@ def meet(
         observe=partial(check_members, fabric.members),
         notice=_known_costs(settings) if rank == 0 else None,
         make_notice=partial(_measured_costs, settings),
+        mesh_ranks=settings.mesh_ranks,
     )
     if held is not None:
         rendezvous.say_what_is_trusted()

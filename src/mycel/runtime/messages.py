@@ -16,15 +16,20 @@ from mycel.runtime.verdict import State
 
 __all__ = [
     "LONGEST",
+    "MOST_HOPS",
     "Abort",
     "Bye",
     "Calling",
     "Finding",
+    "Gone",
     "Heard",
+    "Here",
     "Identity",
     "Message",
     "Position",
     "Question",
+    "Relayed",
+    "Routed",
     "Whereabouts",
     "read_message",
     "record_of",
@@ -37,6 +42,8 @@ LONGEST = 1 << 16
 _VERSION = 1
 #: Characters of a cause, and ranks that it names: twelve bytes a character, seven a rank.
 _LONGEST_CAUSE, _MOST_RANKS = 3_000, 3_000
+#: Connections that a word for one rank passes at most, far more than any way has.
+MOST_HOPS = 64
 #: Bytes of evidence in one record; more of it goes in several.
 _PIECE = 40_000
 _MOST_PIECES = 256
@@ -167,7 +174,74 @@ class Whereabouts:
     handle: str
 
 
-Message = Bye | Identity | Abort | Position | Finding | Question | Heard | Calling | Whereabouts
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A rank's connection to me, its neighbour, has ended without a goodbye, or its process has.
+
+    Attributes:
+        rank: whose.
+        has_ended: the kernel says that its process has, whoever holds its connections.
+    """
+
+    TYPE: ClassVar[str] = "gone"
+    rank: int
+    has_ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Here:
+    """Somebody has said that I am gone; I am not."""
+
+    TYPE: ClassVar[str] = "here"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relayed:
+    """A word for all ranks, which each passes on once; see ``mycel.runtime.relay``.
+
+    Attributes:
+        by, number: its author, and the author's number for it.
+        said: the word, as a record that has not been looked at yet.
+    """
+
+    TYPE: ClassVar[str] = "relayed"
+    by: int
+    number: int
+    said: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routed:
+    """A word for one rank, on its way there.
+
+    Attributes:
+        by, to: its author, and whom it is for.
+        hops: connections that it may pass yet.
+        said: as for ``Relayed``.
+    """
+
+    TYPE: ClassVar[str] = "routed"
+    by: int
+    to: int
+    hops: int
+    said: Mapping[str, Any]
+
+
+Message = (
+    Bye
+    | Identity
+    | Abort
+    | Position
+    | Finding
+    | Question
+    | Heard
+    | Calling
+    | Whereabouts
+    | Gone
+    | Here
+    | Relayed
+    | Routed
+)
 
 
 def record_of(message: Message) -> dict[str, Any]:
@@ -283,6 +357,29 @@ def _whereabouts(fields: Fields, record: Mapping[str, Any], size: int, num_verti
     return Whereabouts(handle=fields.text("handle"))
 
 
+def _gone(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Gone(rank=fields.integer("rank", 0, size - 1), has_ended=fields.flag("has_ended"))
+
+
+def _here(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Here()
+
+
+def _relayed(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Relayed(
+        by=fields.integer("by", 0, size - 1), number=fields.integer("number", 1), said=fields.record("said")
+    )
+
+
+def _routed(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Routed(
+        by=fields.integer("by", 0, size - 1),
+        to=fields.integer("to", 0, size - 1),
+        hops=fields.integer("hops", 0, MOST_HOPS),
+        said=fields.record("said"),
+    )
+
+
 _READERS: dict[str, _Reader] = {
     Bye.TYPE: _bye,
     Identity.TYPE: _identity,
@@ -293,4 +390,8 @@ _READERS: dict[str, _Reader] = {
     Heard.TYPE: _heard,
     Calling.TYPE: _calling,
     Whereabouts.TYPE: _whereabouts,
+    Gone.TYPE: _gone,
+    Here.TYPE: _here,
+    Relayed.TYPE: _relayed,
+    Routed.TYPE: _routed,
 }

@@ -6,6 +6,10 @@ the others who still hears that machine, and tries anew to connect, since a conn
 as long again as the interruption before its kernel tries. If nobody hears it, it is lost; if somebody does, a link is
 to blame, and collectives find out which (``evidence``). Who hears no other machine at all is cut off itself.
 
+In groups of many ranks a process is connected with few of the other machines. Those that it is not connected with are
+in doubt where somebody asks about them; it does not give them up by itself, but names them with those that it does,
+so that all who give up several at once name the same ones.
+
 The clock is the caller's. What was seen while the process could not run (it was stopped, or its interpreter was held)
 is not held against anybody: a decision needs seconds of looking.
 """
@@ -69,6 +73,8 @@ class Silences:
     _doubts: dict[str, _Doubt] = field(default_factory=dict)
     _answered: dict[str, float] = field(default_factory=dict)
     _hearsay: dict[str, float] = field(default_factory=dict)
+    #: Machines that others ask about: when they did first, and last.
+    _rumours: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def judge(self, now: float, ages: Mapping[str, float]) -> Decision:
         """What to do.
@@ -78,6 +84,8 @@ class Silences:
             ages: seconds since each other machine was last heard.
         """
         dial, ask, lost, silent = [], [], [], 0
+        for machine in self._doubts.keys() - ages.keys():
+            del self._doubts[machine]
         for machine, heard_ago in sorted(ages.items()):
             age = min(heard_ago, now - self._answered.get(machine, _NEVER))
             if age < DOUBT_S:
@@ -99,12 +107,26 @@ class Silences:
                 and now - self._hearsay.get(machine, _NEVER) >= _HEARSAY_S
             ):
                 lost.append(machine)
+        if lost:
+            lost = sorted({*lost, *self._lost_to_others(now, ages)})
         return Decision(
             dial=tuple(dial),
             ask=tuple(ask),
             lost=tuple(lost),
             is_cut_off=bool(lost) and len(ages) > 1 and silent == len(ages),
         )
+
+    def _lost_to_others(self, now: float, ages: Mapping[str, float]) -> list[str]:
+        """Machines that others have asked about for long enough, and that nobody hears."""
+        return [
+            machine
+            for machine, (first, last) in tuple(self._rumours.items())  # others write it
+            if machine not in ages
+            and now - first >= _ANSWER_S
+            and now - last <= 2 * _AGAIN_S
+            and now - self._hearsay.get(machine, _NEVER) >= _HEARSAY_S
+            and now - self._answered.get(machine, _NEVER) >= DOUBT_S
+        ]
 
     @property
     def is_quiet(self) -> bool:
@@ -118,9 +140,18 @@ class Silences:
             doubt.asked = now
             doubt.first_asked = now if doubt.first_asked is None else doubt.first_asked
 
+    def rumoured(self, machine: str, now: float) -> None:
+        """Somebody asks about a machine that this process is not connected with."""
+        first, last = self._rumours.get(machine, (now, now))
+        self._rumours[machine] = (now if now - last > 2 * _AGAIN_S else first, now)
+
     def answered(self, machine: str, now: float) -> None:
         """A new connection was answered."""
         self._answered[machine] = now
+
+    def has_answered(self, machine: str, now: float) -> bool:
+        """Whether a new connection was answered since a machine that is to be given up now was heard last."""
+        return now - self._answered.get(machine, _NEVER) < LOST_S
 
     def heard_by_another(self, machine: str, now: float) -> None:
         """Another rank hears it."""

@@ -3,6 +3,10 @@
 One a process, for all of its groups. It sleeps until somebody says something on a control connection, and once a
 second asks its kernel for how long nothing has come from each other machine (``silence``). What it learns is filed in
 each group's ``Hearing``, so that the call that is under way ends, and the next one does not begin.
+
+In groups of many ranks a process is connected with some ranks only: it hears their machines, and follows those
+processes. Where somebody asks about a machine, one process of each other machine tries to connect to it, and says so
+if it answers: a machine is not lost because those that it is connected with do not hear it.
 """
 
 from __future__ import annotations
@@ -31,6 +35,10 @@ _log = logging.getLogger(__name__)
 
 #: Between looks at silent machines: while all are heard, and while some are not.
 _LOOK_S, _HASTE_S = 1.0, 0.25
+#: For so long a machine is tried for whoever has asked.
+_TRY_S = 1.5
+#: Machines that are tried by a process none of whose own are heard, before it takes itself for cut off.
+_MOST_WITNESSES = 8
 _serials = itertools.count()
 
 
@@ -68,6 +76,23 @@ class Watched:
         """Ranks on these machines that have not left."""
         left = self.hearing.control.left
         return tuple(rank for rank, name in enumerate(self.machines) if name in machines and rank not in left)
+
+    @property
+    def connected(self) -> tuple[int, ...]:
+        """Ranks of other machines that this one has a connection to, and that have not left."""
+        control, own = self.hearing.control, self.own_machine
+        return tuple(rank for rank in control.neighbours if self.machines[rank] != own and rank not in control.left)
+
+    @property
+    def speaks_for_machine(self) -> bool:
+        """Whether this rank is the first of its machine's that are there."""
+        here = set(self.on((self.own_machine,))) - self.hearing.control.gone
+        return self.hearing.rank == min(here, default=self.hearing.rank)
+
+    def place_of(self, machine: str) -> tuple[str, int] | None:
+        """Where a rank of a machine listens, or has listened."""
+        ranks = self.on((machine,))
+        return self.places[ranks[0]] if ranks else None
 
     def observe(self) -> None:
         """Take in what has been said; whatever goes wrong with that becomes the group's error."""
@@ -120,6 +145,8 @@ class _Watch:
         self._bell = -1
         self._silences = Silences()
         self._dials: dict[str, Dial] = {}
+        #: Machines that are tried for others, and until when.
+        self._tried: dict[str, float] = {}
         #: Descriptor of each process that shares a group with this one; -1: it has ended, -2: it cannot be followed.
         self._followed: dict[Identity, int] = {}
         #: Those of them that run: one descriptor to wait for, however many there are.
@@ -174,7 +201,12 @@ class _Watch:
         """Somebody asks who hears a machine; whether this process is to answer."""
         now = time.monotonic()
         self._silences.asked(machine, now)
-        return self._silences.must_answer(machine, now) and self._hears(machine)
+        if not self._silences.must_answer(machine, now):
+            return False
+        if self._hears(machine):
+            return True
+        self._try_for_others(machine, now)
+        return False
 
     def heard(self, machine: str) -> None:
         """Somebody else hears a machine."""
@@ -189,6 +221,18 @@ class _Watch:
                 return True
         return False
 
+    def _try_for_others(self, machine: str, now: float) -> None:
+        """Have the thread try a machine that this process is not connected with, if that is for it to do."""
+        groups = [group for group in self.groups if group.hearing.control.relays and group.on((machine,))]
+        if not groups or any(group.machines[rank] == machine for group in self.groups for rank in group.connected):
+            return
+        self._silences.rumoured(machine, now)
+        if any(group.speaks_for_machine for group in groups):
+            self._tried[machine] = now + _TRY_S
+            with self._lock:
+                if self._bell >= 0:
+                    os.eventfd_write(self._bell, 1)
+
     # -- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -199,9 +243,10 @@ class _Watch:
                 group.observe()
             try:
                 self._follow_processes()
-                if time.monotonic() >= next_look:
+                if time.monotonic() >= next_look or self._tried.keys() - self._dials.keys():
                     self._look(time.monotonic())
-                    next_look = time.monotonic() + (_LOOK_S if self._silences.is_quiet else _HASTE_S)
+                    is_quiet = self._silences.is_quiet and not self._tried
+                    next_look = time.monotonic() + (_LOOK_S if is_quiet else _HASTE_S)
             except Exception as error:
                 for group in self.groups:
                     group.fail(error)
@@ -214,7 +259,7 @@ class _Watch:
                 return True
             self._drop()
             self._bell, self._thread = -1, None
-            self._followed, self._dials, self._silences = {}, {}, Silences()
+            self._followed, self._dials, self._tried, self._silences = {}, {}, {}, Silences()
             self._running, self._users, self._said = None, {}, ()
             return False
 
@@ -288,7 +333,7 @@ class _Watch:
         places: dict[str, tuple[str, int]] = {}
         groups = [group for group in self.groups if group.hearing.cause is None]
         for group in groups:
-            for rank in group.on(set(group.machines) - {group.own_machine}):
+            for rank in group.connected:
                 machine = group.machines[rank]
                 if ages.get(machine, DOUBT_S) < DOUBT_S:
                     continue  # one that is heard is enough
@@ -296,8 +341,9 @@ class _Watch:
                 if age is not None:
                     ages[machine] = min(age, ages.get(machine, age))
                     places[machine] = group.places[rank]
+        self._call_witnesses(groups, ages, places, now)
         decision = self._silences.judge(now, ages)
-        self._dial(decision.dial, places, now)
+        self._dial(decision.dial, groups, places, now)
         for machine in decision.ask:
             for group in groups:
                 group.hearing.ask_for(machine)
@@ -305,13 +351,51 @@ class _Watch:
             for group in groups:
                 group.give_up(decision.lost, is_cut_off=decision.is_cut_off)
 
-    def _dial(self, machines: Sequence[str], places: dict[str, tuple[str, int]], now: float) -> None:
+    def _call_witnesses(
+        self, groups: Sequence[Watched], ages: dict[str, float], places: dict[str, tuple[str, int]], now: float
+    ) -> None:
+        """Where none of the few machines that are connected is heard, judge some others as well, evenly chosen.
+
+        All of them may be gone, as when a rack is; or this one is cut off.
+        """
+        silence_s = min(ages.values(), default=0.0)
+        if silence_s < DOUBT_S:
+            return
+        for group in [group for group in groups if group.hearing.control.relays]:
+            others = [name for name in dict.fromkeys(group.machines) if name not in (group.own_machine, *ages)]
+            for machine in others[:: -(-len(others) // _MOST_WITNESSES) or 1]:
+                place = group.place_of(machine)
+                if place is not None:
+                    ages[machine] = 0.0 if self._silences.has_answered(machine, now) else silence_s
+                    places[machine] = place
+
+    def _dial(
+        self,
+        doubted: Sequence[str],
+        groups: Sequence[Watched],
+        places: dict[str, tuple[str, int]],
+        now: float,
+    ) -> None:
+        """Try to connect to machines in doubt, and for others to those that they doubt."""
+        for machine, until in tuple(self._tried.items()):  # others write it
+            if until <= now:
+                del self._tried[machine]
+        tried = tuple(self._tried)
+        for machine in tried:
+            place = next(filter(None, (group.place_of(machine) for group in groups)), None)
+            if place is not None:
+                places.setdefault(machine, place)
+        machines = [machine for machine in (*doubted, *tried) if machine in places]
         for machine in [machine for machine in self._dials if machine not in machines]:
             self._dials.pop(machine).close()
-        for machine in machines:
+        for machine in dict.fromkeys(machines):
             dial = self._dials.setdefault(machine, Dial(*places[machine]))
             if dial.is_answered():
                 self._silences.answered(machine, now)
+                if self._tried.pop(machine, None) is not None and self._silences.must_answer(machine, now):
+                    for group in groups:
+                        if group.on((machine,)):
+                            group.hearing.answer_for(machine)
 
 
 _watch = _Watch()

@@ -22,16 +22,19 @@ from dataclasses import replace
 
 from mycel.collectives.program import Channel
 from mycel.errors import CollectiveTimeoutError
+from mycel.runtime.control_graph import Graph
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.pacing import SO_MAX_PACING_RATE
 from mycel.runtime.transport.address import Address
 from mycel.runtime.transport.board import Board, Store
 from mycel.runtime.transport.calling import Caller
+from mycel.runtime.transport.gathering import gather
 from mycel.runtime.transport.hello import TOKEN_BYTES, Hello, Purpose, path_digest
 from mycel.runtime.transport.listening import LocalFailure, out_of_descriptors
 from mycel.runtime.transport.parting import LONGEST_S, StoreServer, wait_for_end
 from mycel.runtime.transport.reception import Reception
 from mycel.runtime.transport.secret import Secret
+from mycel.settings import MESH_RANKS
 from mycel.topology.addresses import address_towards, family_of, is_loopback
 
 __all__ = ["Address", "LocalFailure", "Rendezvous", "Store"]
@@ -61,6 +64,7 @@ class Rendezvous:
         observe: called about once a second while waiting for the store; what it raises ends the wait.
         notice: what rank 0 has all ranks know; ``None``: it makes it when all have come.
         make_notice: makes it then.
+        mesh_ranks: ranks of a group up to which each is to have a control connection to every other one.
 
     Raises:
         CollectiveTimeoutError: a rank did not publish its address in time; the message names it.
@@ -87,8 +91,10 @@ class Rendezvous:
         observe: Callable[[], None] | None = None,
         notice: str | None = None,
         make_notice: Callable[[], str] = str,
+        mesh_ranks: int = MESH_RANKS,
     ) -> None:
         self.rank, self.size = rank, size
+        self.mesh_ranks = mesh_ranks
         self.awaited = rank
         self.notice = notice or ""
         self._timeout_s = timeout_s
@@ -164,33 +170,50 @@ class Rendezvous:
 
     # -- connections --------------------------------------------------------------------------------------
 
-    def connect_control(self, timeout_s: float) -> dict[int, socket.socket]:
-        """One control connection to every other rank, by rank.
+    def connect_control(self, timeout_s: float, graph: Graph | None = None) -> dict[int, socket.socket]:
+        """Control connections to other ranks, by rank, when all ranks have theirs.
+
+        Args:
+            timeout_s: how long to wait for the others.
+            graph: to which ranks each has one; ``None``: to every other one.
 
         Raises:
             CommunicationError: a rank does not come, cannot be reached, or has failed.
         """
-        deadline = time.monotonic() + timeout_s
+        peers = [peer for peer in range(self.size) if peer != self.rank] if graph is None else graph[self.rank]
         out: dict[int, socket.socket] = {}
-        with self.failing_together():
-            looking = self._looking()
-            hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in range(self.rank)}
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
-            for peer, hello in hellos.items():
-                self.awaited = peer
-                self._caller.prove(out[peer], hello, deadline, looking)
-            for peer in range(self.rank + 1, self.size):
-                key = (peer, Purpose.CONTROL, bytes(16))
-                out[peer] = self._await(key, deadline, "its control connection", looking)
+        try:
+            with self.failing_together():
+                self._connect_control(out, peers, graph, time.monotonic() + timeout_s)
+        except BaseException:  # the reason stands in the store by now, before others see connections end
+            for sock in out.values():
+                sock.close()
+            raise
         for sock in out.values():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             sock.setblocking(False)
         return out
+
+    def _connect_control(
+        self, out: dict[int, socket.socket], peers: Sequence[int], graph: Graph | None, deadline: float
+    ) -> None:
+        looking = self._looking()
+        hellos = {peer: self._hello(peer, Purpose.CONTROL) for peer in peers if peer < self.rank}
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            out[peer] = self._caller.dial(self.addresses[peer].ip, hello)
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            self._caller.greet(out[peer], self.addresses[peer].ip, hello, deadline, looking)
+        for peer, hello in hellos.items():
+            self.awaited = peer
+            self._caller.prove(out[peer], hello, deadline, looking)
+        for peer in peers:
+            if peer > self.rank:
+                key = (peer, Purpose.CONTROL, bytes(16))
+                out[peer] = self._await(key, deadline, "its control connection", looking)
+        if graph is not None:
+            gather(self.rank, out, graph, self._reception.wait_for, looking, self._board.look, deadline)
 
     def _looking(self) -> Callable[[], None]:
         """Looks now and then whether another rank has failed."""
