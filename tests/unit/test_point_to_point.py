@@ -26,7 +26,8 @@ from mycel.runtime.p2p_endpoint import Endpoint
 from mycel.runtime.p2p_exchange import EAGER_BYTES, WINDOW_BYTES
 from mycel.runtime.p2p_frames import FRAME_BYTES, LONGEST_NOTE, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
-from mycel.runtime.p2p_routes import Route, find_routes, parts_of
+from mycel.runtime.p2p_passage import Passage
+from mycel.runtime.p2p_routes import Relay, Route, find_routes, parts_of
 from mycel.runtime.p2p_wires import MemoryWire, SocketWire, Wire, accept_wire, offer_wire
 from mycel.topology.builders import loopback, ring, star, torus, two_boxes
 from mycel.topology.model import Topology
@@ -314,6 +315,8 @@ class World:
         self.gone: set[int] = set()
         self.left: set[int] = set()
         self.calls: list[deque[tuple[int, int, socket.socket]]] = [deque() for _ in range(size)]
+        self.passages: list[deque[tuple[Passage, socket.socket]]] = [deque() for _ in range(size)]
+        self.relays: list[tuple[Relay, float]] = []
         self.bells = [os.eventfd(0, os.EFD_NONBLOCK) for _ in range(size)]
         shares = range(num_paths, 0, -1)
         self.paths = [Route(channel=Channel(src=0, dst=1, path=(0, n, 1)), share=n) for n in shares]
@@ -323,6 +326,8 @@ class World:
         for end in self.ends:
             end.close()
         for _, _, sock in (call for queue in self.calls for call in queue):
+            sock.close()
+        for _, sock in (call for queue in self.passages for call in queue):
             sock.close()
         for bell in self.bells:
             os.close(bell)
@@ -355,14 +360,37 @@ class Fake:
         return tuple(self.world.paths)
 
     def dial(self, peer: int, number: int, deadline: float) -> socket.socket:
+        ours, theirs = self._pair(peer)
+        self.world.calls[peer].append((self.rank, number, theirs))
+        os.eventfd_write(self.world.bells[peer], 1)
+        return ours
+
+    def _pair(self, peer: int) -> tuple[socket.socket, socket.socket]:
         if peer in self.world.gone:
             raise PeerLostError("refused")
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(False)
-        self.world.calls[peer].append((self.rank, number, theirs))
+        return ours, theirs
+
+    def rate(self, peer: int) -> float:
+        return 1e8
+
+    def relays(self, peer: int) -> list[tuple[Relay, float]]:
+        return [found for found in self.world.relays if found[0].stops[-1] == peer]
+
+    def dial_passage(self, passage: Passage, deadline: float) -> socket.socket:
+        peer, *stops = passage.stops
+        ours, theirs = self._pair(peer)
+        rest = Passage(origin=passage.origin, number=passage.number, stops=tuple(stops))
+        self.world.passages[peer].append((rest, theirs))
         os.eventfd_write(self.world.bells[peer], 1)
         return ours
+
+    def accept_passages(self) -> list[tuple[Passage, socket.socket]]:
+        came = list(self.world.passages[self.rank])
+        self.world.passages[self.rank].clear()
+        return came
 
     def accept(self) -> list[tuple[int, int, socket.socket]]:
         try:

@@ -10,8 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from mycel.runtime.p2p_frames import FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
+from mycel.runtime.p2p_frames import AGAIN, FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Transfer
+from mycel.runtime.p2p_pool import Flight, Pool
 from mycel.runtime.p2p_wires import MemoryWire, Wire
 
 __all__ = ["Connection", "Reader"]
@@ -70,6 +71,10 @@ class Connection:
         is_broken: the other end sends nothing any more, or nothing gets there.
         watched: events that the kernel is asked for.
         note: bytes of the last note.
+        pool: pieces of long messages that it fetches when it has nothing else to do.
+        flight: what is under way on it, where other ranks pass on what this end sends.
+        is_relayed: whether other ranks pass on what comes.
+        is_spare: whether the piece that comes has come before.
     """
 
     def __init__(self, wire: Wire, peer: int, reader: Reader) -> None:
@@ -79,6 +84,9 @@ class Connection:
         self.is_waiting = self.is_broken = False
         self.watched = 0
         self.note = bytearray()
+        self.pool: Pool | None = None
+        self.flight: Flight | None = None
+        self.is_relayed = self.is_spare = False
         self._reader = reader
         self._short: deque[_Outgoing] = deque()
         self._long: deque[_Stripe] = deque()
@@ -95,7 +103,7 @@ class Connection:
     @property
     def has_more(self) -> bool:
         """Whether anything is still to go out."""
-        return bool(self._writing or self._short or self._long)
+        return bool(self._writing or self._short or self._long or (self.pool and self.pool.has_for(self.flight)))
 
     def post(self, frame: Frame, payload: memoryview | None = None, transfer: Transfer | None = None) -> None:
         """Have a frame go out after those before it."""
@@ -112,7 +120,7 @@ class Connection:
         if self._short:
             return self._short.popleft()
         if not self._long:
-            return None
+            return self._fetch()
         stripe = self._long.popleft()
         begin, end = stripe.place, min(stripe.end, stripe.place + self.wire.piece_bytes)
         stripe.place = end
@@ -121,6 +129,17 @@ class Connection:
         frame = Frame(Kind.PIECE, number=stripe.transfer.number, length=end - begin, value=begin)
         parts = [memoryview(pack_frame(frame)), stripe.transfer.view[begin:end]]
         return _Outgoing(parts, FRAME_BYTES + end - begin, stripe.transfer, end - begin)
+
+    def _fetch(self) -> _Outgoing | None:
+        """A piece that whoever has room takes; one that goes through other ranks has gone when it has come."""
+        piece = None if self.pool is None else self.pool.fetch(self.flight)
+        if piece is None:
+            return None
+        length = piece.end - piece.begin
+        tag = AGAIN if piece.is_again else 0
+        frame = Frame(Kind.PIECE, tag, number=piece.transfer.number, length=length, value=piece.begin)
+        parts = [memoryview(pack_frame(frame)), piece.transfer.view[piece.begin : piece.end]]
+        return _Outgoing(parts, FRAME_BYTES + length, None if self.flight else piece.transfer, length)
 
     def write(self) -> None:
         """Hand over what is taken now, up to a turn's worth."""
@@ -206,6 +225,12 @@ class Connection:
                     return
             self._frame = self._target = None
             self._reader.end(self, frame)
+
+    def divert(self) -> None:
+        """Throw away the rest of the piece that comes: it comes on another way, too."""
+        if self._target is not None:
+            self._target, self._target_address = memoryview(bytearray(len(self._target))), 0
+            self.is_spare = True
 
     def close(self) -> None:
         """Let go of its descriptors."""

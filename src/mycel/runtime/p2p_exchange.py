@@ -16,8 +16,9 @@ from typing import Any
 
 from mycel.errors import CommunicationError
 from mycel.runtime.p2p_connection import Connection
-from mycel.runtime.p2p_frames import Frame, Kind
+from mycel.runtime.p2p_frames import AGAIN, Frame, Kind
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
+from mycel.runtime.p2p_pool import RELAYED_BYTES, Pool
 from mycel.runtime.p2p_routes import Route, parts_of
 from mycel.runtime.p2p_wires import EAGER_BYTES
 
@@ -25,6 +26,8 @@ __all__ = ["EAGER_BYTES", "WINDOW_BYTES", "Exchange", "Outlet"]
 
 #: Bytes of a sender's messages that a rank keeps before anybody asks for them.
 WINDOW_BYTES = 1 << 20
+#: Bytes of a piece that may come twice, at most.
+_MOST_SPARE = 1 << 22
 
 
 class Outlet:
@@ -36,7 +39,10 @@ class Outlet:
 
     Attributes:
         connections: one a path, of those that were needed so far.
+        relays: connections that lead through other ranks, of those that have not ended.
+        pool: pieces of messages that these take part in; ``None``: there are no such ways.
         credit: bytes that may go unasked.
+        has_asked: whether ranks have been asked to pass on what goes to this one.
         count: messages so far.
         offered: messages that wait until they are asked for, by number.
     """
@@ -44,9 +50,23 @@ class Outlet:
     def __init__(self, routes: tuple[Route, ...], first: Connection) -> None:
         self.routes = routes
         self.connections = [first]
+        self.relays: list[Connection] = []
+        self.pool: Pool | None = None
+        self.has_asked = False
         self.credit = WINDOW_BYTES
         self.count = 0
         self.offered: dict[int, Transfer] = {}
+
+    def suffices(self, num_bytes: int) -> bool:
+        """Whether all connections are there that a message of this length takes."""
+        if num_bytes > EAGER_BYTES and len(self.connections) < len(self.routes):
+            return False
+        return num_bytes < RELAYED_BYTES or self.has_asked
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether a way through other ranks is there."""
+        return any(connection.flight is not None and connection.flight.is_ready for connection in self.relays)
 
 
 class Exchange:
@@ -111,8 +131,28 @@ class Exchange:
         """End a transfer that will not get through, and let no message find it."""
         self._matching.withdraw(transfer)
         if transfer.verb == "send" and transfer.peer in self.outlets:
-            self.outlets[transfer.peer].offered.pop(transfer.number, None)
+            outlet = self.outlets[transfer.peer]
+            outlet.offered.pop(transfer.number, None)
+            if outlet.pool is not None:
+                outlet.pool.forget(transfer)
         self.finish(transfer, error)
+
+    def lose_relay(self, connection: Connection) -> None:
+        """A way through other ranks has ended: what was under way there goes by a direct one."""
+        outlet = self.outlets.get(connection.peer)
+        if connection.flight is None or outlet is None or outlet.pool is None or connection not in outlet.relays:
+            return
+        outlet.relays.remove(connection)
+        pieces = [piece for piece, _ in connection.flight.flying if piece.transfer in self.open]
+        connection.flight.flying.clear()
+        outlet.pool.tell_again(pieces)
+        for direct in tuple(outlet.connections):
+            self._write(direct)
+
+    def stalled(self) -> list[Connection]:
+        """Ways through other ranks that bring nothing, though pieces are under way there."""
+        relays = [connection for outlet in self.outlets.values() for connection in outlet.relays]
+        return [each for each in relays if each.flight is not None and each.flight.is_stalled]
 
     # -- what comes: a Reader -----------------------------------------------------------------------------
 
@@ -121,10 +161,7 @@ class Exchange:
         if frame.kind == Kind.EAGER:
             return self._begin_eager(connection, frame)
         if frame.kind == Kind.PIECE:
-            target = self._arriving.get((connection.peer, frame.number))
-            if not isinstance(target, Transfer) or frame.value + frame.length > len(target.view):
-                raise CommunicationError("a part of a message came that nobody has asked for (corrupted stream?)")
-            return target.view[frame.value : frame.value + frame.length]
+            return self._begin_piece(connection, frame)
         if frame.kind == Kind.NOTE:
             connection.note = bytearray(frame.length)
             return memoryview(connection.note)
@@ -147,15 +184,54 @@ class Exchange:
         self._arriving[peer, frame.number] = arrival
         return memoryview(arrival.data)
 
+    def _begin_piece(self, connection: Connection, frame: Frame) -> memoryview:
+        """Where a piece goes. One whose way was given up may come twice, the first copy even after the message."""
+        target = self._arriving.get((connection.peer, frame.number))
+        is_again = frame.tag == AGAIN
+        fits = isinstance(target, Transfer) and frame.value + frame.length <= len(target.view)
+        if isinstance(target, Transfer) and fits:
+            known, other = frame.value in target.pieces, target.pieces.get(frame.value)
+            if not known or (is_again and isinstance(other, Connection)):
+                if isinstance(other, Connection):
+                    other.divert()
+                target.pieces[frame.value] = connection
+                return target.view[frame.value : frame.value + frame.length]
+        if not (connection.is_relayed or is_again) or frame.length > _MOST_SPARE:
+            raise CommunicationError("a part of a message came that nobody has asked for (corrupted stream?)")
+        connection.is_spare = True
+        return memoryview(bytearray(frame.length))
+
+    def _end_piece(self, connection: Connection, frame: Frame) -> None:
+        peer = connection.peer
+        target = None if connection.is_spare else self._arriving.get((peer, frame.number))
+        connection.is_spare = False
+        if isinstance(target, Transfer):
+            target.pieces[frame.value] = None
+            if self._advance(target, frame.length):
+                target.pieces.clear()
+                del self._arriving[peer, frame.number]
+        if connection.is_relayed:
+            connection.post(Frame(Kind.TAKEN, number=frame.number, value=frame.value))
+            self._write(connection)
+
+    def _end_flight(self, connection: Connection, frame: Frame) -> None:
+        """The other end of a way through other ranks is there, or has a piece."""
+        if connection.flight is None:
+            raise CommunicationError("a piece was taken that was not sent (corrupted stream?)")
+        if frame.kind == Kind.READY:
+            connection.flight.is_ready = True
+        else:
+            piece = connection.flight.taken(frame.number, frame.value)
+            self._advance(piece.transfer, piece.end - piece.begin)
+        self._write(connection)
+
     def end(self, connection: Connection, frame: Frame) -> None:
         """See ``Reader``."""
         peer, kind = connection.peer, frame.kind
         if kind == Kind.EAGER:
             self._end_eager(peer, frame, self._arriving.pop((peer, frame.number)))
         elif kind == Kind.PIECE:
-            target = self._arriving[peer, frame.number]
-            if isinstance(target, Transfer) and self._advance(target, frame.length):
-                del self._arriving[peer, frame.number]
+            self._end_piece(connection, frame)
         elif kind == Kind.OFFER:
             transfer, arrival = self._matching.arrive(peer, frame.tag), _arrival(peer, frame, frame.value)
             if transfer is None:
@@ -166,6 +242,8 @@ class Exchange:
             self._send_granted(peer, frame.number)
         elif kind == Kind.CREDIT:
             self.outlets[peer].credit += frame.value
+        elif kind in (Kind.READY, Kind.TAKEN):
+            self._end_flight(connection, frame)
         else:
             self.notes.setdefault(peer, deque()).append(json.loads(connection.note))
 
@@ -236,6 +314,11 @@ class Exchange:
         if transfer is None:  # it has failed here meanwhile
             return
         transfer.begun = True
+        if outlet.pool is not None and outlet.is_widened and len(transfer.view) >= RELAYED_BYTES:
+            outlet.pool.add(transfer)
+            for connection in (*outlet.connections, *outlet.relays):
+                self._write(connection)
+            return
         parts = parts_of(len(transfer.view), outlet.routes)
         for connection, (begin, end) in zip(outlet.connections, parts, strict=False):
             if begin < end:

@@ -34,6 +34,7 @@ class Transfer:
         left: bytes that have not been handed over, or have not come.
         begun: whether the two ends have found each other.
         source: rank that a received message came from.
+        pieces: of a received one, by place: the connection that brings it; ``None`` once it is there.
         error: why it failed.
         is_done: over, right or wrong, and visible to everybody.
     """
@@ -51,6 +52,7 @@ class Transfer:
     left: int = 0
     begun: bool = False
     source: int = -1
+    pieces: dict[int, object] = field(default_factory=dict)
     error: BaseException | None = None
     is_done: bool = False
     event: threading.Event | None = None
