@@ -623,6 +623,21 @@ def test_what_a_rank_sent_before_it_left_is_still_received(make_world: MakeWorld
     assert a.wait(receiving, LONG_S), "the others go on"
 
 
+def test_a_rank_whose_connections_a_child_holds_is_missed(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mycel.runtime.p2p_endpoint._SILENCE_S", 0.2)
+    world = make_world(2)
+    a, b = world.ends
+    begin_send(b, 0, b"last words")
+    glances_until(a, lambda: 1 in a._exchange.inlets)
+    world.gone.add(1)
+    receiving = begin_receive(a, 1, 10)
+    assert a.wait(receiving, LONG_S) and bytes(receiving.view) == b"last words"
+    with pytest.raises(PeerLostError, match="rank 1 was lost"):
+        a.wait(begin_receive(a, 1, 10), LONG_S)
+
+
 def test_closing_lets_through_what_was_accepted_and_fails_the_rest(make_world: MakeWorld) -> None:
     a, b = make_world(2).ends
     data = random.Random(5).randbytes(8 << 20)

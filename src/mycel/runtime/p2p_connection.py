@@ -6,6 +6,7 @@ of long frames come straight to where they belong; short ones through a buffer, 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
@@ -70,6 +71,7 @@ class Connection:
         is_waiting: no more is taken for now; it goes on when there is room.
         is_broken: the other end sends nothing any more, or nothing gets there.
         watched: events that the kernel is asked for.
+        heard_s: when anything last came, by ``time.monotonic``.
         note: bytes of the last note.
         pool: pieces of long messages that it fetches when it has nothing else to do.
         flight: what is under way on it, where other ranks pass on what this end sends.
@@ -83,6 +85,7 @@ class Connection:
         self.descriptor = wire.sock.fileno()
         self.is_waiting = self.is_broken = False
         self.watched = 0
+        self.heard_s = 0.0
         self.note = bytearray()
         self.pool: Pool | None = None
         self.flight: Flight | None = None
@@ -195,6 +198,7 @@ class Connection:
                 if not got:
                     self.is_broken = True
                     return
+                self.heard_s = time.monotonic()
                 taken += got
                 if got < room:  # that was all; if more has come since, somebody will say so
                     self._parse()

@@ -44,6 +44,8 @@ _IDLE_TICKS = 50
 _LINGER_S = 5.0
 #: For a rank to be reached, whatever the time-out: it has been reached before, when the group was made.
 _LONGEST_DIAL_S = 300.0
+#: After which nothing comes any more from a rank whose process has ended, whoever holds its connections.
+_SILENCE_S = 1.0
 _INHERITED = "a process that was forked cannot use its parent's process group; make a group of its own"
 
 
@@ -73,6 +75,8 @@ class Endpoint:
         self._callers: list[tuple[int, int, socket.socket]] = []
         #: Ranks of which a connection has ended.
         self._ended: set[int] = set()
+        #: Ranks that have gone, and since when this is known here.
+        self._missed: dict[int, float] = {}
         self._failed: BaseException | None = None
         self._next_look = 0.0
         self._is_closed = self._is_inherited = False
@@ -398,13 +402,20 @@ class Endpoint:
             is_cut = outlet is not None and any(connection.is_broken for connection in outlet.connections)
             return transfer.peer == peer and (is_gone or is_cut)
         inlet = self._exchange.inlets.get(peer)
-        if not (is_gone if inlet is None else inlet.is_broken):
+        if not (is_gone if inlet is None else inlet.is_broken or self._is_silent(inlet, peer)):
             return False  # what it has sent before its end is still to be read
         if transfer.begun:
             return transfer.source == peer
         if transfer.peer is None:  # it fails when there is nobody left
             return set(range(self.size)) - {self.rank, peer} <= self._lines.gone | self._ended
         return transfer.peer == peer
+
+    def _is_silent(self, inlet: Connection, peer: int) -> bool:
+        """Whether a rank has gone and its connection brings nothing, though somebody else holds it open."""
+        now = time.monotonic()
+        if peer not in self._lines.gone:
+            return False
+        return now - max(inlet.heard_s, self._missed.setdefault(peer, now)) > _SILENCE_S
 
     def _fail(self, error: BaseException) -> None:
         """Nothing goes on after this."""
