@@ -118,6 +118,10 @@ class Detours:
         self._is_closed = True
         self._passages.close()
 
+    def join(self, limit_s: float) -> None:
+        """After ``close``: wait until nothing is passed on any more."""
+        self._passages.join(limit_s)
+
     def after_fork_in_child(self) -> None:
         """Let go of what a forked child has inherited."""
         self._is_closed = True

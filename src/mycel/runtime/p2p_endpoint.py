@@ -492,6 +492,7 @@ class Endpoint:
         for connection in tuple(self._waiting.connections.values()):
             self._lines.finish(connection.wire.sock, until)
         self._fail(error)
+        self._detours.join(1.0)
         if self._moving.acquire(timeout=1.0):
             for _, _, sock in self._callers:
                 sock.close()

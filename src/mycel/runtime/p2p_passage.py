@@ -167,6 +167,11 @@ class Passages:
             if self._thread is not None:
                 os.eventfd_write(self._call, 1)
 
+    def join(self, limit_s: float) -> None:
+        """After ``close``: wait until the sockets are closed."""
+        if self._thread is not None:
+            self._thread.join(limit_s)
+
     def after_fork_in_child(self) -> None:
         """Close the copies of the sockets; nothing is passed on here."""
         self._changed = threading.Lock()
