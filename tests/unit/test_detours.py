@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,8 +30,10 @@ from mycel.errors import CommunicationError
 from mycel.runtime import p2p_pool
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_endpoint import Endpoint
-from mycel.runtime.p2p_frames import FRAME_BYTES
+from mycel.runtime.p2p_frames import AGAIN, FRAME_BYTES, Frame, Kind
+from mycel.runtime.p2p_matching import Transfer
 from mycel.runtime.p2p_passage import Passage, Passages
+from mycel.runtime.p2p_pieces import Pieces
 from mycel.runtime.p2p_pool import RELAYED_BYTES, Flight, Piece, Pool, piece_bytes_for
 from mycel.runtime.p2p_routes import Relay, find_relays, find_routes
 from mycel.topology.builders import loopback, ring, star, torus, two_boxes
@@ -162,6 +165,81 @@ def test_what_is_forgotten_is_not_fetched() -> None:
     pool.forget(dropped)
     piece = pool.fetch(None)
     assert piece is not None and piece.transfer is kept and not piece.is_again
+
+
+# -- pieces that come -------------------------------------------------------------------------------------------
+
+
+class Wireless:
+    """What ``Pieces`` needs of a connection."""
+
+    def __init__(self, *, is_relayed: bool = False) -> None:
+        self.peer, self.is_relayed, self.is_spare = 0, is_relayed, False
+        self.aside: bytearray | None = None
+
+    def divert(self) -> None:
+        self.is_spare = True
+
+
+@given(st.data())
+def test_pieces_come_in_any_order_twice_and_before_their_message(data: st.DataObject) -> None:
+    """Against the message: each byte is written once, counted once, and never after it was complete."""
+    told: list[int] = []
+    total = 0
+
+    def advance(target: object, num_bytes: int) -> bool:
+        nonlocal total
+        total += num_bytes
+        told.append(num_bytes)
+        return total == len(message)
+
+    pieces = Pieces(advance)
+    message = bytes(range(60))
+    kept = Transfer(verb="recv", peer=0, tag=0, view=memoryview(bytearray(60)), dtype=b"uint8", timeout_s=LONG_S)
+    places = range(0, 60, 20)
+    sends = data.draw(st.permutations([(place, is_again) for place in places for is_again in (False, True)]))
+    announced = data.draw(st.integers(0, len(sends)))
+    opened: list[tuple[Any, Frame, memoryview]] = []
+    for step, (place, is_again) in enumerate(sends):
+        if step == announced:
+            pieces.announce(0, 3)
+            pieces.expect(0, 3, kept, kept.view)
+        connection: Any = Wireless(is_relayed=not is_again)
+        frame = Frame(Kind.PIECE, AGAIN if is_again else 0, number=3, length=20, value=place)
+        opened.append((connection, frame, pieces.begin(connection, frame)))
+        while opened and data.draw(st.booleans()):
+            finish(pieces, message, *opened.pop(data.draw(st.integers(0, len(opened) - 1))))
+    if announced == len(sends):
+        pieces.announce(0, 3)
+        pieces.expect(0, 3, kept, kept.view)
+    for each in opened:
+        finish(pieces, message, *each)
+    assert bytes(kept.view) == message and sum(told) == len(message)
+    assert not pieces._coming and not pieces._aside
+
+
+def finish(pieces: Pieces, message: bytes, connection: Any, frame: Frame, view: memoryview) -> None:
+    """The rest of a piece comes: to its place, unless it has been diverted."""
+    if not connection.is_spare:
+        view[:] = message[frame.value : frame.value + frame.length]
+    pieces.end(connection, frame)
+
+
+def test_pieces_that_are_none_of_a_message_are_refused() -> None:
+    pieces = Pieces(lambda target, num_bytes: False)
+    kept = Transfer(verb="recv", peer=0, tag=0, view=memoryview(bytearray(60)), dtype=b"uint8", timeout_s=LONG_S)
+    pieces.announce(0, 0)
+    connection: Any = Wireless()
+    with pytest.raises(CommunicationError, match="nobody has asked for"):
+        pieces.begin(connection, Frame(Kind.PIECE, number=0, length=20))
+    with pytest.raises(CommunicationError, match="nobody has asked for"):
+        pieces.begin(connection, Frame(Kind.PIECE, number=1, length=1 << 40))
+    early = Frame(Kind.PIECE, number=1, length=20, value=50)
+    pieces.begin(connection, early)
+    pieces.end(connection, early)
+    pieces.announce(0, 1)
+    with pytest.raises(CommunicationError, match="none of it"):
+        pieces.expect(0, 1, kept, kept.view)
 
 
 # -- passing on -------------------------------------------------------------------------------------------------

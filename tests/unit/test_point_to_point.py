@@ -23,7 +23,7 @@ from mycel.runtime import p2p_lines, p2p_stream
 from mycel.runtime.monitored import pass_barrier
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_endpoint import Endpoint
-from mycel.runtime.p2p_exchange import EAGER_BYTES, WINDOW_BYTES
+from mycel.runtime.p2p_exchange import EAGER_BYTES, WINDOW_BYTES, early_bytes_for
 from mycel.runtime.p2p_frames import FRAME_BYTES, LONGEST_NOTE, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
 from mycel.runtime.p2p_passage import Passage
@@ -475,6 +475,46 @@ def test_everybody_may_send_first_and_memory_stays_bounded(make_world: MakeWorld
         assert bytes(receiving.view) == bytes([n]) * EAGER_BYTES
     assert all(a.wait(sending, LONG_S) for sending in (*sendings, last))
     glances_until(a, lambda: a._exchange.outlets[1].credit >= 3 * WINDOW_BYTES // 4)
+
+
+def test_long_messages_set_out_and_are_over_when_they_are_asked_for(make_world: MakeWorld) -> None:
+    a, b = make_world(2, 2).ends
+    size, kept = 1 << 20, early_bytes_for(2)
+    messages = [random.Random(n).randbytes(size) for n in range(kept // size + 3)]
+    sendings = [begin_send(a, 1, message, tag=n) for n, message in enumerate(messages)]
+
+    def held() -> int:
+        b.glance()
+        a.glance()
+        queues = b._exchange._matching._arrivals.values()
+        return sum(len(each.data or b"") - each.left for queue in queues for each in queue if each.data is not None)
+
+    until(lambda: held() == kept)
+    for _ in range(10):
+        assert held() == kept and not any(sending.is_done for sending in sendings)
+    for n in reversed(range(len(messages))):
+        receiving = begin_receive(b, 0, size, tag=n)
+        assert b.wait(receiving, LONG_S) and a.wait(sendings[n], LONG_S)
+        assert bytes(receiving.view) == messages[n]
+    assert a._exchange.outlets[1].early_credit == kept and not b._exchange._pieces._coming
+
+
+def test_a_message_that_nobody_asked_for_is_let_go_when_its_sender_leaves(make_world: MakeWorld) -> None:
+    """Half of it has gone; the other half comes from a copy, for its owner may do with the memory as he likes."""
+    a, b = make_world(2).ends
+    data = bytearray(b"x" * (1 << 20))
+    sending = begin_send(a, 1, data)  # type: ignore[arg-type]
+    (connection,) = a._exchange.outlets[1].connections
+    assert connection._writing is not None
+    with pytest.raises(CommunicationError, match="destroyed"):
+        a._exchange.drop(sending, CommunicationError("destroyed"))
+        a._tell()
+        a.wait(sending)
+    sending.view.release()
+    data.clear()  # would raise, if anybody looked at it still
+    following = begin_send(a, 1, b"next", tag=1)
+    receiving = begin_receive(b, 0, 4, tag=1)
+    assert b.wait(receiving, LONG_S) and a.wait(following, LONG_S)
 
 
 def glances_until(end: Endpoint, is_so: Callable[[], bool]) -> None:

@@ -40,12 +40,13 @@ class Reader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A frame on its way out: its parts, and whose bytes it has."""
+    """A frame on its way out: its parts, whose bytes it has, and whether these are sent when they have gone."""
 
     parts: list[memoryview]
     left: int
     transfer: Transfer | None
     num_bytes: int
+    counts: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +78,7 @@ class Connection:
         flight: what is under way on it, where other ranks pass on what this end sends.
         is_relayed: whether other ranks pass on what comes.
         is_spare: whether the piece that comes has come before.
+        aside: bytes of the piece that comes, where its message is not known yet.
     """
 
     def __init__(self, wire: Wire, peer: int, reader: Reader) -> None:
@@ -90,6 +92,7 @@ class Connection:
         self.pool: Pool | None = None
         self.flight: Flight | None = None
         self.is_relayed = self.is_spare = False
+        self.aside: bytearray | None = None
         self._reader = reader
         self._short: deque[_Outgoing] = deque()
         self._long: deque[_Stripe] = deque()
@@ -142,7 +145,15 @@ class Connection:
         tag = AGAIN if piece.is_again else 0
         frame = Frame(Kind.PIECE, tag, number=piece.transfer.number, length=length, value=piece.begin)
         parts = [memoryview(pack_frame(frame)), piece.transfer.view[piece.begin : piece.end]]
-        return _Outgoing(parts, FRAME_BYTES + length, None if self.flight else piece.transfer, length)
+        return _Outgoing(parts, FRAME_BYTES + length, piece.transfer, length, counts=self.flight is None)
+
+    def forget(self, transfer: Transfer) -> None:
+        """Have nothing more of a message go out; what has begun ends with a copy, for its memory is the caller's."""
+        self._long = deque(stripe for stripe in self._long if stripe.transfer is not transfer)
+        going = self._writing
+        if going is not None and going.transfer is transfer:
+            going.parts = [memoryview(bytes(part)) for part in going.parts]
+            going.transfer = None
 
     def write(self) -> None:
         """Hand over what is taken now, up to a turn's worth."""
@@ -162,7 +173,7 @@ class Connection:
                     _advance(going.parts, sent)
                     continue
                 self._writing = None
-                if going.transfer is not None:
+                if going.transfer is not None and going.counts:
                     self._reader.sent(going.transfer, going.num_bytes)
             self.is_waiting = self.has_more
         except BlockingIOError:

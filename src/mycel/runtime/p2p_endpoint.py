@@ -20,7 +20,7 @@ from mycel.runtime import p2p_stream
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_detours import Detours
-from mycel.runtime.p2p_exchange import Exchange, Outlet
+from mycel.runtime.p2p_exchange import Exchange, Outlet, early_bytes_for
 from mycel.runtime.p2p_frames import Frame, Kind
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.p2p_matching import Transfer
@@ -258,7 +258,8 @@ class Endpoint:
         try:
             connection.read()
         except CommunicationError as error:
-            self._exchange.disagreement = f"from rank {connection.peer} to rank {self.rank}: {error}"
+            what = f"from rank {connection.peer} to rank {self.rank}: {error}"
+            self._exchange.disagreement = self._exchange.disagreement or what
         self._watch(connection)
 
     def _write(self, connection: Connection) -> None:
@@ -301,7 +302,8 @@ class Endpoint:
         with self._dialing:
             outlet = self._exchange.outlets.get(peer)
             if outlet is None:
-                outlet = Outlet(self._lines.routes(peer), self._dial(peer, 0, deadline))
+                first = self._dial(peer, 0, deadline)
+                outlet = Outlet(self._lines.routes(peer), first, early_bytes_for(self.size))
                 self._exchange.outlets[peer] = outlet
             parts = parts_of(num_bytes, outlet.routes)
             while any(begin < end for begin, end in parts[len(outlet.connections) :]):

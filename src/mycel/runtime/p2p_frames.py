@@ -3,8 +3,9 @@
 ========== =====================================================================================
 ``EAGER``  a whole message: its bytes follow
 ``OFFER``  a message too long to be sent unasked: how long it is
-``GRANT``  (back) the receiver has a place for an offered message
-``PIECE``  a part of a granted message, and where in it: its bytes follow; on any path's connection
+``EARLY``  a long message that goes unasked: how long it is; its pieces follow
+``GRANT``  (back) a receive is there for an offered or early message
+``PIECE``  a part of a granted or early message, and where in it: its bytes follow; on any path's connection
 ``CREDIT`` (back) bytes of eager messages that found their receiver, and may be sent again
 ``READY``  (back) a way through other ranks has come to its end, and may be used
 ``TAKEN``  (back) a piece that came through other ranks is in its place: which one
@@ -42,6 +43,7 @@ class Kind(IntEnum):
     NOTE = 5
     READY = 6
     TAKEN = 7
+    EARLY = 8
 
 
 _KINDS = tuple(Kind)
@@ -55,7 +57,8 @@ class Frame(NamedTuple):
         tag: of the message; of a piece, ``AGAIN`` or 0.
         number: of the message, counted by its sender for its receiver.
         length: bytes that follow.
-        value: of an offer, bytes of the message; of a piece, taken or not, its place; of a credit, bytes.
+        value: of an offer or early one, bytes of the message; of a piece, taken or not, its place; of a credit,
+            bytes.
         dtype: name of the element type, at most 16 letters.
     """
 

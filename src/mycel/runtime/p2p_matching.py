@@ -34,7 +34,6 @@ class Transfer:
         left: bytes that have not been handed over, or have not come.
         begun: whether the two ends have found each other.
         source: rank that a received message came from.
-        pieces: of a received one, by place: the connection that brings it; ``None`` once it is there.
         error: why it failed.
         is_done: over, right or wrong, and visible to everybody.
     """
@@ -52,7 +51,6 @@ class Transfer:
     left: int = 0
     begun: bool = False
     source: int = -1
-    pieces: dict[int, object] = field(default_factory=dict)
     error: BaseException | None = None
     is_done: bool = False
     event: threading.Event | None = None
@@ -85,6 +83,7 @@ class Arrival:
         data: its bytes; ``None``: it was offered only.
         left: bytes of it that have not come yet.
         taker: the receive that waits for the rest.
+        is_early: it is a long message, which its sender goes on holding until it is told of a receive.
     """
 
     src: int
@@ -95,6 +94,7 @@ class Arrival:
     data: bytearray | None = None
     left: int = 0
     taker: Transfer | None = None
+    is_early: bool = False
     order: int = 0
 
 

@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 #: Messages up to this long go at once; through memory longer ones too: to ask first takes longer than to copy them.
 EAGER_BYTES, _EAGER_BYTES_IN_MEMORY = 1 << 16, 1 << 18
+#: Those up to this long set out at once: over a wire, they come while the receiver is busy; through memory, where a
+#: long one is a copy more if nobody has asked for it, only while that is less than to ask.
+_EARLY_BYTES, _EARLY_BYTES_IN_MEMORY = 1 << 22, 1 << 20
 #: Bytes of the ring for messages: a whole activation of a pipeline, say, which is sent then without a wait, and less
 #: where a rank may have many.
 _LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 17, 1 << 21, 1 << 22
@@ -50,12 +53,14 @@ class Wire(Protocol):
     Attributes:
         sock: by whose end the end of the other side is noticed.
         piece_bytes: how long pieces of a long message are best.
-        eager_bytes: messages up to this long go unasked.
+        eager_bytes: messages up to this long go unasked, and are over when they have gone.
+        early_bytes: longer ones up to this long go unasked, too.
     """
 
     sock: socket.socket
     piece_bytes: int
     eager_bytes: int
+    early_bytes: int
 
     def address_of(self, place: memoryview) -> int:
         """What ``receive`` needs to know of a place beside itself."""
@@ -95,6 +100,7 @@ class SocketWire:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.piece_bytes, self.eager_bytes = 1 << 20, EAGER_BYTES
+        self.early_bytes = _EARLY_BYTES
 
     def address_of(self, place: memoryview) -> int:
         """See ``Wire``: nothing."""
@@ -131,6 +137,7 @@ class MemoryWire:
     def __init__(self, sock: socket.socket, out: Ring, back: Ring, bell: int, *, yields: bool) -> None:
         self.sock, self.bell = sock, bell
         self.piece_bytes, self.eager_bytes = 1 << 22, _EAGER_BYTES_IN_MEMORY
+        self.early_bytes = _EARLY_BYTES_IN_MEMORY
         self.is_ended = False
         self._rings = (out, back)
         self._yields = int(yields)
