@@ -88,17 +88,6 @@ def carry(ways_address: int, num_ways: int, polls_address: int, wake_fd: int) ->
     polls = int64_at(polls_address, 2 * num_ways + 1)
     nobody = (1 << 32) - 1  # the descriptor -1, which poll passes over
     while True:
-        moved = 1
-        while moved != 0:
-            moved = 0
-            for i in range(num_ways):
-                way = int64_at(ways_address + i * WAY_FIELDS * 8, WAY_FIELDS)
-                got = _take_in(way)
-                sent = _hand_on(way)
-                if got == _ENDED or sent == _ENDED:
-                    return i
-                if got > 0 or sent > 0:
-                    moved = 1
         for i in range(num_ways):
             way = int64_at(ways_address + i * WAY_FIELDS * 8, WAY_FIELDS)
             polls[2 * i] = nobody
@@ -112,6 +101,16 @@ def carry(ways_address: int, num_ways: int, polls_address: int, wake_fd: int) ->
         if (polls[2 * num_ways] >> 48) != 0:
             read_fd(wake_fd, polls_address, 8)
             return -1
+        for i in range(num_ways):
+            way = int64_at(ways_address + i * WAY_FIELDS * 8, WAY_FIELDS)
+            got = _NONE
+            if polls[2 * i] >> 48 != 0:
+                got = _take_in(way)
+            sent = _NONE
+            if got > 0 or polls[2 * i + 1] >> 48 != 0:
+                sent = _hand_on(way)
+            if got == _ENDED or sent == _ENDED:
+                return i
 
 
 def load() -> None:

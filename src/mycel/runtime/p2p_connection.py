@@ -213,12 +213,15 @@ class Connection:
                 taken += got
                 if got < room:  # that was all; if more has come since, somebody will say so
                     self._parse()
-                    return
+                    break
             self._parse()
         except BlockingIOError:
             pass
         except OSError:
             self.is_broken = True
+        if not self.is_broken:
+            left = 0 if self._target is None else len(self._target) - self._place
+            self.wire.expect(left if left >= _DIRECT_BYTES else 1)
 
     def _parse(self) -> None:
         """Tell of all that is complete."""

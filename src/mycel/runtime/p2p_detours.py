@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 #: For a rank on the way to be reached; nobody waits for it.
 _DIAL_S = 10.0
 #: Pieces that the kernel may hold of a direct way unsent: more would be taken from the other ways.
-_UNSENT_PIECES = 4
+_UNSENT_PIECES = 3
 
 
 class Detours:

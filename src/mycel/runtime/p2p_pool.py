@@ -25,9 +25,9 @@ __all__ = ["RELAYED_BYTES", "Flight", "Piece", "Pool", "piece_bytes_for"]
 #: Messages from this length on go through other ranks, too.
 RELAYED_BYTES = 1 << 20
 #: Pieces in flight on a way through others, at most: what its answers take is bridged by the others.
-_MOST_FLYING = 4
+_MOST_FLYING = 3
 #: Seconds that a piece takes on a direct way, and its bounds in bytes.
-_PIECE_S = 0.0025
+_PIECE_S = 0.005
 _LEAST_PIECE, _MOST_PIECE = 1 << 16, 1 << 19
 #: Seconds without any piece having come, after which a way is given up.
 _STALLED_S = 1.0
@@ -42,7 +42,7 @@ def piece_bytes_for(rate: float) -> int:
 
     Examples:
         >>> [piece_bytes_for(rate) >> 10 for rate in (1e6, 25e6, 50e6, 1e9)]
-        [64, 64, 128, 512]
+        [64, 128, 256, 512]
     """
     power = 1 << max(0, round(rate * _PIECE_S).bit_length() - 1)
     if rate * _PIECE_S > 1.5 * power:

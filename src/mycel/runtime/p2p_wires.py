@@ -43,6 +43,8 @@ _HANDED_OVER = 4
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 #: Frames up to this long are put together before they are put into the ring: to find an address takes as long.
 _STAGED_BYTES = 1 << 13
+#: Bytes of a long message for which its receiver waits at once: they come while it reads those before.
+_MOST_EXPECTED = 1 << 17
 #: Looks at a ring's other end in the middle of a message, some 10 us: it is most often at work on the next piece.
 _MIDDLE_ROUNDS = 128
 
@@ -86,6 +88,9 @@ class Wire(Protocol):
             OSError: nobody is there any more.
         """
 
+    def expect(self, num_bytes: int) -> None:
+        """Nobody needs to be woken before so many bytes are there to be fetched, if it is not very many."""
+
     def close(self) -> None:
         """Let go of all descriptors."""
 
@@ -101,6 +106,7 @@ class SocketWire:
         self.sock = sock
         self.piece_bytes, self.eager_bytes = 1 << 20, EAGER_BYTES
         self.early_bytes = _EARLY_BYTES
+        self._expected = 1
 
     def address_of(self, place: memoryview) -> int:
         """See ``Wire``: nothing."""
@@ -113,6 +119,13 @@ class SocketWire:
     def receive(self, place: memoryview, address: int, *, is_middle: bool) -> int:
         """See ``Wire``."""
         return self.sock.recv_into(place)
+
+    def expect(self, num_bytes: int) -> None:
+        """See ``Wire``: on a slow network, what comes of a long message would wake its receiver all the time."""
+        num_bytes = min(num_bytes, _MOST_EXPECTED)
+        if num_bytes != self._expected:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._expected = num_bytes
 
     def close(self) -> None:
         """See ``Wire``."""
@@ -194,6 +207,9 @@ class MemoryWire:
         if not got and not self.is_ended:
             raise BlockingIOError
         return got
+
+    def expect(self, num_bytes: int) -> None:
+        """See ``Wire``: the other end rings for each piece that it puts into the ring."""
 
     def hear(self) -> None:
         """Notice the end of the other side: nothing else comes over the socket."""
