@@ -56,7 +56,10 @@ SIZES = [1 << power for power in (10, 14, 16, 18, 20, 22, 24, 26)]
 
 
 def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
-    """The process group of a variant: ``gloo``, or ``LOCAL[:METHODS][/PIECE]``, methods joined by ``+``."""
+    """The process group of a variant: ``gloo``, or ``LOCAL[:METHODS][/PIECE]``, methods joined by ``+``.
+
+    ``straight`` is ``memory`` where no rank passes on messages of others.
+    """
     if variant == "gloo":
         return dist.new_group(backend="gloo", timeout=timeout)
     if variant == "empty":
@@ -64,7 +67,13 @@ def group_of(variant: str, timeout: timedelta) -> dist.ProcessGroup:
     rest, _, piece = variant.partition("/")
     local, _, methods = rest.partition(":")
     local = "memory" if local == "shared" else local
-    chosen = {"MYCEL_LOCAL": local, "MYCEL_PIECE_BYTES": piece, "MYCEL_METHODS": methods.replace("+", ",")}
+    relays, local = ("0", "memory") if local == "straight" else ("1", local)
+    chosen = {
+        "MYCEL_RELAYS": relays,
+        "MYCEL_LOCAL": local,
+        "MYCEL_PIECE_BYTES": piece,
+        "MYCEL_METHODS": methods.replace("+", ","),
+    }
     os.environ.update(chosen)
     try:
         return dist.new_group(backend="mycel", timeout=timeout)

@@ -20,6 +20,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
 ``MYCEL_LOCAL``           between ranks of one node: ``memory`` that they share (the default), or sockets, ``unix``
                           or ``tcp``
+``MYCEL_RELAYS``          1 (the default): long messages between two ranks go through other ranks, too, where the
+                          topology file says that there are cables beside the direct ones; 0: they do not
 ``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
@@ -89,6 +91,7 @@ class Settings:
     flight_records: int = FLIGHT_RECORDS
     flight_folder: Path | None = None
     local: str | None = None
+    relays: bool = True
     methods: tuple[str, ...] | None = None
     mesh_ranks: int = MESH_RANKS
     verify: str = "programs"
@@ -129,6 +132,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         flight_records=_count(env.get("MYCEL_FLIGHT_RECORDER"), "MYCEL_FLIGHT_RECORDER", FLIGHT_RECORDS),
         flight_folder=Path(env["MYCEL_FLIGHT_DIR"]) if env.get("MYCEL_FLIGHT_DIR") else None,
         local=_one_of(("memory", "unix", "tcp"), env.get("MYCEL_LOCAL"), "MYCEL_LOCAL"),
+        relays=_one_of(("0", "1"), env.get("MYCEL_RELAYS"), "MYCEL_RELAYS") != "0",
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
         mesh_ranks=_count(env.get("MYCEL_MESH_RANKS"), "MYCEL_MESH_RANKS", MESH_RANKS),

@@ -9,7 +9,7 @@ from tests.faults.__main__ import PROCESSES, Cell, cells, matrix
 
 def test_the_matrix_is_whole() -> None:
     every = cells()
-    assert len(every) == len(set(every)) == 6 * 10 + 2 * 10 + 2 * 9 + 3 + 4 + (10 + 2) + 3 * 10 + 2
+    assert len(every) == len(set(every)) == 6 * 10 + 2 * 10 + 2 * 9 + 3 + 4 + (10 + 2) + 3 * 10 + 2 + 7 + 3
 
 
 @pytest.mark.namespaces
@@ -39,6 +39,9 @@ def test_processes_that_share_memory(elements: int) -> None:
         Cell(fault="mismatch", variant="order", collective="barrier"),
         Cell(fault="children", collective="broadcast"),
         Cell(fault="orphan", collective="all_reduce"),
+        Cell(fault="kill", collective="send_recv"),
+        Cell(fault="orphan", collective="send_recv"),
+        Cell(fault="mismatch", variant="order", collective="send_recv"),
     ]
     with matrix(PROCESSES, elements) as ranks:
         outcomes = [ranks.outcome(cell) for cell in chosen]

@@ -13,7 +13,7 @@ from tests.effort import long
 
 from mycel.emulate import launch
 from mycel.runtime import warm
-from mycel.topology.builders import two_boxes
+from mycel.topology.builders import ring, two_boxes
 
 RunRanks = Callable[..., list[Any]]
 CHECKS = Path(__file__).resolve().parent / "checks"
@@ -115,3 +115,22 @@ def test_long_messages_take_both_paths_of_a_fabric(tmp_path: Path) -> None:
     assert carried["parts"] == [round(share * (4 << 20)) for share in (0.8, 0.2)]
     for num_bytes, part in zip(carried["carried"], carried["parts"], strict=True):
         assert part <= num_bytes <= 1.01 * part
+
+
+@pytest.mark.namespaces
+@pytest.mark.parametrize("what", ["pass", pytest.param("stop", marks=long), pytest.param("secret", marks=long)])
+def test_other_ranks_pass_on_long_messages(tmp_path: Path, what: str) -> None:
+    """Between neighbours on a ring the way around is idle; a rank there that stops delays a message, and no more."""
+    heard: list[str] = []
+    code = launch(
+        ring(num_ranks=4, bandwidth="200 Mbit/s"),
+        [sys.executable, str(CHECKS / "launched_relays.py"), str(tmp_path), what],
+        env={"OMP_NUM_THREADS": "1", **({"MYCEL_SECRET": "a secret of enough letters"} if what == "secret" else {})},
+        output=lambda rank, line: heard.append(f"{rank}: {line}"),
+        timeout_s=120.0,
+        warm=warm,
+    )
+    assert code == 0, "\n".join(heard)
+    answer = json.loads((tmp_path / "rank0.json").read_text())
+    assert answer["passed"][0] == 0 and answer["passed"][2] > 0, "used from when they are there"
+    assert answer["relays"] == (0 if what == "stop" else 1)

@@ -14,6 +14,10 @@ A cell is one collective, called over and over on the ranks of an emulated clust
                     exchanged by its owner: no error
 ``mismatch``  a rank calls another collective, size, type, operation or root, or in another order
 
+``send_recv`` is no collective: all ranks exchange messages with the one that the fault hits. Faults of links are left
+out there, for a message that waits for a link names its ranks. Two ranks that miss it at the same moment each say so of
+a message of their own.
+
 ``--cluster processes`` has no links that could break: its ranks are processes of one machine, which share memory.
 
 A cell is right when every survivor raises the same error, of the right kind, that names the rank or the link, not
@@ -59,6 +63,7 @@ COLLECTIVES = (
     "gather",
     "scatter",
     "barrier",
+    "send_recv",
 )
 FAULTS = (
     "kill",
@@ -75,6 +80,8 @@ FAULTS = (
     "handler",
     "swap",
 )
+#: Faults that messages name in other words than collectives, or do not know.
+NOT_OF_MESSAGES = ("half", "down", "handler")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
 ERRORS = {
@@ -142,6 +149,8 @@ def cells(faults: Sequence[str] = FAULTS, collectives: Sequence[str] = COLLECTIV
             variants = [""]
             if fault in ("new_group", "swap") and collective != "all_reduce":
                 continue
+            if collective == "send_recv" and fault in NOT_OF_MESSAGES:
+                continue
             if fault == "power" and collective == "all_reduce":
                 variants += ["new_group", "between"]
             if fault == "mismatch":
@@ -149,6 +158,8 @@ def cells(faults: Sequence[str] = FAULTS, collectives: Sequence[str] = COLLECTIV
                 variants += ["size", "type"] if collective != "barrier" else []
                 variants += ["operation"] if collective in REDUCING else []
                 variants += ["root"] if collective in ROOTED else []
+                if collective == "send_recv":
+                    variants.remove("collective")
             made += [Cell(fault=fault, collective=collective, variant=variant) for variant in variants]
     return made
 
@@ -251,7 +262,7 @@ class Matrix:
                 yield f"rank {rank} in its second call: {kind}: {again}"
             if seconds > SOON_S + (LATE_S if cell.fault == "new_group" else 0.0):
                 yield f"rank {rank} waited for {seconds:.1f} s in its second call"
-        if len(causes) > 1:
+        if len(causes) > 1 and cell.collective != "send_recv":
             yield "causes differ: " + " | ".join(sorted(causes))
 
     def _await(self, key: str, number: int | None, ranks: set[int] | None = None) -> dict[int, dict[str, Any]]:

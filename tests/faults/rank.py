@@ -31,6 +31,8 @@ COUNT = int(os.environ.get("FAULTS_ELEMENTS", str(1 << 18)))
 #: Calls that go well before the fault, and seconds within which it must show.
 GOOD_CALLS = 2
 LIMIT_S = 30.0
+#: The rank that all others exchange messages with: the victim, so that everybody needs it.
+HUB = 2
 #: Part of the time-out by which a slow rank is late: no reason for an error.
 SLOWNESS = 0.5
 #: Seconds by which a rank is late where the others are to be in a call meanwhile.
@@ -114,6 +116,23 @@ def barrier(*, count: int = COUNT, dtype: torch.dtype = torch.float32, op: str =
     dist.barrier()
 
 
+def send_recv(
+    *, count: int = COUNT, dtype: torch.dtype = torch.float32, op: str = "SUM", root: int = 0, swapped: bool = False
+) -> None:
+    """Every rank exchanges two messages of one tag with rank ``HUB``; the second is half as long."""
+    lengths = (count, count // 2)
+    peers = [rank for rank in range(SIZE) if rank != HUB] if RANK == HUB else [HUB]
+    outs = [(peer, torch.empty(length, dtype=dtype)) for peer in peers for length in lengths]
+    works = [dist.irecv(out, peer) for peer, out in outs]
+    order = lengths[::-1] if swapped else lengths
+    works += [dist.isend(given(RANK, length, dtype), peer) for peer in peers for length in order]
+    for work in works:
+        if work is not None:
+            work.wait()
+    for peer, out in outs:
+        check(out, given(peer, out.numel(), dtype))
+
+
 COLLECTIVES: dict[str, Run] = {
     run.__name__: run
     for run in (
@@ -127,6 +146,7 @@ COLLECTIVES: dict[str, Run] = {
         gather,
         scatter,
         barrier,
+        send_recv,
     )
 }
 
@@ -144,6 +164,8 @@ def other_call(cell: dict[str, Any], run: Run) -> None:
         run(op="MAX")
     elif variant == "root":
         run(root=1)
+    elif cell["collective"] == "send_recv":
+        run(swapped=True)
     else:
         COLLECTIVES["reduce_scatter" if cell["collective"] == "barrier" else "barrier"]()
 

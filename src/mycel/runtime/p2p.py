@@ -21,6 +21,7 @@ from mycel.runtime.p2p_matching import Transfer
 from mycel.runtime.tensors import back_into, flattened
 from mycel.runtime.timeouts import given_s
 from mycel.runtime.work import span_of
+from mycel.settings import read_settings
 from mycel.untraced import untraced
 
 __all__ = ["MessageWork", "PointToPoint"]
@@ -39,13 +40,14 @@ class PointToPoint:
         self._communicator = communicator
         self._made: Endpoint | None = None
         self._making = threading.Lock()
+        self._relays = read_settings().relays
 
     @property
     def _endpoint(self) -> Endpoint:
         if self._made is None:
             with self._making:
                 if self._made is None:
-                    self._made = Endpoint(self._group.lines())
+                    self._made = Endpoint(self._group.lines(), relays=self._relays)
         return self._made
 
     @property

@@ -6,12 +6,14 @@ of long frames come straight to where they belong; short ones through a buffer, 
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from mycel.runtime.p2p_frames import FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
+from mycel.runtime.p2p_frames import AGAIN, FRAME_BYTES, Frame, Kind, pack_frame, unpack_frame
 from mycel.runtime.p2p_matching import Transfer
+from mycel.runtime.p2p_pool import Flight, Pool
 from mycel.runtime.p2p_wires import MemoryWire, Wire
 
 __all__ = ["Connection", "Reader"]
@@ -38,12 +40,13 @@ class Reader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Outgoing:
-    """A frame on its way out: its parts, and whose bytes it has."""
+    """A frame on its way out: its parts, whose bytes it has, and whether these are sent when they have gone."""
 
     parts: list[memoryview]
     left: int
     transfer: Transfer | None
     num_bytes: int
+    counts: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -69,7 +72,13 @@ class Connection:
         is_waiting: no more is taken for now; it goes on when there is room.
         is_broken: the other end sends nothing any more, or nothing gets there.
         watched: events that the kernel is asked for.
+        heard_s: when anything last came, by ``time.monotonic``.
         note: bytes of the last note.
+        pool: pieces of long messages that it fetches when it has nothing else to do.
+        flight: what is under way on it, where other ranks pass on what this end sends.
+        is_relayed: whether other ranks pass on what comes.
+        is_spare: whether the piece that comes has come before.
+        aside: bytes of the piece that comes, where its message is not known yet.
     """
 
     def __init__(self, wire: Wire, peer: int, reader: Reader) -> None:
@@ -78,7 +87,12 @@ class Connection:
         self.descriptor = wire.sock.fileno()
         self.is_waiting = self.is_broken = False
         self.watched = 0
+        self.heard_s = 0.0
         self.note = bytearray()
+        self.pool: Pool | None = None
+        self.flight: Flight | None = None
+        self.is_relayed = self.is_spare = False
+        self.aside: bytearray | None = None
         self._reader = reader
         self._short: deque[_Outgoing] = deque()
         self._long: deque[_Stripe] = deque()
@@ -95,7 +109,7 @@ class Connection:
     @property
     def has_more(self) -> bool:
         """Whether anything is still to go out."""
-        return bool(self._writing or self._short or self._long)
+        return bool(self._writing or self._short or self._long or (self.pool and self.pool.has_for(self.flight)))
 
     def post(self, frame: Frame, payload: memoryview | None = None, transfer: Transfer | None = None) -> None:
         """Have a frame go out after those before it."""
@@ -112,7 +126,7 @@ class Connection:
         if self._short:
             return self._short.popleft()
         if not self._long:
-            return None
+            return self._fetch()
         stripe = self._long.popleft()
         begin, end = stripe.place, min(stripe.end, stripe.place + self.wire.piece_bytes)
         stripe.place = end
@@ -121,6 +135,25 @@ class Connection:
         frame = Frame(Kind.PIECE, number=stripe.transfer.number, length=end - begin, value=begin)
         parts = [memoryview(pack_frame(frame)), stripe.transfer.view[begin:end]]
         return _Outgoing(parts, FRAME_BYTES + end - begin, stripe.transfer, end - begin)
+
+    def _fetch(self) -> _Outgoing | None:
+        """A piece that whoever has room takes; one that goes through other ranks has gone when it has come."""
+        piece = None if self.pool is None else self.pool.fetch(self.flight)
+        if piece is None:
+            return None
+        length = piece.end - piece.begin
+        tag = AGAIN if piece.is_again else 0
+        frame = Frame(Kind.PIECE, tag, number=piece.transfer.number, length=length, value=piece.begin)
+        parts = [memoryview(pack_frame(frame)), piece.transfer.view[piece.begin : piece.end]]
+        return _Outgoing(parts, FRAME_BYTES + length, piece.transfer, length, counts=self.flight is None)
+
+    def forget(self, transfer: Transfer) -> None:
+        """Have nothing more of a message go out; what has begun ends with a copy, for its memory is the caller's."""
+        self._long = deque(stripe for stripe in self._long if stripe.transfer is not transfer)
+        going = self._writing
+        if going is not None and going.transfer is transfer:
+            going.parts = [memoryview(bytes(part)) for part in going.parts]
+            going.transfer = None
 
     def write(self) -> None:
         """Hand over what is taken now, up to a turn's worth."""
@@ -140,7 +173,7 @@ class Connection:
                     _advance(going.parts, sent)
                     continue
                 self._writing = None
-                if going.transfer is not None:
+                if going.transfer is not None and going.counts:
                     self._reader.sent(going.transfer, going.num_bytes)
             self.is_waiting = self.has_more
         except BlockingIOError:
@@ -176,15 +209,19 @@ class Connection:
                 if not got:
                     self.is_broken = True
                     return
+                self.heard_s = time.monotonic()
                 taken += got
                 if got < room:  # that was all; if more has come since, somebody will say so
                     self._parse()
-                    return
+                    break
             self._parse()
         except BlockingIOError:
             pass
         except OSError:
             self.is_broken = True
+        if not self.is_broken:
+            left = 0 if self._target is None else len(self._target) - self._place
+            self.wire.expect(left if left >= _DIRECT_BYTES else 1)
 
     def _parse(self) -> None:
         """Tell of all that is complete."""
@@ -206,6 +243,12 @@ class Connection:
                     return
             self._frame = self._target = None
             self._reader.end(self, frame)
+
+    def divert(self) -> None:
+        """Throw away the rest of the piece that comes: it comes on another way, too."""
+        if self._target is not None:
+            self._target, self._target_address = memoryview(bytearray(len(self._target))), 0
+            self.is_spare = True
 
     def close(self) -> None:
         """Let go of its descriptors."""

@@ -19,10 +19,12 @@ from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime import p2p_stream
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.p2p_connection import Connection
-from mycel.runtime.p2p_exchange import EAGER_BYTES, Exchange, Outlet
+from mycel.runtime.p2p_detours import Detours
+from mycel.runtime.p2p_exchange import Exchange, Outlet, early_bytes_for
 from mycel.runtime.p2p_frames import Frame, Kind
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.p2p_matching import Transfer
+from mycel.runtime.p2p_pool import RELAYED_BYTES
 from mycel.runtime.p2p_routes import parts_of
 from mycel.runtime.p2p_stream import READABLE, WRITABLE
 from mycel.runtime.p2p_waiting import Waiting
@@ -42,6 +44,8 @@ _IDLE_TICKS = 50
 _LINGER_S = 5.0
 #: For a rank to be reached, whatever the time-out: it has been reached before, when the group was made.
 _LONGEST_DIAL_S = 300.0
+#: After which nothing comes any more from a rank whose process has ended, whoever holds its connections.
+_SILENCE_S = 1.0
 _INHERITED = "a process that was forked cannot use its parent's process group; make a group of its own"
 
 
@@ -50,9 +54,10 @@ class Endpoint:
 
     Args:
         lines: this rank's ways to the others.
+        relays: whether its long messages may go through other ranks, too.
     """
 
-    def __init__(self, lines: Lines) -> None:
+    def __init__(self, lines: Lines, *, relays: bool = True) -> None:
         self.rank, self.size = lines.rank, lines.size
         self._lines = lines
         self._exchange = Exchange(lines.rank, self._write)
@@ -63,10 +68,15 @@ class Endpoint:
         if lines.ring_bytes:
             p2p_stream.load()
         self._waiting = Waiting(lines.listening, yields=lines.is_crowded)
+        self._detours = Detours(
+            lines, inside=lambda: _Inside(self), adopt=self._adopt, write=self._write, is_wanted=relays
+        )
         #: Who has called and not said yet what is to carry its bytes: rank, number of its path, socket.
         self._callers: list[tuple[int, int, socket.socket]] = []
         #: Ranks of which a connection has ended.
         self._ended: set[int] = set()
+        #: Ranks that have gone, and since when this is known here.
+        self._missed: dict[int, float] = {}
         self._failed: BaseException | None = None
         self._next_look = 0.0
         self._is_closed = self._is_inherited = False
@@ -248,7 +258,8 @@ class Endpoint:
         try:
             connection.read()
         except CommunicationError as error:
-            self._exchange.disagreement = f"from rank {connection.peer} to rank {self.rank}: {error}"
+            what = f"from rank {connection.peer} to rank {self.rank}: {error}"
+            self._exchange.disagreement = self._exchange.disagreement or what
         self._watch(connection)
 
     def _write(self, connection: Connection) -> None:
@@ -261,6 +272,9 @@ class Endpoint:
         if not connection.is_broken:
             self._waiting.update(connection)
         elif self._waiting.remove(connection):
+            if connection.is_relayed or connection.flight is not None:  # its bytes come another way
+                self._exchange.lose_relay(connection)
+                return
             self._ended.add(connection.peer)
             self._next_look = 0.0
 
@@ -283,16 +297,20 @@ class Endpoint:
     def _reach(self, peer: int, num_bytes: int, deadline: float) -> Outlet:
         """The outlet to a rank, with a connection for each path that a message of this length takes."""
         outlet = self._exchange.outlets.get(peer)
-        if outlet is not None and (num_bytes <= EAGER_BYTES or len(outlet.connections) == len(outlet.routes)):
+        if outlet is not None and outlet.suffices(num_bytes):
             return outlet
         with self._dialing:
             outlet = self._exchange.outlets.get(peer)
             if outlet is None:
-                outlet = Outlet(self._lines.routes(peer), self._dial(peer, 0, deadline))
+                first = self._dial(peer, 0, deadline)
+                outlet = Outlet(self._lines.routes(peer), first, early_bytes_for(self.size))
                 self._exchange.outlets[peer] = outlet
             parts = parts_of(num_bytes, outlet.routes)
             while any(begin < end for begin, end in parts[len(outlet.connections) :]):
                 outlet.connections.append(self._dial(peer, len(outlet.connections), deadline))
+                self._detours.share(outlet.connections[-1], outlet)
+            if num_bytes >= RELAYED_BYTES and not outlet.has_asked:
+                self._detours.ask(peer, outlet)
         return outlet
 
     def _dial(self, peer: int, number: int, deadline: float) -> Connection:
@@ -315,6 +333,7 @@ class Endpoint:
 
     def _let_in(self) -> None:
         """Let in who calls, as soon as it has said what is to carry its bytes."""
+        self._detours.let_in()
         for caller in self._lines.accept():
             self._callers.append(caller)
             self._waiting.listen(caller[2].fileno())
@@ -355,6 +374,9 @@ class Endpoint:
             self._miss(peer)
         with _Inside(self):
             now = time.monotonic()
+            for connection in self._exchange.stalled():
+                connection.is_broken = True
+                self._watch(connection)
             late = [transfer for transfer in self._exchange.open if transfer.deadline <= now]
         if late:
             first = min(late, key=lambda transfer: transfer.deadline)
@@ -382,7 +404,7 @@ class Endpoint:
             is_cut = outlet is not None and any(connection.is_broken for connection in outlet.connections)
             return transfer.peer == peer and (is_gone or is_cut)
         inlet = self._exchange.inlets.get(peer)
-        if not (is_gone if inlet is None else inlet.is_broken):
+        if not (is_gone if inlet is None else inlet.is_broken or self._is_silent(inlet, peer)):
             return False  # what it has sent before its end is still to be read
         if transfer.begun:
             return transfer.source == peer
@@ -390,8 +412,16 @@ class Endpoint:
             return set(range(self.size)) - {self.rank, peer} <= self._lines.gone | self._ended
         return transfer.peer == peer
 
+    def _is_silent(self, inlet: Connection, peer: int) -> bool:
+        """Whether a rank has gone and its connection brings nothing, though somebody else holds it open."""
+        now = time.monotonic()
+        if peer not in self._lines.gone:
+            return False
+        return now - max(inlet.heard_s, self._missed.setdefault(peer, now)) > _SILENCE_S
+
     def _fail(self, error: BaseException) -> None:
         """Nothing goes on after this."""
+        self._detours.close()
         with _Inside(self):
             self._failed = self._failed or error
             for transfer in tuple(self._exchange.open):
@@ -464,6 +494,7 @@ class Endpoint:
         for connection in tuple(self._waiting.connections.values()):
             self._lines.finish(connection.wire.sock, until)
         self._fail(error)
+        self._detours.join(1.0)
         if self._moving.acquire(timeout=1.0):
             for _, _, sock in self._callers:
                 sock.close()
@@ -478,6 +509,7 @@ class Endpoint:
         self._lock, self._moving, self._holder = threading.Lock(), threading.RLock(), 0
         self._is_closed = self._is_inherited = True
         self._is_attended = False
+        self._detours.after_fork_in_child()
         self._failed = error = CommunicationError(_INHERITED)
         for transfer in tuple(self._exchange.open):
             transfer.error, transfer.is_done = error, True

@@ -1,8 +1,9 @@
 """The protocol of messages between ranks: who sends what when, and where what comes belongs.
 
 **Short messages go at once**, into the receiver's memory where nobody has asked for them yet, up to ``WINDOW_BYTES``
-of them a sender. Longer ones, and those beyond that, are offered, and go when the receiver has a place for them,
-straight to it. So everybody may send first, and nobody's memory fills.
+of them a sender. **Longer ones set out**, up to ``early_bytes_for`` of them, but are over only when somebody has
+asked for them. What is beyond that is offered, and goes when the receiver has a place for it, straight to it. So
+everybody may send first, and nobody's memory fills.
 
 Knows neither threads nor the kernel's waiting: ``Endpoint`` calls under its lock.
 """
@@ -18,13 +19,18 @@ from mycel.errors import CommunicationError
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_frames import Frame, Kind
 from mycel.runtime.p2p_matching import Arrival, Matching, Transfer
+from mycel.runtime.p2p_pieces import Pieces
+from mycel.runtime.p2p_pool import RELAYED_BYTES, Pool
 from mycel.runtime.p2p_routes import Route, parts_of
 from mycel.runtime.p2p_wires import EAGER_BYTES
 
-__all__ = ["EAGER_BYTES", "WINDOW_BYTES", "Exchange", "Outlet"]
+__all__ = ["EAGER_BYTES", "WINDOW_BYTES", "Exchange", "Outlet", "early_bytes_for"]
 
 #: Bytes of a sender's messages that a rank keeps before anybody asks for them.
 WINDOW_BYTES = 1 << 20
+#: Likewise of longer ones that have begun to come: in a group of few ranks, where they are many, and of all senders
+#: together.
+_MOST_EARLY, _LEAST_EARLY, _ALL_EARLY = 4 << 20, 1 << 20, 64 << 20
 
 
 class Outlet:
@@ -33,20 +39,41 @@ class Outlet:
     Args:
         routes: paths to it.
         first: the connection over the first of them.
+        early_bytes: of long messages that it keeps for this rank.
 
     Attributes:
         connections: one a path, of those that were needed so far.
-        credit: bytes that may go unasked.
+        relays: connections that lead through other ranks, of those that have not ended.
+        pool: pieces of messages that these take part in; ``None``: there are no such ways.
+        credit: bytes of short messages that may go unasked.
+        early_credit: bytes of longer ones that may.
+        has_asked: whether ranks have been asked to pass on what goes to this one.
         count: messages so far.
         offered: messages that wait until they are asked for, by number.
+        early: those that have gone unasked, until they have been asked for.
     """
 
-    def __init__(self, routes: tuple[Route, ...], first: Connection) -> None:
+    def __init__(self, routes: tuple[Route, ...], first: Connection, early_bytes: int) -> None:
         self.routes = routes
         self.connections = [first]
-        self.credit = WINDOW_BYTES
+        self.relays: list[Connection] = []
+        self.pool: Pool | None = None
+        self.has_asked = False
+        self.credit, self.early_credit = WINDOW_BYTES, early_bytes
         self.count = 0
         self.offered: dict[int, Transfer] = {}
+        self.early: dict[int, Transfer] = {}
+
+    def suffices(self, num_bytes: int) -> bool:
+        """Whether all connections are there that a message of this length takes."""
+        if num_bytes > EAGER_BYTES and len(self.connections) < len(self.routes):
+            return False
+        return num_bytes < RELAYED_BYTES or self.has_asked
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether a way through other ranks is there."""
+        return any(connection.flight is not None and connection.flight.is_ready for connection in self.relays)
 
 
 class Exchange:
@@ -74,6 +101,7 @@ class Exchange:
         self.notes: dict[int, deque[dict[str, Any]]] = {}
         self._matching = Matching()
         self._arriving: dict[tuple[int, int], Transfer | Arrival] = {}
+        self._pieces = Pieces(self._come)
         self._owed: dict[int, int] = {}
 
     # -- what callers ask for -----------------------------------------------------------------------------
@@ -88,6 +116,11 @@ class Exchange:
             transfer.begun = True
             frame = Frame(Kind.EAGER, transfer.tag, transfer.number, num_bytes, 0, transfer.dtype)
             first.post(frame, transfer.view, transfer)
+        elif first.wire.eager_bytes < num_bytes <= min(first.wire.early_bytes, outlet.early_credit):
+            outlet.early_credit -= num_bytes
+            outlet.early[transfer.number] = transfer
+            first.post(Frame(Kind.EARLY, transfer.tag, transfer.number, 0, num_bytes, transfer.dtype))
+            self._send_pieces(transfer, outlet)
         else:
             outlet.offered[transfer.number] = transfer
             first.post(Frame(Kind.OFFER, transfer.tag, transfer.number, 0, num_bytes, transfer.dtype))
@@ -111,8 +144,31 @@ class Exchange:
         """End a transfer that will not get through, and let no message find it."""
         self._matching.withdraw(transfer)
         if transfer.verb == "send" and transfer.peer in self.outlets:
-            self.outlets[transfer.peer].offered.pop(transfer.number, None)
+            outlet = self.outlets[transfer.peer]
+            outlet.offered.pop(transfer.number, None)
+            outlet.early.pop(transfer.number, None)
+            if outlet.pool is not None:
+                outlet.pool.forget(transfer)
+            for connection in (*outlet.connections, *outlet.relays):
+                connection.forget(transfer)
         self.finish(transfer, error)
+
+    def lose_relay(self, connection: Connection) -> None:
+        """A way through other ranks has ended: what was under way there goes by a direct one."""
+        outlet = self.outlets.get(connection.peer)
+        if connection.flight is None or outlet is None or outlet.pool is None or connection not in outlet.relays:
+            return
+        outlet.relays.remove(connection)
+        pieces = [piece for piece, _ in connection.flight.flying if piece.transfer in self.open]
+        connection.flight.flying.clear()
+        outlet.pool.tell_again(pieces)
+        for direct in tuple(outlet.connections):
+            self._write(direct)
+
+    def stalled(self) -> list[Connection]:
+        """Ways through other ranks that bring nothing, though pieces are under way there."""
+        relays = [connection for outlet in self.outlets.values() for connection in outlet.relays]
+        return [each for each in relays if each.flight is not None and each.flight.is_stalled]
 
     # -- what comes: a Reader -----------------------------------------------------------------------------
 
@@ -121,10 +177,7 @@ class Exchange:
         if frame.kind == Kind.EAGER:
             return self._begin_eager(connection, frame)
         if frame.kind == Kind.PIECE:
-            target = self._arriving.get((connection.peer, frame.number))
-            if not isinstance(target, Transfer) or frame.value + frame.length > len(target.view):
-                raise CommunicationError("a part of a message came that nobody has asked for (corrupted stream?)")
-            return target.view[frame.value : frame.value + frame.length]
+            return self._pieces.begin(connection, frame)
         if frame.kind == Kind.NOTE:
             connection.note = bytearray(frame.length)
             return memoryview(connection.note)
@@ -132,6 +185,7 @@ class Exchange:
 
     def _begin_eager(self, connection: Connection, frame: Frame) -> memoryview:
         peer = connection.peer
+        self._pieces.announce(peer, frame.number)
         if frame.length > connection.wire.eager_bytes:
             raise CommunicationError(f"{frame.length} bytes came unasked (corrupted stream?)")
         transfer = self._matching.arrive(peer, frame.tag)
@@ -147,27 +201,53 @@ class Exchange:
         self._arriving[peer, frame.number] = arrival
         return memoryview(arrival.data)
 
+    def _end_piece(self, connection: Connection, frame: Frame) -> None:
+        self._pieces.end(connection, frame)
+        if connection.is_relayed:
+            connection.post(Frame(Kind.TAKEN, number=frame.number, value=frame.value))
+            self._write(connection)
+
+    def _end_flight(self, connection: Connection, frame: Frame) -> None:
+        """The other end of a way through other ranks is there, or has a piece."""
+        if connection.flight is None:
+            raise CommunicationError("a piece was taken that was not sent (corrupted stream?)")
+        if frame.kind == Kind.READY:
+            connection.flight.is_ready = True
+        else:
+            piece = connection.flight.taken(frame.number, frame.value)
+            self._advance(piece.transfer, piece.end - piece.begin)
+        self._write(connection)
+
     def end(self, connection: Connection, frame: Frame) -> None:
         """See ``Reader``."""
         peer, kind = connection.peer, frame.kind
         if kind == Kind.EAGER:
             self._end_eager(peer, frame, self._arriving.pop((peer, frame.number)))
         elif kind == Kind.PIECE:
-            target = self._arriving[peer, frame.number]
-            if isinstance(target, Transfer) and self._advance(target, frame.length):
-                del self._arriving[peer, frame.number]
-        elif kind == Kind.OFFER:
-            transfer, arrival = self._matching.arrive(peer, frame.tag), _arrival(peer, frame, frame.value)
-            if transfer is None:
-                self._matching.hold(arrival)
-            else:
-                self._take(transfer, arrival)
+            self._end_piece(connection, frame)
+        elif kind in (Kind.OFFER, Kind.EARLY):
+            self._announced(peer, frame)
         elif kind == Kind.GRANT:
-            self._send_granted(peer, frame.number)
+            self._granted(peer, frame.number)
         elif kind == Kind.CREDIT:
             self.outlets[peer].credit += frame.value
+        elif kind in (Kind.READY, Kind.TAKEN):
+            self._end_flight(connection, frame)
         else:
             self.notes.setdefault(peer, deque()).append(json.loads(connection.note))
+
+    def _announced(self, peer: int, frame: Frame) -> None:
+        """A long message waits at its sender, or has set out."""
+        self._pieces.announce(peer, frame.number)
+        transfer, arrival = self._matching.arrive(peer, frame.tag), _arrival(peer, frame, frame.value)
+        arrival.is_early = frame.kind == Kind.EARLY
+        if transfer is not None:
+            self._take(transfer, arrival)
+            return
+        self._matching.hold(arrival)
+        if arrival.is_early:
+            arrival.data = bytearray(frame.value)
+            self._pieces.expect(peer, frame.number, arrival, memoryview(arrival.data))
 
     def _end_eager(self, peer: int, frame: Frame, target: Transfer | Arrival) -> None:
         if isinstance(target, Transfer):
@@ -187,7 +267,19 @@ class Exchange:
         transfer.left -= num_bytes
         if transfer.left > 0:
             return False
-        self.finish(transfer)
+        if transfer.begun:  # what was sent early has not been received by anybody yet
+            self.finish(transfer)
+        return True
+
+    def _come(self, target: Transfer | Arrival, num_bytes: int) -> bool:
+        """Count bytes of a long message that are there; whether these were the last."""
+        if isinstance(target, Transfer):
+            return self._advance(target, num_bytes)
+        target.left -= num_bytes
+        if target.left > 0:
+            return False
+        if target.taker is not None:
+            self._deliver(target.taker, target)
         return True
 
     def _take(self, transfer: Transfer, arrival: Arrival) -> None:
@@ -195,11 +287,12 @@ class Exchange:
         transfer.source, transfer.begun = arrival.src, True
         if not self._fits(transfer, arrival.src, arrival.num_bytes, arrival.dtype):
             return
-        if arrival.data is None:
-            self._arriving[arrival.src, arrival.number] = transfer
+        if arrival.data is None or arrival.is_early:
             inlet = self.inlets[arrival.src]
             inlet.post(Frame(Kind.GRANT, number=arrival.number))
             self._write(inlet)
+        if arrival.data is None:
+            self._pieces.expect(arrival.src, arrival.number, transfer, transfer.view)
         elif arrival.left:
             arrival.taker = transfer
         else:
@@ -209,7 +302,8 @@ class Exchange:
         """Give a receive the message that was kept for it."""
         transfer.view[:] = arrival.data or b""
         self._advance(transfer, arrival.num_bytes)
-        self._owe(arrival.src, arrival.num_bytes)
+        if not arrival.is_early:
+            self._owe(arrival.src, arrival.num_bytes)
 
     def _owe(self, peer: int, num_bytes: int) -> None:
         """A rank may send so many bytes unasked again; it is told where it has become much."""
@@ -230,17 +324,41 @@ class Exchange:
         )
         return False
 
-    def _send_granted(self, peer: int, number: int) -> None:
+    def _granted(self, peer: int, number: int) -> None:
+        """A message of this rank's has found its receive."""
         outlet = self.outlets[peer]
-        transfer = outlet.offered.pop(number, None)
-        if transfer is None:  # it has failed here meanwhile
+        transfer = outlet.early.pop(number, None)
+        if transfer is not None:
+            transfer.begun = True
+            outlet.early_credit += len(transfer.view)
+            self._advance(transfer, 0)
             return
-        transfer.begun = True
+        transfer = outlet.offered.pop(number, None)
+        if transfer is not None:  # else it has failed here meanwhile
+            transfer.begun = True
+            self._send_pieces(transfer, outlet)
+
+    def _send_pieces(self, transfer: Transfer, outlet: Outlet) -> None:
+        if outlet.pool is not None and outlet.is_widened and len(transfer.view) >= RELAYED_BYTES:
+            outlet.pool.add(transfer)
+            for connection in (*outlet.connections, *outlet.relays):
+                self._write(connection)
+            return
         parts = parts_of(len(transfer.view), outlet.routes)
         for connection, (begin, end) in zip(outlet.connections, parts, strict=False):
             if begin < end:
                 connection.post_part(transfer, begin, end)
                 self._write(connection)
+
+
+def early_bytes_for(size: int) -> int:
+    """Bytes of long messages that a rank keeps for each sender in a group of ``size`` ranks.
+
+    Examples:
+        >>> [early_bytes_for(size) >> 20 for size in (2, 16, 32, 1024)]
+        [4, 4, 2, 1]
+    """
+    return max(_LEAST_EARLY, min(_MOST_EARLY, _ALL_EARLY // size))
 
 
 def _arrival(peer: int, frame: Frame, num_bytes: int) -> Arrival:

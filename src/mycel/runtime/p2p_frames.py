@@ -3,9 +3,12 @@
 ========== =====================================================================================
 ``EAGER``  a whole message: its bytes follow
 ``OFFER``  a message too long to be sent unasked: how long it is
-``GRANT``  (back) the receiver has a place for an offered message
-``PIECE``  a part of a granted message, and where in it: its bytes follow; on any path's connection
+``EARLY``  a long message that goes unasked: how long it is; its pieces follow
+``GRANT``  (back) a receive is there for an offered or early message
+``PIECE``  a part of a granted or early message, and where in it: its bytes follow; on any path's connection
 ``CREDIT`` (back) bytes of eager messages that found their receiver, and may be sent again
+``READY``  (back) a way through other ranks has come to its end, and may be used
+``TAKEN``  (back) a piece that came through other ranks is in its place: which one
 ``NOTE``   a JSON object for the other rank itself (``monitored_barrier``): its bytes follow
 ========== =====================================================================================
 """
@@ -18,13 +21,15 @@ from typing import NamedTuple
 
 from mycel.errors import CommunicationError
 
-__all__ = ["FRAME_BYTES", "LONGEST_NOTE", "Frame", "Kind", "pack_frame", "unpack_frame"]
+__all__ = ["AGAIN", "FRAME_BYTES", "LONGEST_NOTE", "Frame", "Kind", "pack_frame", "unpack_frame"]
 
 _FORMAT = struct.Struct("<4sB3xqQQQ16s")
 _MAGIC = b"mcl1"
 FRAME_BYTES = _FORMAT.size
 #: Bytes of the longest note; who announces a longer one is not one of ours.
 LONGEST_NOTE = 1 << 16
+#: Tag of a piece that went before, by a way that is gone.
+AGAIN = 1
 
 
 class Kind(IntEnum):
@@ -36,6 +41,9 @@ class Kind(IntEnum):
     PIECE = 3
     CREDIT = 4
     NOTE = 5
+    READY = 6
+    TAKEN = 7
+    EARLY = 8
 
 
 _KINDS = tuple(Kind)
@@ -46,10 +54,11 @@ class Frame(NamedTuple):
 
     Attributes:
         kind: what it is.
-        tag: of the message.
+        tag: of the message; of a piece, ``AGAIN`` or 0.
         number: of the message, counted by its sender for its receiver.
         length: bytes that follow.
-        value: of an offer, bytes of the message; of a piece, its place; of a credit, bytes.
+        value: of an offer or early one, bytes of the message; of a piece, taken or not, its place; of a credit,
+            bytes.
         dtype: name of the element type, at most 16 letters.
     """
 

@@ -14,12 +14,14 @@ from collections.abc import Callable, Set
 from mycel.collectives.program import Channel
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime.control import Control
-from mycel.runtime.p2p_routes import Route, find_routes
+from mycel.runtime.p2p_passage import Passage
+from mycel.runtime.p2p_routes import Relay, Route, find_relays, find_routes
 from mycel.runtime.p2p_wires import ring_bytes_for
+from mycel.runtime.transport.hello import Purpose
 from mycel.runtime.transport.rendezvous import Rendezvous
 from mycel.topology.model import Topology
 
-__all__ = ["Lines"]
+__all__ = ["Lines", "num_unacknowledged"]
 
 #: For news of why a connection has ended: whoever has failed says so over its control connections first.
 _NEWS_S = 2.0
@@ -102,6 +104,48 @@ class Lines:
         """Connections that others have opened since: rank, number of its path, socket. Does not wait."""
         return self._rendezvous.calls()
 
+    # -- through other ranks ------------------------------------------------------------------------------
+
+    def rate(self, peer: int) -> float | None:
+        """Bytes a second on all ``routes`` to a rank; ``None`` where nobody has said, or they are very fast."""
+        paces = [self._pace_of(route.channel) for route in self.routes(peer)]
+        return None if None in paces else float(sum(pace for pace in paces if pace is not None))
+
+    def relays(self, peer: int) -> list[tuple[Relay, float]]:
+        """Ways to a rank through others, and how many bytes a second each carries; only where rates are known.
+
+        A cable of 10 Gbit/s and more is faster than a rank passes bytes on.
+        """
+        if self.rate(peer) is None:
+            return []
+        found = [
+            (relay, [self._pace_of(channel) for channel in relay.channels])
+            for relay in find_relays(self._topology, self.routes(peer))
+        ]
+        return [(relay, float(min(pace for pace in paces if pace))) for relay, paces in found if None not in paces]
+
+    def dial_passage(self, passage: Passage, deadline: float) -> socket.socket:
+        """A connection to the first of a passage's stops, which passes on what comes, or is its destination.
+
+        Raises:
+            CommunicationError: the rank cannot be reached.
+        """
+        peer, *stops = passage.stops
+        channel = self.routes(peer)[0].channel
+        address, pace = self._address_of(channel), self._pace_of(channel)
+        rest = Passage(origin=passage.origin, number=passage.number, stops=tuple(stops))
+        return self._rendezvous.call(peer, rest.pack(), address, pace, deadline, Purpose.PASSAGE)
+
+    def accept_passages(self) -> list[tuple[Passage, socket.socket]]:
+        """Connections of ranks that have messages passed on, or pass them on to this one. Does not wait."""
+        found = []
+        for _, number, sock in self._rendezvous.calls(Purpose.PASSAGE):
+            try:
+                found.append((Passage.unpack(number, self.size), sock))
+            except CommunicationError:  # whoever it is, is told by the end of the connection
+                sock.close()
+        return found
+
     def lost(self, peer: int, what: str) -> CommunicationError:
         """The error where a rank's connections have ended; the group has failed by it unless the rank said goodbye.
 
@@ -135,11 +179,12 @@ class Lines:
                     while sock.recv(1 << 16):
                         pass
                     return
-                if not _num_unacknowledged(sock):
+                if not num_unacknowledged(sock):
                     return
                 time.sleep(0.001)
 
 
-def _num_unacknowledged(sock: socket.socket) -> int:
+def num_unacknowledged(sock: socket.socket) -> int:
+    """Bytes that were sent and have not come, as far as this machine's kernel knows."""
     (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
     return int(count)

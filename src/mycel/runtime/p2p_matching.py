@@ -83,6 +83,7 @@ class Arrival:
         data: its bytes; ``None``: it was offered only.
         left: bytes of it that have not come yet.
         taker: the receive that waits for the rest.
+        is_early: it is a long message, which its sender goes on holding until it is told of a receive.
     """
 
     src: int
@@ -93,6 +94,7 @@ class Arrival:
     data: bytearray | None = None
     left: int = 0
     taker: Transfer | None = None
+    is_early: bool = False
     order: int = 0
 
 

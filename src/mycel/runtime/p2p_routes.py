@@ -1,8 +1,8 @@
 """Ways of a message: the paths between two ranks over which its parts go, and how much of it goes over each.
 
 A maximum flow from one rank to the other, over switches only, divided into paths: together they carry what any
-number of paths could. Other ranks on the way would have to pass the message on themselves; where no path avoids them,
-ordinary routing finds the one way there is.
+number of paths could. Where no path avoids other ranks, ordinary routing finds the one way there is. What is left
+beside these paths leads through other ranks, which have to pass the message on themselves: ``find_relays``.
 """
 
 from __future__ import annotations
@@ -20,12 +20,16 @@ from mycel.collectives.program import Channel
 from mycel.compiled import interpreted_while_small
 from mycel.topology.model import Topology
 
-__all__ = ["LEAST_PART_BYTES", "Route", "find_routes", "parts_of"]
+__all__ = ["LEAST_PART_BYTES", "Relay", "Route", "find_relays", "find_routes", "parts_of"]
 
 #: Connections between two ranks, at most: those that carry least are left out.
 _MOST_ROUTES = 8
 #: Bytes below which a part of a message is not worth a path of its own.
 LEAST_PART_BYTES = 1 << 16
+#: Ways through other ranks, at most, and ranks on each.
+_MOST_RELAYS, _MOST_STOPS = 4, 2
+#: A way that carries less than this part of the first route is not worth the processors on it.
+_LEAST_RELAYED = 4
 
 Hop = tuple[int, int]
 
@@ -69,6 +73,57 @@ def find_routes(topology: Topology, src: int, dst: int, address_of: Callable[[Ch
     first, *others = routes.values()
     others.sort(key=lambda route: -route.share)
     return (first, *others[: _MOST_ROUTES - 1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relay:
+    """A way between two ranks through others, which pass on what comes.
+
+    Attributes:
+        channels: from rank to rank.
+    """
+
+    channels: tuple[Channel, ...]
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """Ranks after the first, the destination included."""
+        return tuple(channel.dst for channel in self.channels)
+
+    __repr__ = brief
+
+
+def find_relays(topology: Topology, routes: tuple[Route, ...]) -> tuple[Relay, ...]:
+    """Ways through other ranks that share no link with the routes between two ranks, or with each other.
+
+    Args:
+        topology: the fabric.
+        routes: paths between the two, as ``find_routes`` gives them.
+
+    Examples:
+        >>> from mycel.topology.builders import torus
+        >>> fabric = torus(dims=(2, 4))
+        >>> [relay.stops for relay in find_relays(fabric, find_routes(fabric, 0, 1, str))]
+        [(3, 2, 1), (4, 5, 1)]
+    """
+    left = dict(topology.capacity)
+    for route in routes:
+        for hop in pairwise(route.channel.path):
+            left[hop] -= route.share
+    first = routes[0]
+    ends = (first.channel.path[0], first.channel.path[-1])
+    rank_at = {vertex: rank for rank, vertex in enumerate(topology.ranks)}
+    relays: list[Relay] = []
+    while len(relays) < _MOST_RELAYS and (path := _shortest(left, ends)):
+        units = min(left[hop] for hop in pairwise(path))
+        for hop in pairwise(path):
+            left[hop] -= units
+        at = [place for place, vertex in enumerate(path) if vertex in rank_at]
+        if 0 < len(at) - 2 <= _MOST_STOPS and units * _LEAST_RELAYED >= first.share:
+            legs = [path[begin : end + 1] for begin, end in pairwise(at)]
+            channels = [Channel(src=rank_at[leg[0]], dst=rank_at[leg[-1]], path=leg) for leg in legs]
+            relays.append(Relay(channels=tuple(channels)))
+    return tuple(relays)
 
 
 def parts_of(num_bytes: int, routes: tuple[Route, ...]) -> list[tuple[int, int]]:

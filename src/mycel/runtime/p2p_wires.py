@@ -28,6 +28,9 @@ _log = logging.getLogger(__name__)
 
 #: Messages up to this long go at once; through memory longer ones too: to ask first takes longer than to copy them.
 EAGER_BYTES, _EAGER_BYTES_IN_MEMORY = 1 << 16, 1 << 18
+#: Those up to this long set out at once: over a wire, they come while the receiver is busy; through memory, where a
+#: long one is a copy more if nobody has asked for it, only while that is less than to ask.
+_EARLY_BYTES, _EARLY_BYTES_IN_MEMORY = 1 << 22, 1 << 20
 #: Bytes of the ring for messages: a whole activation of a pipeline, say, which is sent then without a wait, and less
 #: where a rank may have many.
 _LEAST_RING, _MOST_RING, _ALL_RINGS = 1 << 17, 1 << 21, 1 << 22
@@ -40,6 +43,8 @@ _HANDED_OVER = 4
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 #: Frames up to this long are put together before they are put into the ring: to find an address takes as long.
 _STAGED_BYTES = 1 << 13
+#: Bytes of a long message for which its receiver waits at once: they come while it reads those before.
+_MOST_EXPECTED = 1 << 17
 #: Looks at a ring's other end in the middle of a message, some 10 us: it is most often at work on the next piece.
 _MIDDLE_ROUNDS = 128
 
@@ -50,12 +55,14 @@ class Wire(Protocol):
     Attributes:
         sock: by whose end the end of the other side is noticed.
         piece_bytes: how long pieces of a long message are best.
-        eager_bytes: messages up to this long go unasked.
+        eager_bytes: messages up to this long go unasked, and are over when they have gone.
+        early_bytes: longer ones up to this long go unasked, too.
     """
 
     sock: socket.socket
     piece_bytes: int
     eager_bytes: int
+    early_bytes: int
 
     def address_of(self, place: memoryview) -> int:
         """What ``receive`` needs to know of a place beside itself."""
@@ -81,6 +88,9 @@ class Wire(Protocol):
             OSError: nobody is there any more.
         """
 
+    def expect(self, num_bytes: int) -> None:
+        """Nobody needs to be woken before so many bytes are there to be fetched, if it is not very many."""
+
     def close(self) -> None:
         """Let go of all descriptors."""
 
@@ -95,6 +105,8 @@ class SocketWire:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.piece_bytes, self.eager_bytes = 1 << 20, EAGER_BYTES
+        self.early_bytes = _EARLY_BYTES
+        self._expected = 1
 
     def address_of(self, place: memoryview) -> int:
         """See ``Wire``: nothing."""
@@ -107,6 +119,13 @@ class SocketWire:
     def receive(self, place: memoryview, address: int, *, is_middle: bool) -> int:
         """See ``Wire``."""
         return self.sock.recv_into(place)
+
+    def expect(self, num_bytes: int) -> None:
+        """See ``Wire``: on a slow network, what comes of a long message would wake its receiver all the time."""
+        num_bytes = min(num_bytes, _MOST_EXPECTED)
+        if num_bytes != self._expected:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, num_bytes)
+            self._expected = num_bytes
 
     def close(self) -> None:
         """See ``Wire``."""
@@ -131,6 +150,7 @@ class MemoryWire:
     def __init__(self, sock: socket.socket, out: Ring, back: Ring, bell: int, *, yields: bool) -> None:
         self.sock, self.bell = sock, bell
         self.piece_bytes, self.eager_bytes = 1 << 22, _EAGER_BYTES_IN_MEMORY
+        self.early_bytes = _EARLY_BYTES_IN_MEMORY
         self.is_ended = False
         self._rings = (out, back)
         self._yields = int(yields)
@@ -187,6 +207,9 @@ class MemoryWire:
         if not got and not self.is_ended:
             raise BlockingIOError
         return got
+
+    def expect(self, num_bytes: int) -> None:
+        """See ``Wire``: the other end rings for each piece that it puts into the ring."""
 
     def hear(self) -> None:
         """Notice the end of the other side: nothing else comes over the socket."""

@@ -12,7 +12,7 @@ from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.runtime import engine as e
 from mycel.runtime import job_fields as j
-from mycel.runtime import job_ring, p2p_stream
+from mycel.runtime import job_ring, p2p_carry, p2p_stream
 from mycel.runtime.calibration import measure_costs
 from mycel.runtime.forms import Form
 from mycel.runtime.prepared import Line, asking
@@ -44,6 +44,7 @@ def warm() -> None:
     pattern = fields.copy()  # of a job that is done
     e.again(pattern.ctypes.data, fields.ctypes.data, 0, 0)
     p2p_stream.load()
+    p2p_carry.load()
     schedule = synthesize(loopback(num_ranks=2), Collective(name="all_reduce", num_ranks=2))
     plan = RankTemplate(schedule, 0)
     lines, extras = [Line(-1)] * len(plan.channels), np.full(1, -1, dtype=np.int64)

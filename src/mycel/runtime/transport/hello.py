@@ -30,6 +30,8 @@ class Purpose(IntEnum):
     CONTROL = 1
     #: Messages between two ranks; ``path`` is the number of theirs.
     MESSAGES = 2
+    #: Messages of two ranks that go through others; ``path`` says whose, and to whom (``p2p_passage``).
+    PASSAGE = 3
 
 
 def path_digest(path: tuple[int, ...], epoch: int = 0) -> bytes:

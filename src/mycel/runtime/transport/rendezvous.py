@@ -310,20 +310,23 @@ class Rendezvous:
         """Descriptors that become readable when another rank may have called."""
         return (self._reception.descriptor,)
 
-    def call(self, peer: int, number: int, ip: str, pace: int | None, deadline: float) -> socket.socket:
-        """A connection to a rank for messages between the two; the rank finds it among its ``calls``.
+    def call(
+        self, peer: int, number: int, ip: str, pace: int | None, deadline: float, purpose: Purpose = Purpose.MESSAGES
+    ) -> socket.socket:
+        """A connection to a rank for messages; the rank finds it among its ``calls``.
 
         Args:
             peer: the rank.
-            number: tells several connections of the two apart.
+            number: tells several connections of the two apart, in sixteen bytes.
             ip: at which address to reach it.
             pace: bytes a second beyond which the connection holds back; ``None`` for no limit.
             deadline: until when to wait (``time.monotonic``).
+            purpose: ``MESSAGES``, or ``PASSAGE``.
 
         Raises:
             CommunicationError: it cannot be reached.
         """
-        hello = self._hello(peer, Purpose.MESSAGES, number.to_bytes(16, "little"))
+        hello = self._hello(peer, purpose, number.to_bytes(16, "little"))
         is_local = self._caller.reaches_locally(peer, ip, pace)
         sock = self._caller.call_locally(hello, deadline) if is_local else None
         sock = sock or self._caller.call(ip, hello, deadline)
@@ -333,9 +336,9 @@ class Rendezvous:
         sock.setblocking(False)
         return sock
 
-    def calls(self) -> list[tuple[int, int, socket.socket]]:
+    def calls(self, purpose: Purpose = Purpose.MESSAGES) -> list[tuple[int, int, socket.socket]]:
         """Connections for messages that others have opened since: rank, number, socket. Does not wait."""
-        found = self._reception.take_all(Purpose.MESSAGES)
+        found = self._reception.take_all(purpose)
         for _, _, sock in found:
             sock.setblocking(False)
         return [(peer, int.from_bytes(path, "little"), sock) for peer, path, sock in found]
