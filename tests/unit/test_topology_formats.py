@@ -222,7 +222,7 @@ MALFORMED = [
     ("g.txt", "     GPU0 GPU1\nGPU0  X\n", r"g\.txt:2: GPU0 has 1 cells; expected 2"),
     ("g.txt", "     GPU0 GPU1\nGPU0  X PIX\n", r"g\.txt:1: GPU1 has a column and no row"),
     ("g.txt", "     GPU0\nGPU0  X\nGPU1 X\n", r"g\.txt:3: GPU1 has a row and no column"),
-    ("g.txt", "     GPU0\nGPU0  X\n", r"g\.txt: g: 1 rank"),
+    ("g.txt", "     GPU0\nGPU0  X\n", r"g\.txt: describes one rank alone.*'g\.txt\*2' is two such"),
     ("g.txt", "     GPU0 GPU0\nGPU0  X  X\n", r"g\.txt:1: a device has two columns"),
     ("g.txt", " ".join(f"GPU{n}" for n in range(999)) + "\nGPU0 X\n", r"g\.txt:1: 999 devices; at most 256"),
     ("x.xml", "<system>" + "<cpu/>" * 999 + "</system>", r"x\.xml:1: <system> holds 999 <cpu>; at most 256"),
