@@ -123,7 +123,7 @@ GPUS: tuple[Gpu, ...] = (
     _nv("A800 PCIe", 80, 8, 4, "20f5 20f6", r"\bA800[ -](?:80GB[ -])?PCIe|\bA800 40GB Active"),
     _nv("A800", 80, 8, 4, "20bd 20f3", r"\bA800\b", "nvswitch"),
     _nv("A100 PCIe", 80, 12, 4, "20b1 20b5 20f1", r"\bA100[ -]PCI"),
-    _nv("A100 SXM-64GB", 80, 12, 4, "20b3", r"\bA100-SXM-64GB"),
+    _nv("A100 SXM-64GB", 80, 12, 4, "20b3", r"\bA100[ -]SXM-64GB"),
     _nv("A100", 80, 12, 4, "20b0 20b2", r"\bA100\b", "nvswitch"),
     _nv("A30", 80, 4, 4, "20b7", r"\bA30\b"),
     _nv("RTX A6000", 86, 4, 4, "2230", r"\bRTX A6000"),
