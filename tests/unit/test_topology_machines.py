@@ -330,6 +330,19 @@ def test_files_that_say_all_rates_take_no_more() -> None:
         read_topology_of(text, "c.yaml", ":gpu=H100")
 
 
+# -- hwloc's XML ------------------------------------------------------------------------------------------------
+
+
+def test_hwloc_holds_ids_from_which_links_follow() -> None:
+    file = Path(__file__).parents[1] / "data" / "formats" / "hwloc.xml"
+    found = rates(load_topology(f"{file}*2"))
+    assert found["node0/gpu3>node0/nvswitch"] == 240
+    assert found["node0/gpu1>node0/pci 0000:01:00.0"] == 24  # it slept, at 4 GB/s
+    assert found["node1/mlx5_0>network"] == 24  # the port has 25
+    assert not any("eth0" in ends for ends in found)  # RDMA devices go before Ethernet
+    assert rates(load_topology(f"{file}:nic=20 GB/s*2"))["node1/mlx5_0>network"] == 20
+
+
 # -- mycel show -------------------------------------------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ from typing import Protocol
 from mycel.errors import TopologyError
 from mycel.topology.builders import BUILDERS, build
 from mycel.topology.formats.description import Description, Reading
+from mycel.topology.formats.hwloc_xml import parse_hwloc_xml
 from mycel.topology.formats.nccl_xml import parse_nccl_xml
 from mycel.topology.formats.nvidia_smi import parse_nvidia_smi
 from mycel.topology.formats.rocm_smi import parse_rocm_smi
@@ -67,6 +68,13 @@ class FileFormat:
 
 #: In the order in which contents are tried: first among the formats with the file's ending, then among all.
 FORMATS: tuple[FileFormat, ...] = (
+    FileFormat(
+        name="hwloc XML",
+        suffixes=(".xml",),
+        signature=r"<object\s+type=",
+        parse=parse_hwloc_xml,
+        machine=parse_hwloc_xml,
+    ),
     FileFormat(
         name="NCCL/RCCL XML",
         suffixes=(".xml",),
