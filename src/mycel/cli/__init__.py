@@ -39,6 +39,7 @@ COMMANDS = {
     "report": "Say what the flight records of a job's ranks tell together.",
     "emulate": "Run a program once a rank on an emulated cluster, as torchrun would on a real one.",
     "probe": "Measure the cluster this runs on and write its topology: start it once a rank, as a training program.",
+    "discover": "Ask the machines of a running job what they have and write its topology: start it once a rank.",
     "advise": "Say which compression of gradients would pay here: start it once a rank, as a training program.",
     "demo": "Train a small language model over an emulated cluster: the same training over Gloo and over mycel.",
 }

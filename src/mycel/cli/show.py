@@ -17,7 +17,7 @@ from mycel.topology.model import Link, Topology
 from mycel.topology.yaml_format import to_yaml
 from mycel.units import RATE_UNITS, format_seconds
 
-__all__ = ["check_name", "link_lines", "register", "write_reading"]
+__all__ = ["check_name", "link_lines", "reading_lines", "reading_record", "register", "write_reading"]
 
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -86,7 +86,8 @@ def write_reading(found: Reading, output: Path, origin: str) -> None:
         raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
 
 
-def _record(found: Reading) -> dict[str, Any]:
+def reading_record(found: Reading) -> dict[str, Any]:
+    """The JSON object of a topology and what was assumed about it."""
     topology = found.topology
     return {
         "name": topology.name,
@@ -116,6 +117,20 @@ def _vertex_lines(topology: Topology, vertices: tuple[int, ...]) -> list[str]:
     return lines
 
 
+def reading_lines(found: Reading) -> list[str]:
+    """Everything about a topology for people, with what was assumed."""
+    fabric = found.topology
+    shown = [f"{fabric.name}: {fabric.num_ranks} ranks, {len(fabric.switches)} switches, {len(fabric.links)} links"]
+    for title, lines in (
+        ("ranks", _vertex_lines(fabric, fabric.ranks)),
+        ("switches", _vertex_lines(fabric, fabric.switches)),
+        ("links, and what each direction carries", link_lines(fabric)),
+        ("read so, because", list(found.notes)),
+    ):
+        shown += ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+    return shown
+
+
 def register(app: typer.Typer) -> None:
     """Add the subcommand."""
 
@@ -134,18 +149,8 @@ def register(app: typer.Typer) -> None:
         if output is not None:
             write_reading(found, output, topology)
         if json_output:
-            print(json.dumps(_record(found)))
+            print(json.dumps(reading_record(found)))
             return
-        fabric = found.topology
-        print(f"{fabric.name}: {fabric.num_ranks} ranks, {len(fabric.switches)} switches, {len(fabric.links)} links")
-        for title, lines in (
-            ("ranks", _vertex_lines(fabric, fabric.ranks)),
-            ("switches", _vertex_lines(fabric, fabric.switches)),
-            ("links, and what each direction carries", link_lines(fabric)),
-            ("read so, because", list(found.notes)),
-        ):
-            if lines:
-                print(f"\n{title}:")
-                print("\n".join(f"  {line}" for line in lines))
+        print("\n".join(reading_lines(found)))
         if output is not None:
             print(f"\nwritten to {output}")

@@ -128,6 +128,22 @@ class Description:
         self._exits.append(_Exit(name=name, at=tuple(at), rate=rate, latency_s=latency_s))
 
     @property
+    def has_exits(self) -> bool:
+        """Whether a network interface is known."""
+        return bool(self._exits)
+
+    def drop_exits(self, names: Sequence[str]) -> list[str]:
+        """Leave out interfaces, for example those whose ports are down; returns which of them were there."""
+        dropped = [way.name for way in self._exits if way.name in names]
+        self._exits = [way for way in self._exits if way.name not in names]
+        return dropped
+
+    @property
+    def switches(self) -> list[str]:
+        """Labels of the switches, in order."""
+        return [label for label, vertex in self._vertices.items() if vertex.kind == "switch"]
+
+    @property
     def ranks(self) -> list[str]:
         """Labels of the ranks, in order."""
         return [label for label, vertex in self._vertices.items() if vertex.kind == "rank"]
