@@ -152,6 +152,14 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+def test_names_around_a_matrix_that_cannot_be_its_gpus() -> None:
+    cells = ["X NV12", "NV12 X"]
+    prose = matrix(cells, before="NVIDIA L4 cards stand in the other rack\n")
+    assert rates(parse_topology(prose, source="p.txt"))["GPU0>GPU1"] == 240
+    commented = "".join(f"# {line}\n" for line in matrix(cells).splitlines())
+    assert parse_topology(commented, source="c.txt").num_ranks == 2
+
+
 def test_gpus_with_memory_of_their_own_are_grace_hoppers_successors() -> None:
     text = matrix(["X NV18", "NV18 X"]).replace("NUMA Affinity\n", "NUMA Affinity\tGPU NUMA ID\n")
     coherent = text.replace("\t0-15\t0\n", "\t0-15\t0\t2\n")
@@ -181,6 +189,15 @@ def test_amd_meshes() -> None:
     assert rates(parse_topology(rocm(4), source="a.txt"))["GPU0>GPU3"] == 36
     named = rocm(4, "GPU[0]\t\t: Card Series: \t\tAMD Instinct MI300A\n")
     assert rates(parse_topology(named, source="a.txt"))["GPU0>GPU3"] == 48
+
+
+def test_link_types_alone_will_do() -> None:
+    text = rocm(4)
+    types = text[text.index("===== Link Type") :]
+    Path("t.txt").write_text(types, encoding="utf-8")
+    found = read_topology("t.txt")
+    assert rates(found.topology)["GPU0>GPU3"] == 36
+    assert "there are no weights: every pair with xGMI is taken to be joined directly" in found.notes
 
 
 def test_numa_lines_of_older_releases() -> None:
@@ -294,6 +311,48 @@ def test_a_speed_that_no_port_has_is_not_believed() -> None:
     found = read_topology_of(xml(port, *gpus), more="*2")
     assert rates(found.topology)["node0/cxi0>network"] == 24
     assert any(note.startswith("cxi0: no port is as fast") for note in found.notes)
+
+
+def test_bridges_of_virtual_machines_are_not_believed() -> None:
+    device = gpu_xml("0000:a4:00.0", device="0x2330").replace('link_width="16"', 'link_width="0"')
+    nic = (
+        '<pci busid="0000:a3:00.0" link_speed="32.0 GT/s PCIe" link_width="0">'
+        '<nic><net name="mlx5_7" speed="200000"/></nic></pci>'
+    )
+    bridge = f'<pci busid="0000:a1:00.0" link_speed="2.5 GT/s PCIe" link_width="1">{device}{nic}</pci>'
+    found = read_topology_of(xml(bridge, gpu_xml("0000:b4:00.0")), more="*2")
+    cables = rates(found.topology)
+    assert cables["node0/pci 0000:a1:00.0>node0/cpu0"] == cables["node0/gpu0>node0/pci 0000:a1:00.0"] == 48
+    assert cables["node0/mlx5_7>network"] == 25
+    assert any("as virtual ones do" in note for note in found.notes)
+
+
+def test_what_the_kernel_does_not_know_is_not_refused() -> None:
+    device = gpu_xml("0000:a4:00.0", device="0x2330").replace("32.0 GT/s PCIe", "Unknown").replace('"16"', '"255"')
+    nic = '<pci busid="1:0" link_speed="16 GT/s" link_width="16"><nic><net name="eth0" speed="-1"/></nic></pci>'
+    found = read_topology_of(xml(device, nic, gpu_xml("0000:b4:00.0")), more="*2")
+    assert rates(found.topology)["node0/gpu0>node0/cpu0"] == 48  # as an H100 has it
+    assert rates(found.topology)["node0/eth0>network"] == 24
+    assert "eth0 has no speed: taken at its PCIe bandwidth" in found.notes
+
+
+def test_an_interface_seen_from_two_processors_is_one() -> None:
+    nic = '<nic><net name="eth0" dev="0" speed="10000" port="0"/></nic>'
+    cpu = '<cpu numaid="{}" arch="x86_64">{}{}</cpu>'
+    text = "".join(cpu.format(n, gpu_xml(f"0000:0{n}:00.0"), nic) for n in range(2))
+    found = rates(read_topology_of(f"<system>{text}</system>", more="*2").topology)
+    assert found["node0/eth0>network"] == found["node0/cpu0>node0/eth0"] == found["node0/cpu1>node0/eth0"] == 1.25
+    port = '<pci busid="1:{}" link_speed="8 GT/s" link_width="16"><nic><net name="m" speed="10000"/></nic></pci>'
+    gpus = [gpu_xml(f"0000:0{n}:00.0") for n in range(2)]
+    bridge = '<pci busid="2:0" link_speed="8 GT/s" link_width="16">{}</pci>'
+    both = rates(read_topology_of(xml(bridge.format(port.format(0) + port.format(1)), *gpus), more="*2").topology)
+    assert both["node0/m>network"] == both["node0/m #2>network"] == 1.25
+
+
+def test_a_gpu_whose_links_are_missing_is_named() -> None:
+    rack = '<nvlink target="fffffff:ff:ff.0" count="18" tclass="0x068000"/>'
+    found = read_topology_of(xml(*(gpu_xml(f"0000:0{n}:00.0", rack if n else "") for n in range(3))))
+    assert "gpu0: no NVLink or xGMI of it is described, although others have some" in found.notes
 
 
 @pytest.mark.parametrize(

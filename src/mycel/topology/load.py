@@ -109,7 +109,7 @@ FORMATS: tuple[FileFormat, ...] = (
     FileFormat(
         name="nvidia-smi topo -m",
         suffixes=(".txt",),
-        signature=r"^[ \t>|]*GPU\d+\s.*\bX(\s|$)",
+        signature=r"^[ \t>|#]*GPU\d+\s.*\bX(\s|$)",
         parse=parse_nvidia_smi,
         machine=parse_nvidia_smi,
     ),

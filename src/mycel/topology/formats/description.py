@@ -124,7 +124,14 @@ class Description:
             raise TopologyError(f"{self._source}: more than {MAX_LINKS} links")
 
     def exit(self, name: str, at: Sequence[str], rate: Fraction, latency_s: float = 0.0) -> None:
-        """Add a network interface that the vertices ``at`` reach at ``rate`` bytes a second each way."""
+        """Add a network interface that the vertices ``at`` reach at ``rate`` bytes a second each way.
+
+        One that is there already is the same: reached from more vertices, and no faster for it.
+        """
+        for number, known in enumerate(self._exits):
+            if name and known.name == name:
+                self._exits[number] = replace(known, at=tuple(dict.fromkeys((*known.at, *at))))
+                return
         self._exits.append(_Exit(name=name, at=tuple(at), rate=rate, latency_s=latency_s))
 
     @property

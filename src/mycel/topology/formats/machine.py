@@ -248,6 +248,9 @@ class Machine:
             model = self._seats[label].model
             what = f"one {_LINK[model.kind]} of {model.name}" if model else "one NVLink of a GPU that is not known"
             by_rate.setdefault((what, self.link_rate(label)), []).append(label)
+        if linked and len(linked) < len(self._seats):
+            without = [label for label in self._seats if label not in linked]
+            first.append(f"{_some(without)}: no NVLink or xGMI of it is described, although others have some")
         first += [f"{what} is taken at {in_gigabytes(rate)} a direction" for what, rate in by_rate]
         for (why, rate), labels in self._assumed_pcie.items():
             first.append(f"PCIe of {_some(labels)} is not described: {in_gigabytes(rate)} a direction, {why}")
@@ -263,4 +266,4 @@ class Machine:
 
 
 def _some(labels: list[str]) -> str:
-    return ", ".join(labels) if len(labels) < 4 else f"{labels[0]} to {labels[-1]}"
+    return ", ".join(labels) if len(labels) < 4 else f"{labels[0]} ... {labels[-1]} ({len(labels)})"

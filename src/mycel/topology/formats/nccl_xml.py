@@ -12,23 +12,28 @@ References:
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mycel.errors import TopologyError
 from mycel.topology.formats.description import Description
-from mycel.topology.formats.machine import Machine, in_gigabytes
+from mycel.topology.formats.machine import Machine
 from mycel.topology.formats.xml_nodes import Element, parse_elements
 from mycel.topology.given import NOTHING, Given
-from mycel.topology.hardware import Gpu, gigabytes, gpu_by_arch, gpu_by_pci, nic_rate, pcie_rate
+from mycel.topology.hardware import Gpu, gpu_by_arch, gpu_by_pci, nic_rate, pcie_rate
 from mycel.topology.suggest import nearest
 
 __all__ = ["parse_nccl_xml"]
 
 #: PCIe generation by gigatransfers a second.
 _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
+#: What the kernel has for the width of a link that has none.
+_NO_WIDTH = "255"
 #: Gbit/s beyond which a port's speed is a slip of the pen.
 _FASTEST_PORT = 3200
+#: A bridge so many times slower than a device below it is one of a virtual machine, which never carries the data.
+_VIRTUAL = 16
 #: Bus id of a switch that has none: that of the one NVLink domain of a rack.
 _RACK_SWITCH = re.compile(r"f+:f+:f+\.[0-9a-f]")
 
@@ -70,10 +75,12 @@ class _Found:
     inferred_nics: int = 0
     rated_nics: int = 0
     default_speeds: int = 0
+    virtual: int = 0
     num_nics: int = 0
     num_devices: int = 0
     repeated: dict[str, int] = field(default_factory=dict)
     too_fast: list[str] = field(default_factory=list)
+    repeated_nics: dict[str, int] = field(default_factory=dict)
     to_itself: int = 0
     gone: int = 0
 
@@ -205,9 +212,7 @@ class _Reader:
             self._exit(f"nic{self._found.num_nics}", above, cpu, rate or pcie_rate(3), nic_rate(*ids))
         if inner:
             label = self._bridge(f"{cpu.prefix}pci {busid}", cpu)
-            if rate is None:
-                self._found.default_speeds += 1
-            self._machine.pcie(label, above, rate or pcie_rate(3))
+            self._machine.pcie(label, above, self._bridge_rate(pci, rate))
             for child in inner:
                 self._pci(child, label, cpu)
 
@@ -231,13 +236,27 @@ class _Reader:
             raise self._error(
                 pci, f"<pci> link_speed {speed!r} is no PCIe speed; known: {', '.join(_GENERATION)} GT/s"
             )
-        lanes = self._whole(pci, "link_width", most=64) if width.strip() else 0
-        return pcie_rate(generation, lanes) if generation and lanes else None
+        unknown = width.strip() in ("", _NO_WIDTH)
+        lanes = 0 if unknown else self._whole(pci, "link_width", most=64)
+        return pcie_rate(generation, lanes or 16) if generation else None
+
+    def _bridge_rate(self, pci: Element, rate: Fraction | None) -> Fraction:
+        """A bridge's own rate; where it has none, or that of a virtual bridge, that of the fastest device below."""
+        below = [found for device in _below(pci) if (found := self._pcie_rate(device))]
+        fastest = max(below, default=pcie_rate(3))
+        if rate is None:
+            self._found.default_speeds += 1
+        elif rate * _VIRTUAL < fastest:
+            self._found.virtual += 1
+        else:
+            return rate
+        return fastest
 
     def _nic(self, nic: Element, above: str, cpu: _Cpu, rate: Fraction | None, port_rate: Fraction | None) -> None:
         nets = [child for child in self._children(nic) if child.tag == "net"]
         for net in nets:
-            speed = self._whole(net, "speed") if "speed" in net.attributes else 0
+            said = net.attributes.get("speed", "-1")
+            speed = 0 if said == "-1" else self._whole(net, "speed")
             name = net.attributes.get("name") or f"nic{self._found.num_nics}"
             port = net.attributes.get("port", "1")
             label = f"{name}:{port}" if port not in ("0", "1") else name
@@ -252,6 +271,9 @@ class _Reader:
         self._found.num_nics += 1
         self._found.rated_nics += port is not None
         label = cpu.prefix + name
+        if above != cpu.label:  # two devices of one name are two; what hangs at the processors is one, seen from each
+            times = self._found.repeated_nics[label] = self._found.repeated_nics.get(label, 0) + 1
+            label += f" #{times}" if times > 1 else ""
         self._machine.description.exit(label, [above], self._machine.nic_of(name, pcie, port))
 
     # -- GPUs -------------------------------------------------------------------------------------------------
@@ -360,8 +382,20 @@ class _Reader:
             notes.append(f"{found.inferred_nics} network interfaces inferred from PCI class 0x02, at {at}")
         if found.default_speeds:
             notes.append(
-                f"{found.default_speeds} PCIe bridges without speed or width: taken at {in_gigabytes(gigabytes(12))}"
+                f"{found.default_speeds} PCIe bridges without a speed: taken to be as fast as the devices below"
             )
+        if found.virtual:
+            notes.append(
+                f"{found.virtual} PCIe bridges claim a tiny part of what devices below have, as virtual ones do: not "
+                "believed, taken to be as fast as those"
+            )
+
+
+def _below(pci: Element) -> Iterator[Element]:
+    for child in pci.children:
+        if child.tag == "pci":
+            yield child
+            yield from _below(child)
 
 
 def _has(gpu: Element, tag: str) -> bool:

@@ -56,9 +56,9 @@ class _Matrix:
 
 
 def plain_lines(text: str) -> list[str]:
-    """Lines of something that was printed in a terminal and pasted: without colours, quotation marks and frames."""
+    """Lines of something that was printed in a terminal and pasted: without colours, marks of quotations, frames."""
     lines = (_COLOURS.sub("", line) for line in text.splitlines())
-    return [re.sub(r"^\s*(?:>\s?)+", "", line).replace("|", " ").rstrip() for line in lines]
+    return [re.sub(r"^\s*(?:[>#]\s?)+", "", line).replace("|", " ").rstrip() for line in lines]
 
 
 def parse_nvidia_smi(text: str, *, source: str, given: Given = NOTHING) -> Description:
@@ -133,7 +133,7 @@ def _read_row(matrix: _Matrix, header: str, line: str, where: str) -> None:
     node = after[1] if len(after) > 1 else ""
     if own_memory and "\t" not in line and len(after) == 2:  # a column is empty, and it is not the last
         node = after[0]
-    if re.fullmatch(r"\d{1,4}", node):
+    if re.fullmatch(r"\d[\d,-]{0,30}", node):
         matrix.nodes[label] = f"node {node}"
     elif after and re.fullmatch(r"\d[\d,-]*", after[0]):
         matrix.nodes[label] = f"processors {after[0]}"
@@ -151,8 +151,11 @@ def _add_gpus(machine: Machine, matrix: _Matrix, lines: list[str]) -> None:
         for line in lines
         if (match := re.match(r"\s*GPU (\d{1,4}):", line)) and (model := gpu_called(line))
     }
+    linked = any(_NVLINKS.fullmatch(cell) for row in matrix.rows.values() for cell in row)
     for gpu in matrix.gpus:
-        machine.gpu(gpu, by_index.get(gpu) or (named[0] if len(named) == 1 else None))
+        model = by_index.get(gpu) or (named[0] if len(named) == 1 else None)
+        # A name of a GPU without NVLinks, beside a matrix with some, is of something else.
+        machine.gpu(gpu, model if model and (model.num_links or not linked or gpu in by_index) else None)
     groups = Groups()
     for a in matrix.gpus:
         for b in matrix.gpus:

@@ -40,11 +40,15 @@ def parse_rocm_smi(text: str, *, source: str, given: Given = NOTHING) -> Descrip
         TopologyError: a matrix is missing or cannot be read; with the line.
     """
     lines = plain_lines(text)
-    gpus, weights = _matrix(lines, "Weight between two GPUs", source)
-    others, types = _matrix(lines, "Link Type between two GPUs", source)
-    if others != gpus:
-        raise TopologyError(f"{source}: the matrices of weights and of link types have different GPUs")
+    gpus, types = _matrix(lines, "Link Type between two GPUs", source)
     machine = Machine(re.sub(r"\.\w{1,5}$", "", source.rpartition("/")[2]), source, given)
+    if any(_title("Weight between two GPUs").search(line) for line in lines):
+        others, weights = _matrix(lines, "Weight between two GPUs", source)
+        if others != gpus:
+            raise TopologyError(f"{source}: the matrices of weights and of link types have different GPUs")
+    else:
+        weights = {pair: ("1", line) for pair, (_, line) in types.items()}
+        machine.notes.append("there are no weights: every pair with xGMI is taken to be joined directly")
     named = _named(lines)
     for gpu in gpus:
         machine.gpu(gpu, named)
@@ -114,9 +118,13 @@ def _add_numa(machine: Machine, gpus: list[str], numa: dict[str, str]) -> None:
     machine.join_numa(nodes)
 
 
+def _title(title: str) -> re.Pattern[str]:
+    return re.compile(rf"={{2,}}\s*{title}\s*=")
+
+
 def _matrix(lines: list[str], title: str, source: str) -> tuple[list[str], _Cells]:
     """The GPUs of a matrix, and its cells with their lines."""
-    start = next((n for n, line in enumerate(lines) if re.search(rf"={{2,}}\s*{title}\s*=", line)), None)
+    start = next((n for n, line in enumerate(lines) if _title(title).search(line)), None)
     if start is None:
         raise TopologyError(f"{source}: the matrix '{title}' is missing")
     header = start + 1
