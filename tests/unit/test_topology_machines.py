@@ -399,6 +399,11 @@ def test_hwloc_holds_ids_from_which_links_follow() -> None:
     assert found["node0/gpu1>node0/pci 0000:01:00.0"] == 24  # it slept, at 4 GB/s
     assert found["node1/mlx5_0>network"] == 24  # the port has 25
     assert not any("eth0" in ends for ends in found)  # RDMA devices go before Ethernet
+    assert not any("mlx5_1" in ends for ends in found)
+    assert "mlx5_1: no port is up, left out" in read_topology(f"{file}*2").notes
+    efa = file.read_text(encoding="utf-8").replace("0207 [15b3:101b]", "0200 [1d0f:efa3]")
+    bare_efa = "".join(line for line in efa.splitlines(keepends=True) if "mlx5_" not in line and "ib0" not in line)
+    assert rates(read_topology_of(bare_efa, more="*2").topology)["node0/nic0>network"] == 24
     assert rates(load_topology(f"{file}:nic=20 GB/s*2"))["node1/mlx5_0>network"] == 20
 
 

@@ -32,6 +32,10 @@ _GPU_VENDORS = (0x10DE, 0x1002)
 _SLOW_LANE = 0.24615
 #: GB/s that hwloc gives for 16 lanes of generation 1: an idle GPU, whose link wakes up when it is used.
 _ASLEEP = 4.0
+#: State of an active port, as verbs number them.
+_ACTIVE = "4"
+#: Vendor, and the beginning of the device ids, of Amazon's Elastic Fabric Adapter.
+_EFA = (0x1D0F, 0xEFA)
 _NETWORK, _OPENFABRICS = "2", "3"
 _MOST_DEVICES = 4096
 
@@ -202,12 +206,26 @@ class _Reader:
         """RDMA devices; without any, what the system calls network interfaces."""
         network = [d for d in self._devices if d.kind.startswith("02") or _OPENFABRICS in d.systems]
         # Amazon's EFA has no name of Ethernet, and without its library in lstopo none of RDMA either.
-        rdma = [d for d in network if _OPENFABRICS in d.systems or (not d.systems and nic_rate(d.vendor, d.device))]
-        unknown = 0
-        for number, found in enumerate(rdma or [d for d in network if _NETWORK in d.systems]):
-            names = found.systems.get(_OPENFABRICS) or found.systems.get(_NETWORK) or [f"nic{number}"]
+        rdma = [d for d in network if _OPENFABRICS in d.systems or (not d.systems and _is_efa(d))]
+        down = [d for d in rdma if self._is_down(d.element)]
+        if down:
+            names = ", ".join(d.systems[_OPENFABRICS][0] for d in down)
+            self._machine.notes.append(f"{names}: no port is up, left out")
+        unknown, used = 0, [d for d in rdma if d not in down]
+        for number, found in enumerate(used or [d for d in network if _NETWORK in d.systems]):
+            names_of = found.systems.get(_OPENFABRICS) or found.systems.get(_NETWORK) or [f"nic{number}"]
             port = nic_rate(found.vendor, found.device)
             unknown += port is None
-            self._machine.description.exit(names[0], [found.above], self._machine.nic_of(names[0], found.rate, port))
+            rate = self._machine.nic_of(names_of[0], found.rate, port)
+            self._machine.description.exit(names_of[0], [found.above], rate)
         if unknown and not self._machine.given.nic:
             self._machine.notes.append(f"{unknown} network interfaces are of no known kind: as fast as their PCIe")
+
+    def _is_down(self, device: Element) -> bool:
+        """Whether a device says of ports that they are, and of none that it is active."""
+        states = [value for name, value in self._infos(device) if re.fullmatch(r"Port\d+State", name)]
+        return bool(states) and _ACTIVE not in states
+
+
+def _is_efa(found: _Device) -> bool:
+    return (found.vendor, found.device >> 4) == _EFA
