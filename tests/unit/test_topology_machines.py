@@ -375,12 +375,26 @@ def test_what_is_no_machine_says_which_file_is_wanted(text: str, expected: str) 
         (":nic=fast", "nic: cannot read 'fast' as a bandwidth"),
         (":gpu=H100,gpu=H200", "gpu is said twice"),
         (":gpu=H100,nics=1 GB/s", "'nics' cannot be said (did you mean 'nic'?)"),
+        ("*2:gpu=H100", "say it before the number: 'x.xml:gpu=H100*2'"),
     ],
 )
 def test_what_a_person_says_wrongly(more: str, expected: str) -> None:
-    with pytest.raises(TopologyError, match=r"^x\.xml: ") as caught:
+    with pytest.raises(TopologyError, match=r"^x\.xml(\*2)?: ") as caught:
         read_topology_of(bare(2, "0xffff"), more=more)
     assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_gpus_that_cannot_have_the_links_of_a_file() -> None:
+    Path("m.txt").write_text(matrix(["X NV12", "NV12 X"]), encoding="utf-8")
+    with pytest.raises(TopologyError, match=r"m\.txt: describes links between GPUs, and L40S have none"):
+        load_topology("m.txt:gpu=L40S")
+
+
+@pytest.mark.parametrize(("model", "rate"), [("85", 10), ("143", 22), ("207", 40), ("63", 6), ("", 10)])
+def test_what_joins_sockets_is_told_by_the_processor(model: str, rate: int) -> None:
+    cpu = '<cpu numaid="{}" arch="x86_64" vendor="GenuineIntel" familyid="6" modelid="{}">{}</cpu>'
+    text = "".join(cpu.format(n, model, gpu_xml(f"0000:0{n}:00.0")) for n in range(2))
+    assert rates(parse_topology(f"<system>{text}</system>", source="x.xml"))["cpu0>cpu1"] == rate
 
 
 def test_files_that_say_all_rates_take_no_more() -> None:

@@ -179,6 +179,9 @@ _MOST_LINKS = 18
 #: GB/s a direction between two sockets, by the vendor or the architecture of the CPUs.
 _BETWEEN_SOCKETS = {"AuthenticAMD": 16, "GenuineIntel": 10, "arm64": 6, "ppc64": 32}
 _BETWEEN_OTHERS = 10
+#: The same by the model of an Intel CPU: Sapphire Rapids, Emerald Rapids, and Granite Rapids, which has no less.
+_INTEL = {0x8F: 22, 0xCF: 40, 0xAD: 40, 0xAE: 40}
+_SKYLAKE = 0x55
 
 #: Gbit/s of a port of network interfaces by vendor and device.
 _NICS: dict[tuple[int, int], int] = {
@@ -242,9 +245,21 @@ def pcie_rate(generation: int, lanes: int = 16) -> Fraction:
     return gigabytes(Fraction(12, 16)) * lanes * Fraction(2) ** (generation - 3)
 
 
-def sockets_rate(*known: str) -> Fraction:
-    """Bytes a second of one direction between two CPU sockets; the first known vendor or architecture decides."""
-    return gigabytes(next((_BETWEEN_SOCKETS[name] for name in known if name in _BETWEEN_SOCKETS), _BETWEEN_OTHERS))
+def sockets_rate(*known: str, model: int | None = None) -> Fraction:
+    """Bytes a second of one direction between two CPU sockets.
+
+    Args:
+        known: vendor and architecture; the first that is known decides.
+        model: number of the CPU's model (of family 6), which tells Intel's generations apart.
+
+    Examples:
+        >>> sockets_rate("GenuineIntel", model=143) == gigabytes(22), sockets_rate("AuthenticAMD") == gigabytes(16)
+        (True, True)
+    """
+    name = next((name for name in known if name in _BETWEEN_SOCKETS), "")
+    if name == "GenuineIntel" and model is not None:
+        return gigabytes(_INTEL.get(model) or (10 if model >= _SKYLAKE else 6))
+    return gigabytes(_BETWEEN_SOCKETS.get(name, _BETWEEN_OTHERS))
 
 
 def gpu_by_pci(vendor: int | None, device: int | None) -> Gpu | None:

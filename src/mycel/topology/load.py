@@ -190,6 +190,8 @@ def _describe(spec: str) -> Topology | Description:
     except FileNotFoundError:
         if name in BUILDERS:
             return build(spec)
+        if said and (several := _SEVERAL.fullmatch(file)) and _is_file(Path(several[1])):
+            raise TopologyError(f"{file}: say it before the number: '{several[1]}:{said}*{several[2]}'") from None
         raise TopologyError(f"{path}: no such file, and no builder of that name{nearest(name, BUILDERS)}") from None
     except IsADirectoryError:
         raise TopologyError(f"{path}: is a directory; name the file in it") from None

@@ -92,8 +92,11 @@ class _Reader:
         for number, gpu in enumerate(gpus):
             self._gpu(f"gpu{number}", gpu)
         self._interfaces()
-        cpus = [value for name, value in self._infos(self._root) if name == "CPUVendor"]
-        self._machine.join_numa(self._nodes.values(), *cpus[:1])
+        about: dict[str, str] = {}
+        for name, value in self._infos(self._root):
+            about.setdefault(name, value)
+        cpu = (about.get("CPUVendor", ""), "arm64" if about.get("Architecture") == "aarch64" else "")
+        self._machine.join_numa(self._nodes.values(), *cpu, model=about.get("CPUModelNumber", ""))
         if self._asleep:
             self._machine.notes.append(
                 f"{self._asleep} GPUs were idle, with their PCIe links at 2.5 GT/s: taken at what their kind has"

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mycel.errors import TopologyError
 from mycel.topology.formats.description import Description
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import DGX1_NVLINKS, Gpu, gigabytes, pcie_rate, sockets_rate
@@ -81,6 +82,7 @@ class Machine:
         self.description = Description(name, source)
         self.notes = self.description.notes
         self.given = given
+        self._source = source
         self._seats: dict[str, _Seat] = {}
         self._direct: dict[tuple[str, str], int] = {}
         self._switched: list[tuple[str, str, int]] = []
@@ -153,10 +155,10 @@ class Machine:
         """A PCIe cable."""
         self.description.cable(a, b, rate, fallback=True)
 
-    def join_numa(self, labels: Iterable[str], *cpus: str) -> None:
-        """Join NUMA nodes in pairs, at what sockets of such CPUs have."""
+    def join_numa(self, labels: Iterable[str], *cpus: str, model: str = "") -> None:
+        """Join NUMA nodes in pairs, at what sockets of such CPUs (vendor, architecture, model's number) have."""
         nodes = list(labels)
-        rate = sockets_rate(*cpus)
+        rate = sockets_rate(*cpus, model=int(model) if model.isdecimal() and len(model) < 6 else None)
         for number, a in enumerate(nodes):
             for b in nodes[number + 1 :]:
                 self.description.cable(a, b, rate, fallback=True)
@@ -166,7 +168,14 @@ class Machine:
     # -- what follows -----------------------------------------------------------------------------------------
 
     def finish(self) -> Description:
-        """The description, with links at their rates."""
+        """The description, with links at their rates.
+
+        Raises:
+            TopologyError: the GPUs that a person names cannot have the links that the file describes.
+        """
+        named = self.given.gpu
+        if named is not None and not named.num_links and (self._direct or self._switched):
+            raise TopologyError(f"{self._source}: describes links between GPUs, and {named.name} have none")
         if not (self._direct or self._switched):
             self._complete()
         for (a, b), count in self._direct.items():

@@ -136,7 +136,8 @@ class _Reader:
         for host in dict.fromkeys(place.host for place in placed):
             first = next(cpu for cpu, place in zip(cpus, placed, strict=True) if place.host == host).attributes
             labels = [place.label for place in placed if place.host == host]
-            self._machine.join_numa(labels, first.get("vendor", ""), first.get("arch", ""))
+            kind = (first.get("vendor", ""), first.get("arch", ""))
+            self._machine.join_numa(labels, *kind, model=first.get("modelid", ""))
         self._tell()
         return self._machine.finish()
 
