@@ -122,6 +122,12 @@ def test_ibstat_is_asked_where_the_kernel_gives_no_rate(tmp_path: Path) -> None:
     assert "how fast RDMA devices are was not read: ibstat is not installed" in silent.notes
 
 
+def test_a_tool_that_shows_no_gpus_is_no_matrix(tmp_path: Path) -> None:
+    found = read_node(run=lambda arguments: ("No devices were found\n", ""), system=tmp_path)
+    assert not found.matrix
+    assert found.notes[0] == "no NVIDIA GPUs were read: nvidia-smi shows none: No devices were found"
+
+
 def test_tools_have_deadlines_and_their_failures_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts, "_TOOL_S", 0.2)
     python = sys.executable

@@ -6,6 +6,7 @@ among the notes.
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from collections.abc import Callable, Sequence
@@ -168,9 +169,18 @@ def machine_id() -> str:
     return " ".join(parts)
 
 
+def _matrix(run: Runner, *command: str) -> tuple[str, str]:
+    """What a tool prints of how GPUs are joined; empty, with the reason, where it shows none."""
+    printed, why = run(command)
+    if printed is not None and not re.search(r"\bGPU\d", printed):
+        said = " ".join(printed.split())[:200]
+        return "", f"{command[0]} shows none" + (f": {said}" if said else "")
+    return printed or "", why
+
+
 def _nvidia(run: Runner, notes: list[str]) -> tuple[str, list[GpuLine]]:
-    matrix, why = run(["nvidia-smi", "topo", "-m"])
-    if matrix is None:
+    matrix, why = _matrix(run, "nvidia-smi", "topo", "-m")
+    if not matrix:
         notes.append(f"no NVIDIA GPUs were read: {why}")
         return "", []
     listed, why = run(["nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader"])
@@ -180,8 +190,8 @@ def _nvidia(run: Runner, notes: list[str]) -> tuple[str, list[GpuLine]]:
 
 
 def _amd(run: Runner, notes: list[str]) -> tuple[str, list[GpuLine]]:
-    matrix, why = run(["rocm-smi", "--showtopo"])
-    if matrix is None:
+    matrix, why = _matrix(run, "rocm-smi", "--showtopo")
+    if not matrix:
         notes.append(f"no AMD GPUs were read: {why}")
         return "", []
     listed, why = run(["rocm-smi", "--showproductname"])
