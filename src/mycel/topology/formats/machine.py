@@ -59,6 +59,16 @@ class _Seat:
     bare: bool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Uplink:
+    """NVLinks of a GPU to a switch; of a device, where the GPU is a part of one."""
+
+    gpu: str
+    switch: str
+    count: int
+    device: str
+
+
 def in_gigabytes(rate: Fraction) -> str:
     """A rate for people.
 
@@ -85,7 +95,7 @@ class Machine:
         self._source = source
         self._seats: dict[str, _Seat] = {}
         self._direct: dict[tuple[str, str], int] = {}
-        self._switched: list[tuple[str, str, int]] = []
+        self._switched: list[_Uplink] = []
         self._guessed: dict[tuple[str, str], list[str]] = {}
         self._assumed_pcie: dict[tuple[str, Fraction], list[str]] = {}
         self._coherent: dict[Fraction, list[str]] = {}
@@ -119,9 +129,16 @@ class Machine:
         """``count`` NVLinks or xGMI links from one GPU to another, one way."""
         self._direct[src, dst] = self._direct.get((src, dst), 0) + count
 
-    def switched(self, gpu: str, switch: str, count: int) -> None:
-        """``count`` NVLinks of a GPU to a switch; switches that GPUs share are one vertex."""
-        self._switched.append((gpu, switch, count))
+    def switched(self, gpu: str, switch: str, count: int, *, device: str = "") -> None:
+        """``count`` NVLinks of a GPU to a switch; switches that GPUs share are one vertex.
+
+        Args:
+            gpu: its label.
+            switch: what tells the switch from others.
+            count: of links.
+            device: vertex of the device that the GPU is a part of, whose links its parts share.
+        """
+        self._switched.append(_Uplink(gpu=gpu, switch=switch, count=count, device=device))
 
     def link_rate(self, label: str) -> Fraction:
         """Bytes a second of one direction of one NVLink or xGMI link of a GPU."""
@@ -224,12 +241,12 @@ class Machine:
     def _make_switches(self) -> None:
         """One vertex for NVSwitches between which some GPU has links to both, as in one machine all have."""
         groups = Groups()
-        for gpu, switch, _ in self._switched:
-            groups.join(f"switch {switch}", f"gpu {gpu}")
+        for link in self._switched:
+            groups.join(f"switch {link.switch}", f"gpu {link.gpu}")
         boards: dict[str, set[str]] = {}
-        for gpu, _, _ in self._switched:
-            boards.setdefault(groups.find(f"gpu {gpu}"), set()).add(gpu)
-        models = [self._seats[gpu].model for gpu, _, _ in self._switched]
+        for link in self._switched:
+            boards.setdefault(groups.find(f"gpu {link.gpu}"), set()).add(link.gpu)
+        models = [self._seats[link.gpu].model for link in self._switched]
         if [len(gpus) for gpus in boards.values()] == [_BOARD, _BOARD] and all(
             m and m.arch in (70, 80) for m in models
         ):
@@ -240,8 +257,15 @@ class Machine:
             place: self.description.switch("nvswitch" if len(places) == 1 else f"nvswitch{number}")
             for number, place in enumerate(places)
         }
-        for gpu, _, count in self._switched:
-            self.description.cable(gpu, labels[groups.find(f"gpu {gpu}")], count * self.link_rate(gpu))
+        shared: set[tuple[str, str]] = set()
+        for link in self._switched:
+            rate, end = link.count * self.link_rate(link.gpu), labels[groups.find(f"gpu {link.gpu}")]
+            if link.device:
+                self.description.cable(link.gpu, link.device, rate)
+            if (link.device, link.switch) not in shared:
+                self.description.cable(link.device or link.gpu, end, rate)
+            if link.device:
+                shared.add((link.device, link.switch))
 
     def _tell(self) -> None:
         first: list[str] = []
@@ -251,7 +275,7 @@ class Machine:
             )
             other = "B200" if name == "H100" else "NAME"
             first.append(f"{_some(labels)}: not named; taken for {name} by {why}; {others}'FILE:gpu={other}'")
-        linked = {gpu for gpu, _, _ in self._switched} | {gpu for ends in self._direct for gpu in ends}
+        linked = {link.gpu for link in self._switched} | {gpu for ends in self._direct for gpu in ends}
         by_rate: dict[tuple[str, Fraction], list[str]] = {}
         for label in (label for label in self._seats if label in linked):
             model = self._seats[label].model
@@ -266,7 +290,7 @@ class Machine:
         for rate, labels in self._coherent.items():
             first.append(f"{_some(labels)}: joined to the CPU by C2C at {in_gigabytes(rate)}")
         self.notes[:0] = first
-        models = [self._seats[gpu].model for gpu, _, _ in self._switched]
+        models = [self._seats[link.gpu].model for link in self._switched]
         if any(model and isinstance(model.arch, int) and model.arch >= _NVLS_SM for model in models):
             self.notes.append(
                 "the NVSwitches may be able to copy and add (NVLS), which is not assumed; "

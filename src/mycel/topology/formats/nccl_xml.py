@@ -65,6 +65,7 @@ class _Gpu:
     rate: Fraction | None
     cpu: _Cpu
     model: Gpu | None
+    device: str = ""
     label: str = ""
 
 
@@ -198,13 +199,14 @@ class _Reader:
         inner = [child for child in children if child.tag == "pci"]
         gpus = [child for child in children if child.tag == "gpu"]
         nics = [child for child in children if child.tag == "nic"]
+        device = self._device(busid, above, rate, cpu) if len(gpus) > 1 else ""
         for gpu in gpus:
-            self._gpu(pci, gpu, above, rate, cpu)
+            self._gpu(pci, gpu, device or above, rate, cpu, device)
         if not gpus and not inner and not nics and kind[:4] in ("0x03", "0x12"):
             self._found.inferred_gpus += 1
             self._gpu(pci, None, above, rate, cpu)
         if len(gpus) > 1:
-            self._machine.notes.append(f"{len(gpus)} GPUs in PCI device {busid}: each has the links that it names")
+            self._machine.notes.append(f"{len(gpus)} GPUs in PCI device {busid}: they share its links")
         ids = self._ids(pci)
         for nic in nics:
             self._nic(nic, above, cpu, rate, nic_rate(*ids))
@@ -279,9 +281,19 @@ class _Reader:
 
     # -- GPUs -------------------------------------------------------------------------------------------------
 
-    def _gpu(self, pci: Element, gpu: Element | None, above: str, rate: Fraction | None, cpu: _Cpu) -> None:
-        found = _Gpu(element=gpu, pci=pci, above=above, rate=rate, cpu=cpu, model=self._model(pci, gpu))
-        self._found.gpus.append(found)
+    def _device(self, busid: str, above: str, rate: Fraction | None, cpu: _Cpu) -> str:
+        """The vertex of a device of which several GPUs are parts, each of which lists all of its links."""
+        label = self._machine.description.switch(f"{cpu.prefix}device {busid}", cpu.host or None)
+        self._machine.pcie(label, above, rate or pcie_rate(3))
+        return label
+
+    def _gpu(
+        self, pci: Element, gpu: Element | None, above: str, rate: Fraction | None, cpu: _Cpu, device: str = ""
+    ) -> None:
+        model = self._model(pci, gpu)
+        self._found.gpus.append(
+            _Gpu(element=gpu, pci=pci, above=above, rate=rate, cpu=cpu, model=model, device=device)
+        )
 
     def _model(self, pci: Element, gpu: Element | None) -> Gpu | None:
         """By PCI id; where that is unknown or says otherwise than the driver did, by what the driver said."""
@@ -306,13 +318,17 @@ class _Reader:
                 order = sorted(range(len(gpus)), key=lambda i, numbers=numbers: int(numbers[i]))  # type: ignore[misc]
                 self._found.gpus = [gpus[i] for i in order]
                 break
+        devices: set[str] = set()
         for number, gpu in enumerate(self._found.gpus):
             gpu.label = self._machine.gpu(
                 f"{gpu.cpu.prefix}gpu{number}", gpu.model, gpu.cpu.host or None, bare=gpu.element is None
             )
             coherent = self._coherent(gpu)
             if coherent:
-                self._machine.coherent(gpu.label, gpu.cpu.label, coherent)
+                self._machine.coherent(gpu.label, gpu.device or gpu.cpu.label, coherent)
+            if coherent and gpu.device and gpu.device not in devices:
+                self._machine.pcie(gpu.device, gpu.cpu.label, coherent)
+            devices.add(gpu.device)
             if not coherent or gpu.above != gpu.cpu.label:
                 self._machine.pcie(gpu.label, gpu.above, self._machine.pcie_of(gpu.label, gpu.rate))
 
@@ -353,7 +369,8 @@ class _Reader:
             machine.link(gpu.label, (same or ends)[0].label, count)
         elif kind.startswith("0x068000"):
             rack = _RACK_SWITCH.fullmatch(target)
-            machine.switched(gpu.label, "rack" if rack else f"{gpu.cpu.prefix}{target}", count)
+            switch = "rack" if rack else f"{gpu.cpu.prefix}{target}"
+            machine.switched(gpu.label, switch, count, device=gpu.device)
         elif kind.startswith("0x068001"):
             machine.description.cable(gpu.label, gpu.cpu.label, count * machine.link_rate(gpu.label))
         elif kind.startswith(("0x03", "0x12")):
