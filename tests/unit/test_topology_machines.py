@@ -269,7 +269,22 @@ def test_links_to_oneself_repeated_bridges_and_two_gpus_in_a_device() -> None:
     said = "\n".join(found.notes)
     assert "from a GPU to itself: left out" in said
     assert "2 bridges are called 'pci 0000:c5:00.0'" in said
-    assert "2 GPUs in PCI device 0000:01:00.0" in said
+    assert "2 GPUs in PCI device 0000:01:00.0: they share its links" in said
+
+
+def test_parts_of_a_device_share_its_links() -> None:
+    rack = '<nvlink target="fffffff:ff:ff.0" count="36" tclass="0x068000"/><c2c bw="50000" count="2"/>'
+    part = '<gpu dev="0" sm="107" mlopart="{}" rank="{}">' + rack + "</gpu>"
+    device = '<pci busid="000{}:81:00.0" link_speed="64.0 GT/s PCIe" link_width="2">{}{}</pci>'
+    both = [device.format(n, part.format(0, 2 * n), part.format(1, 2 * n + 1)) for n in range(2)]
+    found = rates(read_topology_of(xml(*both)).topology)
+    whole = pytest.approx(36 * 40.1)
+    assert found["gpu0>device 0000:81:00.0"] == found["device 0000:81:00.0>nvswitch"] == whole
+    assert not any(ends.startswith("gpu0>") and "device" not in ends for ends in found)
+    pcie = xml(*both).replace(
+        "nvlink", "pcilink"
+    )  # without NVLink, C2C and PCIe lead to the processors, once a device
+    assert rates(parse_topology(pcie, source="x.xml"))["device 0000:81:00.0>cpu0"] == 100 + 12
 
 
 def bare(count: int, device: str, nic: str = "") -> str:
