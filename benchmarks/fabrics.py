@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mycel.bench import Case, Measurement, bench_cases
-from mycel.cli import show
 from mycel.cli.bench import bench_table
+from mycel.cli.consoles import output
 from mycel.emulate import acquire_privileges
 from mycel.errors import MycelError
 from mycel.topology import load_topology
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",")
     if options.fresh:
         forget(chosen, options.output)
-    console, right, begin = show.output(wide=True), True, time.monotonic()
+    console, right, begin = output(wide=True), True, time.monotonic()
     for name in chosen:
         topology = load_topology(CLUSTERS / f"{name}.yaml")
         left = missing(wanted, topology.fingerprint, options.output)

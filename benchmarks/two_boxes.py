@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from mycel.bench import Case, Measurement, bench_cases
-from mycel.cli import show
 from mycel.cli.bench import bench_table
+from mycel.cli.consoles import output
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.topology.model import Topology
@@ -162,7 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = options.only.split(",")
     if unknown := sorted(set(chosen) - set(known)):
         parser.error(f"no question is called {unknown[0]!r}; there are {', '.join(known)}")
-    console = show.output(wide=True)
+    console = output(wide=True)
     results = [result for name in chosen for result in ask(name, known[name], console, options.output)]
     table = Table(title="Targets", title_justify="left", header_style="bold")
     for heading in ("claim", "at least", "measured", "met"):

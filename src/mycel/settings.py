@@ -49,7 +49,17 @@ from pathlib import Path
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["FLIGHT_RECORDS", "MESH_RANKS", "NCCL_BELOW", "Launched", "Settings", "read_launched", "read_settings"]
+__all__ = [
+    "FLIGHT_RECORDS",
+    "MESH_RANKS",
+    "NCCL_BELOW",
+    "Launched",
+    "Settings",
+    "is_launched",
+    "read_gpu",
+    "read_launched",
+    "read_settings",
+]
 
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
@@ -58,6 +68,10 @@ _RANKS = (
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_NTASKS"),
 )
+#: Where launchers say which of its machine's ranks a process is.
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+#: Where the drivers of GPUs are told which ones a process sees.
+_VISIBLE_GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 #: Port that torch takes where nobody sets one.
 _MASTER_PORT = 29500
 #: Bytes below which collectives of GPU tensors are NCCL's own if nobody says otherwise: a schedule is several groups
@@ -187,6 +201,42 @@ class Launched:
     restarts: int = 0
 
     __repr__ = brief
+
+
+def is_launched(environ: dict[str, str] | None = None) -> bool:
+    """Whether a launcher has started this process as one rank of several.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Examples:
+        >>> is_launched({}), is_launched({"RANK": "0", "WORLD_SIZE": "2"})
+        (False, True)
+    """
+    env = os.environ if environ is None else environ
+    return any(env.get(rank) and env.get(size) for rank, size in _RANKS)
+
+
+def read_gpu(environ: dict[str, str] | None = None) -> int | None:
+    """Index of the GPU that this process uses, as programs choose it: by local rank among those that it sees.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Returns:
+        The index, or ``None`` where no launcher says which of its machine's ranks this is.
+
+    Examples:
+        >>> read_gpu({"LOCAL_RANK": "1"}), read_gpu({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "4,5"}), read_gpu({})
+        (1, 5, None)
+    """
+    env = os.environ if environ is None else environ
+    local = next((int(env[name]) for name in _LOCAL_RANKS if env.get(name, "").isdecimal()), None)
+    for name in _VISIBLE_GPUS:
+        visible = [part.strip() for part in env.get(name, "").split(",")]
+        if local is not None and all(part.isdecimal() for part in visible):
+            return int(visible[local] if local < len(visible) else visible[0])
+    return local
 
 
 def read_launched(environ: dict[str, str] | None = None) -> Launched:

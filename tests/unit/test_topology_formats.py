@@ -28,7 +28,14 @@ from mycel.topology.formats.slurm import expand_hosts
 DATA = Path(__file__).resolve().parents[1] / "data" / "formats"
 GOLDEN = DATA / "golden.json"
 SAMPLES = sorted(p.name for p in DATA.iterdir() if p != GOLDEN)
-SPECS = [*SAMPLES, "nccl_a100.xml*2", "nccl_cloud.xml*2", "rocm_smi.txt*2@25 GB/s", "taccl_ndv2.json*2"]
+SPECS = [
+    *SAMPLES,
+    "nccl_a100.xml*2",
+    "nccl_cloud.xml*2",
+    "hwloc.xml*2",
+    "rocm_smi.txt*2@25 GB/s",
+    "taccl_ndv2.json*2",
+]
 
 
 def record(reading: Reading) -> dict[str, object]:
@@ -222,10 +229,14 @@ MALFORMED = [
     ("g.txt", "     GPU0 GPU1\nGPU0  X\n", r"g\.txt:2: GPU0 has 1 cells; expected 2"),
     ("g.txt", "     GPU0 GPU1\nGPU0  X PIX\n", r"g\.txt:1: GPU1 has a column and no row"),
     ("g.txt", "     GPU0\nGPU0  X\nGPU1 X\n", r"g\.txt:3: GPU1 has a row and no column"),
-    ("g.txt", "     GPU0\nGPU0  X\n", r"g\.txt: g: 1 rank"),
+    ("g.txt", "     GPU0\nGPU0  X\n", r"g\.txt: describes one rank alone.*'g\.txt\*2' is two such"),
     ("g.txt", "     GPU0 GPU0\nGPU0  X  X\n", r"g\.txt:1: a device has two columns"),
     ("g.txt", " ".join(f"GPU{n}" for n in range(999)) + "\nGPU0 X\n", r"g\.txt:1: 999 devices; at most 256"),
     ("x.xml", "<system>" + "<cpu/>" * 999 + "</system>", r"x\.xml:1: <system> holds 999 <cpu>; at most 256"),
+    ("hwloc.xml", ("4.000000", "fast"), r"hwloc\.xml:\d+: pci_link_speed 'fast' is no number"),
+    ("hwloc.xml", ("0302 [10de", "0302 (10de"), r"hwloc\.xml:16: pci_type '0302 \(10de.*' is no"),
+    ("hwloc.xml", ('type="Machine" ', ""), r"hwloc\.xml:4: <object> type is missing"),
+    ("x.xml", '<topology><object type="Machine"/></topology>', r"x\.xml:1: no GPU .*--whole-io --of xml"),
     ("rocm_smi.txt", ("XGMI", "WARP"), r"rocm_smi\.txt:\d+: GPU0 to GPU1: 'WARP'; expected XGMI or PCIE"),
     ("rocm_smi.txt", ("15  ", "-1  "), r"rocm_smi\.txt:\d+: GPU0 to GPU1: weight '-1' is no positive number"),
     ("rocm_smi.txt", ("Link Type between", "Links of"), r"the matrix 'Link Type between two GPUs' is missing"),

@@ -4,7 +4,7 @@
 raises on purpose becomes one line and exit code 2, never a traceback; so does a package of an extra that is missing.
 
 All text is shown as it is: rich, which takes ``[run]`` for a style, draws tables and progress and nothing else, and
-reads markup nowhere (``mycel.cli.show``).
+reads markup nowhere (``mycel.cli.consoles``).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["COMMANDS", "build_app", "main"]
 
 #: Subcommands, in the order of ``mycel --help``, and what they do.
 COMMANDS = {
+    "show": "What a topology file is read as: ranks, switches, links and every assumption.",
     "bound": "The least time a collective can take on a fabric, exactly, and which links bind.",
     "whatif": "The bound before and after a change to the fabric.",
     "draw": "Draw a fabric; with a collective, also the links that bind and one tree of a schedule.",
@@ -38,6 +39,7 @@ COMMANDS = {
     "report": "Say what the flight records of a job's ranks tell together.",
     "emulate": "Run a program once a rank on an emulated cluster, as torchrun would on a real one.",
     "probe": "Measure the cluster this runs on and write its topology: start it once a rank, as a training program.",
+    "discover": "Ask the machines of a running job what they have and write its topology: start it once a rank.",
     "advise": "Say which compression of gradients would pay here: start it once a rank, as a training program.",
     "demo": "Train a small language model over an emulated cluster: the same training over Gloo and over mycel.",
 }

@@ -62,7 +62,7 @@ def bench(
     needs("mycel bench", "torch")
     from mycel.bench.nccl_table import nccl_tables
     from mycel.bench.run import bench_cases, make_cases
-    from mycel.cli import show
+    from mycel.cli import consoles
     from mycel.emulate import acquire_privileges
 
     fabric = _fabric(cluster, loopback, here=here)
@@ -78,7 +78,7 @@ def bench(
     else:
         if not isinstance(fabric, int):
             acquire_privileges()
-        with show.notes().status("starting the ranks") as status:
+        with consoles.notes().status("starting the ranks") as status:
             rows = bench_cases(
                 fabric,
                 cases,
@@ -212,13 +212,13 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
 
 
 def _fabric(cluster: str | None, loopback: int | None, *, here: bool) -> Topology | int | None:
-    from mycel.topology.load import load_topology
+    from mycel.cli.fabric import load_fabric
 
     if (cluster is not None) + (loopback is not None) + here != 1:
         raise UsageError("give either a topology file, or --loopback N, or --here under torchrun")
     if here:
         return None
-    return loopback if cluster is None else load_topology(cluster)
+    return loopback if cluster is None else load_fabric(cluster)
 
 
 def _collectives(text: str) -> list[str]:

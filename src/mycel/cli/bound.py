@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from typing import Annotated, Any, cast
 
 import typer
 
+from mycel.cli.fabric import load_fabric
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record, read_weights
 from mycel.collectives.bound import Bound, bound
 from mycel.collectives.sensitivity import Gain, sensitivity
 from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective, CollectiveName
-from mycel.topology.load import read_topology
 from mycel.topology.model import Topology
 
 __all__ = [
@@ -22,7 +21,6 @@ __all__ = [
     "RootOption",
     "TopologyArgument",
     "bound_record",
-    "load_fabric",
     "make_collective",
     "register",
 ]
@@ -42,18 +40,6 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.
 
 #: Links up to which what more capacity buys is worked out as well: where the bound is a cut, and where it is a flow.
 _MOST_LINKS = {"cut": 1000, "flow": 150}
-
-
-def load_fabric(spec: str) -> Topology:
-    """The topology a command line names; what had to be assumed about it goes to standard error.
-
-    Raises:
-        TopologyError: it cannot be read.
-    """
-    found = read_topology(spec)
-    for note in found.notes:
-        print(f"note: {note}", file=sys.stderr)
-    return found.topology
 
 
 def make_collective(topology: Topology, name: str, root: int | None, weights: str | None = None) -> Collective:

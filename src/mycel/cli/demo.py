@@ -42,22 +42,22 @@ def demo(
 ) -> None:
     """Train a small language model over an emulated cluster: the same training over Gloo and over mycel."""
     needs("mycel demo", "torch", "matplotlib")
-    from mycel.cli import show
+    from mycel.cli import consoles
+    from mycel.cli.fabric import load_fabric
     from mycel.demo.run import BACKENDS, MEASURED, DemoOptions, run_demo, write_report
     from mycel.emulate import acquire_privileges
     from mycel.errors import EmulationError
     from mycel.topology.builders import two_boxes
-    from mycel.topology.load import load_topology
 
     if ranks is not None and cluster is not None:
         raise UsageError("give either --ranks or --cluster: a cluster file says how many ranks there are")
     options = DemoOptions(
-        topology=load_topology(cluster) if cluster is not None else two_boxes(num_ranks=ranks or 8),
+        topology=load_fabric(cluster) if cluster is not None else two_boxes(num_ranks=ranks or 8),
         steps=steps,
         bandwidth_bytes=0 if size == "0" else parse_size(size),
         train_arguments=_train_arguments(width, layers),
     )
-    console = show.notes()
+    console = consoles.notes()
     try:
         acquire_privileges()
     except EmulationError as error:
@@ -141,10 +141,10 @@ class _View:
 def _print_summary(report: Report, files: Mapping[str, Path]) -> None:
     from rich.table import Table
 
-    from mycel.cli import show
+    from mycel.cli import consoles
     from mycel.cli.bench import bench_table
 
-    console = show.output(wide=True)
+    console = consoles.output(wide=True)
     console.print(f"\n{report.headline}", style="bold")
     if not report.emulated:
         console.print(

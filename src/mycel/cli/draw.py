@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mycel.cli.bound import RootOption, TopologyArgument, load_fabric, make_collective
+from mycel.cli.bound import RootOption, TopologyArgument, make_collective
+from mycel.cli.fabric import load_fabric
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED

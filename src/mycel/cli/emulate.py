@@ -34,8 +34,8 @@ def emulate(
 
     The exit code is that of the rank that failed first (128 + number for a signal).
     """
+    from mycel.cli.fabric import load_fabric
     from mycel.emulate import acquire_privileges, launch
-    from mycel.topology.load import load_topology
 
     if command and command[0] == "--":
         command = command[1:]
@@ -43,7 +43,7 @@ def emulate(
         raise UsageError("no command to run; write: mycel emulate CLUSTER -- python train.py")
     if timeout is not None and not timeout > 0:
         raise UsageError(f"--timeout {timeout:g} must be positive")
-    topology = load_topology(cluster)
+    topology = load_fabric(cluster)
     acquire_privileges()
     logging.basicConfig(stream=sys.stderr, format="mycel: %(message)s", level=logging.WARNING)
     raise typer.Exit(launch(topology, command, timeout_s=timeout, grace_s=grace, prefix=not no_prefix))

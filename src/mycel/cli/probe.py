@@ -50,10 +50,10 @@ def probe(
 
     Works under torchrun (-m mycel probe), mpirun, srun and mycel emulate.
     """
+    from mycel.cli.fabric import load_fabric
     from mycel.probe import Limits
     from mycel.probe import probe as take_part
     from mycel.settings import read_launched, read_settings
-    from mycel.topology.load import load_topology
     from mycel.units import parse_size
 
     if output.suffix.lower() not in (".yaml", ".yml", ".json"):
@@ -62,7 +62,7 @@ def probe(
     if drawing is not None and drawing.suffix.lower() not in (".svg", ".png"):
         raise UsageError(f"{drawing}: the name must end in .svg or .png")
     limits = Limits(seconds=seconds, max_bytes=parse_size(max_bytes), join_s=join, window_s=window, hops=not no_hops)
-    wanted = None if expect is None else load_topology(expect)
+    wanted = None if expect is None else load_fabric(expect)
     found = take_part(
         read_launched(), read_settings(), limits, name=output.stem, progress=_show if sys.stderr.isatty() else _hide
     )

@@ -63,7 +63,7 @@ def report(
 def _print(findings: Findings, slow: Suspect | None) -> None:
     from rich.table import Table
 
-    from mycel.cli import show
+    from mycel.cli import consoles
     from mycel.report.flight.words import (
         KIND_HEADS,
         headline,
@@ -73,7 +73,7 @@ def _print(findings: Findings, slow: Suspect | None) -> None:
         unfinished_sentence,
     )
 
-    console = show.output(wide=True)
+    console = consoles.output(wide=True)
     first = headline(findings, slow)
     console.print(first, style="bold")
     table = Table(

@@ -8,15 +8,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from mycel.cli import show
+from mycel.cli import consoles
 from mycel.cli.bound import (
     CollectiveOption,
     JsonOption,
     RootOption,
     TopologyArgument,
-    load_fabric,
     make_collective,
 )
+from mycel.cli.fabric import load_fabric
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.select import DEFAULT_SIZES, Selection, select
 from mycel.units import format_seconds, format_size, parse_size
@@ -76,7 +76,7 @@ def _show(chosen: Selection) -> None:
         shown = [ranked[0], ranked[1], ranked[-1]] if len(ranked) > 1 else ranked
         cells = [text for method in shown for text in (method, format_seconds(row.seconds[method]))]
         table.add_row(format_size(row.num_bytes), *cells)
-    show.output().print(table)
+    consoles.output().print(table)
     print(chosen.explain())
     for reason in chosen.refused.values():
         print(f"left out: {reason}")

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from mycel.cli import show
-from mycel.cli.bound import CollectiveOption, JsonOption, RootOption, TopologyArgument, load_fabric, make_collective
+from mycel.cli import consoles
+from mycel.cli.bound import CollectiveOption, JsonOption, RootOption, TopologyArgument, make_collective
+from mycel.cli.fabric import load_fabric
 from mycel.collectives.synth.steps import Front, Point, front
 from mycel.collectives.verify import verify_schedule
 from mycel.topology.model import Topology
@@ -92,5 +93,5 @@ def _show(fabric: Topology, found: Front, seconds: list[float]) -> None:
             f"{at:.2f} s",
             _PROOFS[point.proof],
         )
-    show.output().print(table)
+    consoles.output().print(table)
     print(f"No schedule has fewer than {found.optimum} rounds a chunk. Ended: {found.ended}.")

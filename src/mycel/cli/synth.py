@@ -13,16 +13,16 @@ import numpy as np
 import typer
 from rich.progress import Progress
 
-from mycel.cli import show
+from mycel.cli import consoles
 from mycel.cli.bound import (
     CollectiveOption,
     JsonOption,
     RootOption,
     TopologyArgument,
     bound_record,
-    load_fabric,
     make_collective,
 )
+from mycel.cli.fabric import load_fabric
 from mycel.cli.plan import show_plan, summarise
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.cli.sketch import plan_by_sketch, show_sketched
@@ -240,7 +240,7 @@ def _synthesize(
 @contextmanager
 def _drawn_progress() -> Iterator[Any]:
     """A progress bar on standard error, where that is a terminal."""
-    console = show.notes()
+    console = consoles.notes()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         tasks: dict[str, Any] = {}
 

@@ -16,9 +16,9 @@ from mycel.cli.bound import (
     RootOption,
     TopologyArgument,
     bound_record,
-    load_fabric,
     make_collective,
 )
+from mycel.cli.fabric import load_fabric
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.bound import bound
 from mycel.errors import UsageError

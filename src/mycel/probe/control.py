@@ -15,7 +15,7 @@ from mycel.records import MalformedRecord, RecordSocket
 __all__ = ["Hub", "Member", "join"]
 
 #: Says of a connection that it is one of ours, and of which version.
-_GREETING = "mycel probe 1"
+_GREETING = "mycel {} 1"
 #: Seconds between attempts to reach rank 0 before it listens.
 _RETRY_S = 0.05
 #: Longest record in bytes: an answer of one rank about hundreds of flows.
@@ -37,10 +37,11 @@ class Member:
     Args:
         sock: connected to rank 0.
         rank: whose end this is.
+        name: of what is done, for messages.
     """
 
-    def __init__(self, sock: socket.socket, rank: int) -> None:
-        self._records, self._rank = _records(sock), rank
+    def __init__(self, sock: socket.socket, rank: int, name: str = "probe") -> None:
+        self._records, self._rank, self._name = _records(sock), rank, name
 
     def next(self, deadline: float) -> dict[str, Any]:
         """The next command.
@@ -52,7 +53,9 @@ class Member:
         try:
             return self._records.receive(deadline)
         except TimeoutError:
-            raise CollectiveTimeoutError(f"probe: rank {self._rank} heard nothing from rank 0 in time") from None
+            raise CollectiveTimeoutError(
+                f"{self._name}: rank {self._rank} heard nothing from rank 0 in time"
+            ) from None
         except (EOFError, OSError):
             raise self._lost() from None
 
@@ -68,15 +71,22 @@ class Member:
             raise self._lost() from None
 
     def _lost(self) -> PeerLostError:
-        return PeerLostError(f"probe: rank 0, which leads the probe, has gone (seen by rank {self._rank})")
+        return PeerLostError(f"{self._name}: rank 0, which leads it, has gone (seen by rank {self._rank})")
 
     def close(self) -> None:
         """Close the connection."""
         self._records.sock.close()
 
 
-def join(address: tuple[str, int], rank: int, size: int, deadline: float) -> Member:
+def join(address: tuple[str, int], rank: int, size: int, deadline: float, *, name: str = "probe") -> Member:
     """Connect to rank 0, which may not listen yet.
+
+    Args:
+        address: where it listens.
+        rank: who we are.
+        size: world size.
+        deadline: by when it must be reached, of ``time.monotonic``.
+        name: of what is done; rank 0 takes nobody who is there for something else.
 
     Raises:
         CollectiveTimeoutError: rank 0 cannot be reached in time.
@@ -89,11 +99,11 @@ def join(address: tuple[str, int], rank: int, size: int, deadline: float) -> Mem
             reason = str(error.strerror or error)
             time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
             continue
-        member = Member(sock, rank)
-        member.answer({"greeting": _GREETING, "rank": rank, "size": size}, deadline)
+        member = Member(sock, rank, name)
+        member.answer({"greeting": _GREETING.format(name), "rank": rank, "size": size}, deadline)
         return member
     raise CollectiveTimeoutError(
-        f"probe: rank {rank} cannot reach rank 0 at {address[0]}:{address[1]} ({reason or 'no time left'}); "
+        f"{name}: rank {rank} cannot reach rank 0 at {address[0]}:{address[1]} ({reason or 'no time left'}); "
         "was it started, and does MASTER_ADDR name its machine?"
     )
 
@@ -105,14 +115,15 @@ class Hub:
         listener: where they come in; closed when all are there.
         size: world size.
         deadline: by when all must have come.
+        name: of what is done, for messages and greetings.
 
     Raises:
         CollectiveTimeoutError: some have not; the message names them.
         CommunicationError: a rank has another idea of the world size, or two have the same number.
     """
 
-    def __init__(self, listener: socket.socket, size: int, deadline: float) -> None:
-        self._size = size
+    def __init__(self, listener: socket.socket, size: int, deadline: float, *, name: str = "probe") -> None:
+        self._size, self._name = size, name
         self._members: dict[int, RecordSocket] = {}
         try:
             while len(self._members) < size:
@@ -130,7 +141,7 @@ class Hub:
         except TimeoutError:
             missing = [rank for rank in range(self._size) if rank not in self._members]
             raise CollectiveTimeoutError(
-                f"probe: {_ranks(missing)} of {self._size} did not come in time; were they all started?"
+                f"{self._name}: {_ranks(missing)} of {self._size} did not come in time; were they all started?"
             ) from None
         member = _records(sock)
         try:
@@ -139,11 +150,12 @@ class Hub:
         except (OSError, EOFError, ValueError, KeyError, TypeError):
             sock.close()  # not one of ours
             return
-        if greeting != _GREETING or size != self._size or not 0 <= rank < size or rank in self._members:
+        ours, again = _GREETING.format(self._name), rank in self._members
+        if greeting != ours or size != self._size or not 0 <= rank < size or again:
             sock.close()
             raise CommunicationError(
-                f"probe: a process came as rank {rank} of {size} ({greeting}), but this is a probe of {self._size} "
-                f"ranks ({_GREETING}){', and that rank is here already' if rank in self._members else ''}"
+                f"{self._name}: a process came as rank {rank} of {size} ({greeting}), but this is one of "
+                f"{self._size} ranks ({ours}){', and that rank is here already' if again else ''}"
             )
         self._members[rank] = member
 
@@ -181,7 +193,9 @@ class Hub:
                 ready = selector.select(max(0.0, deadline - time.monotonic()))
                 if not ready:
                     silent = [rank for rank in ranks if rank not in answers]
-                    raise CollectiveTimeoutError(f"probe: {_ranks(silent)} did not answer in time during {what}")
+                    raise CollectiveTimeoutError(
+                        f"{self._name}: {_ranks(silent)} did not answer in time during {what}"
+                    )
                 for key, _ in ready:
                     rank = key.data
                     try:
@@ -191,7 +205,9 @@ class Hub:
                         raise self._lost([rank], what) from None
                     if answer is not None:
                         if "error" in answer:
-                            raise CommunicationError(f"probe: rank {rank} failed during {what}: {answer['error']}")
+                            raise CommunicationError(
+                                f"{self._name}: rank {rank} failed during {what}: {answer['error']}"
+                            )
                         answers[rank] = answer
                         selector.unregister(self._members[rank].sock)
         return answers
@@ -205,7 +221,7 @@ class Hub:
         self._members.clear()
 
     def _lost(self, ranks: list[int], what: str) -> PeerLostError:
-        return PeerLostError(f"probe: {_ranks(ranks)} has gone during {what}")
+        return PeerLostError(f"{self._name}: {_ranks(ranks)} has gone during {what}")
 
 
 def _ranks(ranks: list[int]) -> str:

@@ -7,15 +7,10 @@ has no interfaces: nothing would pass through them.
 from __future__ import annotations
 
 from mycel.topology.builders.assembly import Assembly, Bandwidth, Latency, positive
+from mycel.topology.hardware import DGX1_NVLINKS
 from mycel.topology.model import Topology
 
 __all__ = ["dgx1_v100", "dgx_a100", "dgx_h100", "mi250"]
-
-#: DGX-1: NVLinks between GPUs (the hybrid cube mesh of NVIDIA's DGX-1 system architecture white paper, 2017).
-_DGX1_NVLINKS = {
-    (0, 1): 1, (0, 2): 1, (0, 3): 2, (0, 4): 2, (1, 2): 2, (1, 3): 1, (1, 5): 2, (2, 3): 2,
-    (2, 6): 1, (3, 7): 1, (4, 5): 1, (4, 6): 1, (4, 7): 2, (5, 6): 2, (5, 7): 1, (6, 7): 2,
-}  # fmt: skip
 
 #: MI250: xGMI links between the 16 dies of 8 cards; dies 2i and 2i+1 share a card.
 _MI250_XGMI = {
@@ -126,7 +121,7 @@ def dgx1_v100(
     fabric = Assembly(f"dgx1_v100_x{positive(num_nodes, 'dgx1_v100: num_nodes')}")
     network = [fabric.switch("ib")] if num_nodes > 1 else []
     for node in _nodes(num_nodes):
-        gpus = _meshed_node(fabric, node, 8, _DGX1_NVLINKS, nvlink, latency)
+        gpus = _meshed_node(fabric, node, 8, DGX1_NVLINKS, nvlink, latency)
         for number in range(4 if network else 0):
             interface = fabric.switch(f"{node}/nic{number}", node)
             for gpu in gpus[2 * number : 2 * number + 2]:

@@ -17,7 +17,7 @@ from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
 from mycel.units import RATE_UNITS
 
-__all__ = ["Description", "Reading", "gigabytes"]
+__all__ = ["Description", "Reading", "join"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,16 +50,6 @@ class _Exit:
     at: tuple[str, ...]
     rate: Fraction
     latency_s: float
-
-
-def gigabytes(number: int | str | Fraction) -> Fraction:
-    """Bytes a second of ``number`` GB/s.
-
-    Examples:
-        >>> gigabytes("20.6")
-        Fraction(20600000000, 1)
-    """
-    return Fraction(number) * 10**9
 
 
 class Description:
@@ -134,8 +124,36 @@ class Description:
             raise TopologyError(f"{self._source}: more than {MAX_LINKS} links")
 
     def exit(self, name: str, at: Sequence[str], rate: Fraction, latency_s: float = 0.0) -> None:
-        """Add a network interface that the vertices ``at`` reach at ``rate`` bytes a second each way."""
+        """Add a network interface that the vertices ``at`` reach at ``rate`` bytes a second each way.
+
+        One that is there already is the same: reached from more vertices, and no faster for it.
+        """
+        for number, known in enumerate(self._exits):
+            if name and known.name == name:
+                self._exits[number] = replace(known, at=tuple(dict.fromkeys((*known.at, *at))))
+                return
         self._exits.append(_Exit(name=name, at=tuple(at), rate=rate, latency_s=latency_s))
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether a network interface is known."""
+        return bool(self._exits)
+
+    def drop_exits(self, names: Sequence[str]) -> list[str]:
+        """Leave out interfaces, for example those whose ports are down; returns which of them were there."""
+        dropped = [way.name for way in self._exits if way.name in names]
+        self._exits = [way for way in self._exits if way.name not in names]
+        return dropped
+
+    @property
+    def switches(self) -> list[str]:
+        """Labels of the switches, in order."""
+        return [label for label, vertex in self._vertices.items() if vertex.kind == "switch"]
+
+    @property
+    def ranks(self) -> list[str]:
+        """Labels of the ranks, in order."""
+        return [label for label, vertex in self._vertices.items() if vertex.kind == "rank"]
 
     def reading(self, *, nodes: int = 1, network: str | None = None) -> Reading:
         """The topology of ``nodes`` such machines.
@@ -149,51 +167,16 @@ class Description:
         Raises:
             TopologyError: the fabric cannot work, or nothing says how fast the network is.
         """
-        notes = list(self.notes)
-        rates: dict[tuple[str, str], Fraction] = {}
-        latencies: dict[tuple[str, str], float] = {}
-        vertices: dict[str, Vertex] = {}
-        unit = {self._unit}
-
-        def connect(a: str, b: str, rate: Fraction, latency_s: float) -> None:
-            rates[a, b] = rates.get((a, b), Fraction(0)) + rate
-            latencies[a, b] = max(latencies.get((a, b), 0.0), latency_s)
-
         if nodes == 1 and network is not None:
             raise TopologyError(f"{self._source}: a network between nodes needs more than one node")
-        if nodes > 1 and nodes * (len(self._vertices) + len(self._exits)) >= MAX_VERTICES:
-            raise TopologyError(f"{self._source}: {nodes} nodes have more than {MAX_VERTICES} ranks and switches")
-        if nodes > 1 and nodes * (len(self._cables) + 4 * len(self._exits)) >= MAX_LINKS:
-            raise TopologyError(f"{self._source}: {nodes} nodes have more than {MAX_LINKS} links")
-        drop = nodes == 1 and self._joined_without_fallback()
-        if drop:
-            notes.append("PCIe is left out: faster links join all GPUs")
-        for number in range(nodes):
-            prefix = f"node{number}/" if nodes > 1 else ""
-            for label, vertex in self._vertices.items():
-                node = f"node{number}" if prefix else vertex.node
-                vertices[prefix + label] = replace(vertex, label=prefix + label, node=node)
-            for cable in self._cables:
-                if not (drop and cable.fallback):
-                    connect(prefix + cable.src, prefix + cable.dst, cable.rate, cable.latency_s)
-        if nodes > 1:
-            exits, rate = self._ways_out(network, unit, notes)
-            for number in range(nodes):
-                for way in exits:
-                    speed = rate or way.rate
-                    end = "network"
-                    if way.name:
-                        end = f"node{number}/{way.name}"
-                        vertices[end] = Vertex(kind="switch", label=end, node=f"node{number}")
-                        for a, b in ((end, "network"), ("network", end)):
-                            connect(a, b, speed, way.latency_s)
-                    for vertex_label in way.at:
-                        inside = f"node{number}/{vertex_label}"
-                        for a, b in ((inside, end), (end, inside)):
-                            connect(a, b, speed, 0.0 if way.name else way.latency_s)
-            vertices["network"] = Vertex(kind="switch", label="network")
-        name = self._name if nodes == 1 else f"{self._name}_x{nodes}"
-        return Reading(topology=self._finish(name, vertices, rates, latencies, unit), notes=tuple(notes))
+        if nodes == 1 and len(self.ranks) == 1:
+            raise TopologyError(
+                f"{self._source}: describes one rank alone, and a collective needs two; "
+                f"'{self._source}*2' is two such machines on one network"
+            )
+        if nodes == 1:
+            return _combine(self._name, [("", self)], network)
+        return _combine(f"{self._name}_x{nodes}", [(f"node{number}", self) for number in range(nodes)], network)
 
     def _ways_out(self, network: str | None, unit: set[str], notes: list[str]) -> tuple[list[_Exit], Fraction | None]:
         rate = None
@@ -217,19 +200,16 @@ class Description:
                 f"'{self._source}*2@25 GB/s'"
             )
         notes.append("nodes are joined by a cable of each rank to one network switch")
-        ranks = [label for label, vertex in self._vertices.items() if vertex.kind == "rank"]
-        return [_Exit(name="", at=(label,), rate=rate, latency_s=0.0) for label in ranks], rate
+        return [_Exit(name="", at=(label,), rate=rate, latency_s=0.0) for label in self.ranks], rate
 
-    def _joined_without_fallback(self) -> bool:
-        """Whether the ranks reach each other without the cables that are a fallback, of which there are some."""
-        if not any(cable.fallback for cable in self._cables):
-            return False
+    def _joins_all(self, *, fallback: bool) -> bool:
+        """Whether the ranks reach each other over its cables; without ``fallback``, over those that are none."""
         beside: dict[str, list[str]] = {}
         for cable in self._cables:
-            if not cable.fallback:
+            if fallback or not cable.fallback:
                 beside.setdefault(cable.src, []).append(cable.dst)
                 beside.setdefault(cable.dst, []).append(cable.src)
-        ranks = [label for label, vertex in self._vertices.items() if vertex.kind == "rank"]
+        ranks = self.ranks
         seen, stack = set(ranks[:1]), ranks[:1]
         while stack:
             for other in beside.get(stack.pop(), ()):
@@ -238,31 +218,106 @@ class Description:
                     stack.append(other)
         return seen.issuperset(ranks)
 
-    def _finish(
-        self,
-        name: str,
-        vertices: dict[str, Vertex],
-        rates: dict[tuple[str, str], Fraction],
-        latencies: dict[tuple[str, str], float],
-        written: set[str],
-    ) -> Topology:
-        kept = _without_dead_ends(vertices, rates)
-        ordered = [v for kind in ("rank", "switch") for v in vertices.values() if v.kind == kind and v.label in kept]
-        index = {vertex.label: number for number, vertex in enumerate(ordered)}
-        used = {ends: rate for ends, rate in rates.items() if ends[0] in index and ends[1] in index}
-        for (a, b), rate in used.items():
-            if rate < 1 or rate.denominator != 1:
-                raise TopologyError(f"{self._source}: link {a} -> {b}: bandwidth must be a positive whole number")
-        unit = "link" if "link" in written else fitting_unit(used.values(), written)
-        scale = RATE_UNITS.get(unit, Fraction(1))
-        links = tuple(
-            Link(src=index[a], dst=index[b], capacity=int(rate / scale), latency_s=latencies[a, b])
-            for (a, b), rate in used.items()
-        )
-        try:
-            return Topology(name=name, unit=unit, vertices=tuple(ordered), links=links)
-        except TopologyError as error:
-            raise TopologyError(f"{self._source}: {error}") from None
+
+def join(name: str, machines: Sequence[tuple[str, Description]]) -> Reading:
+    """The topology of several machines, equal or not, on one network switch through their interfaces.
+
+    Args:
+        name: of the topology.
+        machines: the name of each, and what it is.
+
+    Raises:
+        TopologyError: as for ``Description.reading``.
+    """
+    if len(machines) == 1:
+        return _renamed(machines[0][1].reading(), name)
+    return _combine(name, machines, None)
+
+
+def _renamed(reading: Reading, name: str) -> Reading:
+    """The same with the topology under another name."""
+    return replace(reading, topology=replace(reading.topology, name=name))
+
+
+class _Fabric:
+    """Vertices and merged links of several machines."""
+
+    def __init__(self) -> None:
+        self.vertices: dict[str, Vertex] = {}
+        self.rates: dict[tuple[str, str], Fraction] = {}
+        self.latencies: dict[tuple[str, str], float] = {}
+
+    def add(self, machine: Description, node: str, *, drop: bool) -> None:
+        prefix = f"{node}/" if node else ""
+        for label, vertex in machine._vertices.items():
+            self.vertices[prefix + label] = replace(vertex, label=prefix + label, node=node or vertex.node)
+        for cable in machine._cables:
+            if not (drop and cable.fallback):
+                self.connect(prefix + cable.src, prefix + cable.dst, cable.rate, cable.latency_s)
+
+    def connect(self, a: str, b: str, rate: Fraction, latency_s: float) -> None:
+        self.rates[a, b] = self.rates.get((a, b), Fraction(0)) + rate
+        self.latencies[a, b] = max(self.latencies.get((a, b), 0.0), latency_s)
+
+    def both(self, a: str, b: str, rate: Fraction, latency_s: float) -> None:
+        self.connect(a, b, rate, latency_s)
+        self.connect(b, a, rate, latency_s)
+
+    def leave(self, node: str, ways: Sequence[_Exit], rate: Fraction | None) -> None:
+        """Cables from a machine's interfaces to the network."""
+        prefix = f"{node}/" if node else ""
+        for way in ways:
+            speed, end = rate or way.rate, "network"
+            if way.name:
+                end = f"{prefix}{way.name}"
+                self.vertices[end] = Vertex(kind="switch", label=end, node=node or None)
+                self.both(end, "network", speed, way.latency_s)
+            for label in way.at:
+                self.both(f"{prefix}{label}", end, speed, 0.0 if way.name else way.latency_s)
+
+
+def _combine(name: str, machines: Sequence[tuple[str, Description]], network: str | None) -> Reading:
+    first, several = machines[0][1], len(machines) > 1
+    source, size = first._source, len(machines)
+    if several and sum(len(m._vertices) + len(m._exits) for _, m in machines) >= MAX_VERTICES:
+        raise TopologyError(f"{source}: {size} nodes have more than {MAX_VERTICES} ranks and switches")
+    if several and sum(len(m._cables) + 4 * len(m._exits) for _, m in machines) >= MAX_LINKS:
+        raise TopologyError(f"{source}: {size} nodes have more than {MAX_LINKS} links")
+    notes = list(dict.fromkeys(note for _, machine in machines for note in machine.notes))
+    drop = not several and any(cable.fallback for cable in first._cables) and first._joins_all(fallback=False)
+    if drop:
+        notes.append("PCIe is left out: faster links join all GPUs")
+    unit, fabric = {first._unit}, _Fabric()
+    for node, machine in machines:
+        fabric.add(machine, node, drop=drop)
+    # Hosts of one file that nothing joins, as a dump over several has them, meet on a network as well.
+    if several or (first._exits and not first._joins_all(fallback=True)):
+        for node, machine in machines:
+            ways, rate = machine._ways_out(network, unit, notes)
+            fabric.leave(node, ways, rate)
+        fabric.vertices["network"] = Vertex(kind="switch", label="network")
+    return Reading(topology=_finish(name, source, fabric, unit), notes=tuple(dict.fromkeys(notes)))
+
+
+def _finish(name: str, source: str, fabric: _Fabric, written: set[str]) -> Topology:
+    vertices, rates = fabric.vertices, fabric.rates
+    kept = _without_dead_ends(vertices, rates)
+    ordered = [v for kind in ("rank", "switch") for v in vertices.values() if v.kind == kind and v.label in kept]
+    index = {vertex.label: number for number, vertex in enumerate(ordered)}
+    used = {ends: rate for ends, rate in rates.items() if ends[0] in index and ends[1] in index}
+    for (a, b), rate in used.items():
+        if rate < 1 or rate.denominator != 1:
+            raise TopologyError(f"{source}: link {a} -> {b}: bandwidth must be a positive whole number")
+    unit = "link" if "link" in written else fitting_unit(used.values(), written)
+    scale = RATE_UNITS.get(unit, Fraction(1))
+    links = tuple(
+        Link(src=index[a], dst=index[b], capacity=int(rate / scale), latency_s=fabric.latencies[a, b])
+        for (a, b), rate in used.items()
+    )
+    try:
+        return Topology(name=name, unit=unit, vertices=tuple(ordered), links=links)
+    except TopologyError as error:
+        raise TopologyError(f"{source}: {error}") from None
 
 
 def _without_dead_ends(vertices: dict[str, Vertex], links: dict[tuple[str, str], Fraction]) -> set[str]:

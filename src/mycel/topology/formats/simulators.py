@@ -21,7 +21,8 @@ import yaml
 
 from mycel.errors import MycelError, TopologyError
 from mycel.topology.capacities import read_rate, read_seconds
-from mycel.topology.formats.description import Description, gigabytes
+from mycel.topology.formats.description import Description
+from mycel.topology.hardware import gigabytes
 from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
 from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
