@@ -400,6 +400,21 @@ def test_all_hear_of_a_failure_and_where_everybody_stands() -> None:
         }
 
 
+def test_all_come_to_say_the_same_where_several_miss_a_rank_at_once() -> None:
+    """In different calls they would say it in different words; those of the lowest rank count."""
+    with net(HOSTS[:9]) as ranks:
+        hearings = {rank: Hearing(rank, 9, control) for rank, control in ranks.controls.items()}
+        for rank in (6, 2, 4):
+            hearings[rank].poison("lost", f"rank 8 was lost during broadcast #{rank}", ranks=(8,))
+        hearings[0].poison("lost", "rank 7 was lost", ranks=(7,))  # something else: whoever hears this first keeps it
+        for _ in range(12):
+            for hearing in hearings.values():
+                hearing.observe()
+        settled = {str(hearing.settled()) for rank, hearing in hearings.items() if hearing.lost == {8}}
+        assert settled == {"rank 8 was lost during broadcast #2"}
+        assert hearings[1].poison("lost", "late", ranks=(8,)) is hearings[1].cause
+
+
 # -- forming ----------------------------------------------------------------------------------------------
 
 

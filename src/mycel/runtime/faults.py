@@ -156,7 +156,7 @@ class Faults:
 
     def again(self) -> CommunicationError:
         """The error for a call on a group that has failed before."""
-        cause = self.cause or CommunicationError("the process group has failed")
+        cause = self.hearing.settled() or CommunicationError("the process group has failed")
         return type(cause)(f"the process group failed earlier: {cause}")
 
     def next_epoch(self, topology: Topology) -> None:
@@ -190,8 +190,8 @@ class Faults:
             self._on_timeout(job, attempt)
         if self.cause is None and self.control.ended:
             self._miss_ended(job, attempt)
-        if self.cause is not None:
-            raise self.cause
+        if (cause := self.hearing.settled()) is not None:
+            raise cause
 
     def first_look_ns(self, attempt: Attempt) -> int:
         """When the engine is to stop a run for the first time, as CLOCK_MONOTONIC nanoseconds."""
@@ -218,8 +218,8 @@ class Faults:
             Alarm: a rank asks where everybody stands; answer with ``not_connected``.
         """
         alarm = self.hearing.attend()
-        if self.cause is not None:
-            raise self.cause
+        if (cause := self.hearing.settled()) is not None:
+            raise cause
         awaited = rendezvous.awaited
         if not alarm and (mismatch := self._other_call(attempt)):
             self._conclude(attempt, (awaited,), mismatch=mismatch)
@@ -231,8 +231,8 @@ class Faults:
             raise Alarm
         if alarm:
             self._conclude(attempt, (rendezvous.awaited,), unanswered=rendezvous.unanswered)
-        if self.cause is not None:
-            raise self.cause
+        if (cause := self.hearing.settled()) is not None:
+            raise cause
 
     def _other_call(self, attempt: Attempt) -> str:
         """How another rank's call in place of this one differs; the round after a collective is in no one's place."""
@@ -256,7 +256,7 @@ class Faults:
             self._on_lost(peer, attempt, (peer,))
         else:
             self._conclude(attempt, (peer,), unanswered=unanswered, may_wait=False)
-        return self.cause or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
+        return self.hearing.settled() or self.poison("failed", f"{attempt.what}: no connection to rank {peer}")
 
     # -- the cases ----------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ keep them from hearing each other by way of a third; in groups of many ranks ``c
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
@@ -38,6 +39,8 @@ _ERRORS: dict[str, type[CommunicationError]] = {
     "mismatch": MismatchError,
     "failed": CommunicationError,
 }
+#: Ranks in different calls may miss the same rank at the same moment: for so long the words of the lowest count.
+_SETTLING_S = 0.1
 #: Questions and answers that have been passed on and are known if they come again.
 _KNOWN = 4096
 
@@ -72,6 +75,7 @@ class Hearing:
         self.num_introduced = 0
         self._lock = threading.RLock()
         self._cause: CommunicationError | None = None
+        self._named_by, self._settled = rank, 0.0
         self._identities: dict[int, Identity] = {}
         self._inquiry = Inquiry(rank)
         self._known: OrderedDict[tuple[str, int, int], None] = OrderedDict()
@@ -106,13 +110,24 @@ class Hearing:
         with self._lock:
             if self._cause is None:
                 ranks, message = tuple(ranks), shortened(message)
-                self._fail(kind, message, ranks)
+                self._fail(kind, message, ranks, self.rank)
                 self._notify(Abort(by=self.rank, kind=kind, cause=message, ranks=ranks))
             return self._cause or CommunicationError(message)
 
-    def _fail(self, kind: str, message: str, ranks: Iterable[int]) -> None:
+    def settled(self) -> CommunicationError | None:
+        """The cause; one that names lost ranks not before others who have found the same at the same time were heard.
+
+        Waits for a tenth of a second at most, once.
+        """
+        while self._cause is not None and (left := self._settled - time.monotonic()) > 0:
+            self.attend(patience_s=left)
+        return self._cause
+
+    def _fail(self, kind: str, message: str, ranks: Iterable[int], by: int) -> None:
         """Set the cause, and have the engine look up."""
-        self.lost = frozenset(ranks)
+        if self._cause is None and kind == "lost":
+            self._settled = time.monotonic() + _SETTLING_S
+        self.lost, self._named_by = frozenset(ranks), by
         self._cause = _ERRORS[kind](message)
         self.control.alert()
 
@@ -213,8 +228,8 @@ class Hearing:
         for event in self.control.take():
             message, peer = event.message, event.peer
             if isinstance(message, Abort):
-                if self._cause is None:
-                    self._fail(message.kind, message.cause, message.ranks)
+                if self._cause is None or self._is_the_same(message):
+                    self._fail(message.kind, message.cause, message.ranks, message.by)
                     self._pass_on(message, peer)
             elif isinstance(message, Position | Finding):
                 if self._inquiry.file(message):
@@ -227,6 +242,12 @@ class Hearing:
                     self._calls[peer], self._has_news = message.header, True
             elif isinstance(message, Question | Heard):
                 self._hear(message, peer)
+
+    def _is_the_same(self, message: Abort) -> bool:
+        """Whether a rank lower than the one that has named the cause names the same ranks, and in time."""
+        is_lost = message.kind == "lost" and isinstance(self._cause, PeerLostError) and bool(self.lost)
+        is_lower = message.by < self._named_by and frozenset(message.ranks) == self.lost
+        return is_lost and is_lower and time.monotonic() < self._settled
 
     def _hear(self, message: Question | Heard, peer: int) -> None:
         """A question about a silent machine, or an answer: known ones come again by way of others."""
