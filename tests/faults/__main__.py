@@ -15,8 +15,8 @@ A cell is one collective, called over and over on the ranks of an emulated clust
 ``mismatch``  a rank calls another collective, size, type, operation or root, or in another order
 
 ``send_recv`` is no collective: all ranks exchange messages with the one that the fault hits. Faults of links are left
-out there, for a message that waits for a link names its ranks. Two ranks that miss it at the same moment each say so of
-a message of their own.
+out there, for a message that waits for a link names its ranks. Two ranks that miss it at the same moment each say so
+of a message of their own.
 
 ``--cluster processes`` has no links that could break: its ranks are processes of one machine, which share memory.
 
