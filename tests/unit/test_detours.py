@@ -26,7 +26,7 @@ from tests.unit.test_point_to_point import (
 )
 
 from mycel.collectives.program import Channel
-from mycel.errors import CommunicationError
+from mycel.errors import CommunicationError, UsageError
 from mycel.runtime import p2p_pool
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_endpoint import Endpoint
@@ -36,6 +36,7 @@ from mycel.runtime.p2p_passage import Passage, Passages
 from mycel.runtime.p2p_pieces import Pieces
 from mycel.runtime.p2p_pool import RELAYED_BYTES, Flight, Piece, Pool, piece_bytes_for
 from mycel.runtime.p2p_routes import Relay, find_relays, find_routes
+from mycel.settings import read_settings
 from mycel.topology.builders import loopback, ring, star, torus, two_boxes
 from mycel.topology.model import Topology
 
@@ -444,6 +445,20 @@ def test_a_way_that_stalls_is_given_up_and_what_comes_late_harms_nobody(
     exchange(a, b, SIZE)
     relay.before.close()
     relay.after.close()
+
+
+def test_a_job_may_do_without() -> None:
+    assert read_settings({}).relays and not read_settings({"MYCEL_RELAYS": "0"}).relays
+    with pytest.raises(UsageError, match="MYCEL_RELAYS='no' is not one of: 0, 1"):
+        read_settings({"MYCEL_RELAYS": "no"})
+    world = World(3, in_memory=False)
+    world.relays = [(way_through(2, 1), 1e8)]
+    end = Endpoint(Fake(world, 0), relays=False)  # type: ignore[arg-type]
+    begin_send(end, 1, bytes(RELAYED_BYTES))
+    outlet = end._exchange.outlets[1]
+    assert outlet.pool is None and not outlet.relays and not world.passages[2]
+    end.close()
+    world.close()
 
 
 def test_messages_that_fail_leave_nothing_behind(world: World) -> None:
