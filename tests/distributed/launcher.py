@@ -40,6 +40,8 @@ import torch.utils._device
 
 import mycel.runtime
 
+sys.path.append(str(Path(__file__).parents[2]))  # what ranks run imports from ``tests``
+
 #: Seconds the other ranks get after the first has failed.
 GRACE_S = 15.0
 

@@ -51,6 +51,8 @@ class GroupCalls:
         devices: for tensors on GPUs; ``None`` where there are none.
     """
 
+    _most_small = _SMALL  # elements, of groups that are not formed yet, too
+
     def __init__(
         self,
         rank: int,
@@ -66,7 +68,8 @@ class GroupCalls:
         self._fallback = fallback
         self._devices = devices
         self._messages = PointToPoint(communicator)
-        self._most_small = _SMALL_HERE if communicator is not None and communicator.is_local else _SMALL
+        if communicator is not None and communicator.is_local:
+            self._most_small = _SMALL_HERE
         self._no_tensor = torch.zeros(1, dtype=torch.int32)
         #: Small calls that have been run before, by kind.
         self._shortcuts: dict[Hashable, Shortcut] = {}
