@@ -412,6 +412,7 @@ class ByHand:
             self.world.ends[1].glance()
 
 
+@pytest.mark.long  # by hand and by the clock: once in two runs of everything, a message was late here
 @pytest.mark.parametrize("passed", [0, FRAME_BYTES - 1, FRAME_BYTES + 1000, None], ids=str)
 def test_a_way_that_stalls_is_given_up_and_what_comes_late_harms_nobody(
     world: World, monkeypatch: pytest.MonkeyPatch, passed: int | None
