@@ -133,7 +133,7 @@ def test_channels_are_ones_own():
 def test_weights_are_one_a_channel():
     program = lower(synthesize(ring(num_ranks=3), "all_gather"), 12, piece_elements=4)[0]
     assert len(program.weights) == len(program.channels) == 4
-    assert "channel 0 0 -> 1 via 0>1 weight 3" in program.to_text()
+    assert "channel 0 0 -> 1 via 0>1 weight 1" in program.to_text()
     for wrong in (program.weights[1:], (0, *program.weights[1:])):
         with pytest.raises(ScheduleError, match=r"rank 0: \d weights from \d for 4 channels"):
             replace(program, weights=wrong)
