@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from tests.oracles.first_come import play
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
@@ -208,7 +209,7 @@ def test_the_schedule_can_be_had_again(topology: Topology, name: CollectiveName,
 
 def test_a_trace_without_its_dependencies_is_no_right_schedule() -> None:
     schedule = made(star(num_ranks=3), "all_reduce", "tree")
-    ranks = traces(schedule, 3000)
+    ranks = traces(schedule, 1500)
     for node in (node for nodes in ranks for node in nodes if node.type == SEND):
         del node.data_deps[:]
     with pytest.raises(VerificationError):
@@ -236,6 +237,56 @@ def test_uneven_blocks_and_the_size_of_all_to_all() -> None:
     assert {attributes(e[SEND])["comm_size"] for e in check_form(traces(schedule, 3000)).values()} == {1000}
     with pytest.raises(UsageError, match="a trace of 0 bytes"):
         export(schedule, "chakra", num_bytes=0)
+
+
+def played(schedule: Schedule, num_bytes: int, piece_bytes: int | None = None) -> float:
+    """Microseconds that the traces take first come, first served."""
+    exported = export(schedule, "chakra", num_bytes=num_bytes, piece_bytes=piece_bytes)
+    assert not isinstance(exported, str)
+    ranks = [[(node.type, tuple(node.data_deps), attributes(node)) for node in decode(data)] for data in exported]
+    return 1e6 * play(schedule, ranks)
+
+
+def on_links(schedule: Schedule, num_bytes: int) -> float:
+    return 1e-3 * num_bytes / float(schedule.algbw)  # GB/s
+
+
+@pytest.mark.parametrize(
+    ("fabric", "small", "large"),
+    [("ring:ranks=8", 18.8, 1175), ("full_mesh:ranks=8", 5.74, 336.0), ("star:ranks=8", 38.3, 2355)],
+)
+def test_the_player_agrees_with_astra_sim(fabric: str, small: float, large: float) -> None:
+    """Its own times of traces in pieces of 32 KB, of an all_reduce of 1 and 64 MB; measured, not made by us."""
+    schedule = made(load_topology(f"{fabric},bandwidth=50 GB/s,latency=500ns"), "all_reduce", "forest")
+    assert played(schedule, 1 << 20, 1 << 15) == pytest.approx(small, rel=0.005)
+    assert played(schedule, 64 << 20, max(1 << 15, (64 << 20) // 8 // 32)) == pytest.approx(large, rel=0.002)
+
+
+def test_a_channels_order_holds_where_pieces_are_longer_than_latency() -> None:
+    """Without the window, ASTRA-sim and this player both take 674 us."""
+    schedule = made(load_topology("torus:dims=4x4,bandwidth=50 GB/s,latency=500ns"), "all_reduce", "forest")
+    assert played(schedule, 64 << 20) < 1.02 * on_links(schedule, 64 << 20)
+
+
+def test_pieces_fit_the_fabric_or_are_chosen() -> None:
+    schedule = made(load_topology("star:ranks=16,bandwidth=50 GB/s,latency=500ns"), "all_reduce", "forest")
+    assert played(schedule, 1 << 20) < 1.05 * on_links(schedule, 1 << 20)
+    assert played(schedule, 1 << 20, 1 << 15) > 1.7 * on_links(schedule, 1 << 20)
+    around = made(load_topology("ring:ranks=4"), "all_gather", "forest")
+    nodes = [node for data in export(around, "chakra", piece_bytes=999) for node in decode(data)]
+    sizes = [attributes(node)["comm_size"] for node in nodes if node.type == SEND]
+    assert 0.99 * 999 < min(sizes) <= max(sizes) == 999
+    with pytest.raises(UsageError, match="pieces of 0 bytes"):
+        export(around, "chakra", piece_bytes=0)
+    with pytest.raises(UsageError, match="dot has no messages"):
+        export(around, "dot", piece_bytes=999)
+
+
+def test_copies_carry_an_operation() -> None:
+    """ASTRA-sim's roofline model divides by them."""
+    ranks = traces(made(ring(num_ranks=4), "all_to_all", "direct"), 1 << 20)
+    copies = [attributes(node) for nodes in ranks for node in nodes if node.type == COMPUTE]
+    assert copies and {values["num_ops"] for values in copies} == {1}
 
 
 def test_switches_that_compute_are_refused() -> None:
@@ -270,6 +321,8 @@ def test_the_command_writes_a_file_a_rank(tmp_path: Path) -> None:
     assert CliRunner().invoke(build_app(), arguments).exit_code == 0
     assert sorted(file.name for file in tmp_path.glob("*.et")) == ["traces.0.et", "traces.1.et", "traces.2.et"]
     assert (tmp_path / "traces.0.et").read_bytes() == golden()
+    system = json.loads((tmp_path / "traces.system.json").read_text())
+    assert system == {"all-gather-implementation-custom": ["traces"], "preferred-dataset-splits": 1}
 
 
 if __name__ == "__main__":

@@ -101,8 +101,9 @@ def test_astra_sim_dimensions() -> None:
     topology = parse_topology(text, source="n.yml")
     ends = cables(topology)
     assert topology.num_ranks == 6
-    assert ends["0>2"] == ends["5>3"] == 10
-    assert ends["0>3"] == ends["5>2"] == 5  # a ring of two is one cable
+    giga = 2**30  # bytes; what ASTRA-sim calls a GB
+    assert ends["0>2"] == ends["5>3"] == 10 * giga
+    assert ends["0>3"] == ends["5>2"] == 5 * giga  # a ring of two is one cable
     assert "0>4" not in ends
     assert topology.latency_s[0, 3] == 1e-6
 

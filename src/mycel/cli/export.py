@@ -29,8 +29,12 @@ def register(app: typer.Typer) -> None:
             typer.Option("--format", help=f"One of {', '.join(FORMS)}; by the end of the file's name if not given."),
         ] = None,
         size: Annotated[str, typer.Option(help="Size of the whole array, for chrome_trace and chakra.")] = "16MB",
+        piece: Annotated[
+            str | None, typer.Option(help="Longest message, for chrome_trace and chakra; what fits if not given.")
+        ] = None,
     ) -> None:
         wanted = form or form_of(output)
         made = read_schedule(schedule)
         verify_schedule(made)
-        print("\n".join(write_schedule(made, output, wanted, num_bytes=parse_size(size))))
+        length = None if piece is None else parse_size(piece)
+        print("\n".join(write_schedule(made, output, wanted, num_bytes=parse_size(size), piece_bytes=length)))

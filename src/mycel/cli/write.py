@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from mycel.collectives.export import FORMATS, SUFFIXES, export, files_of, format_of
+from mycel.collectives.export.chakra import system_file
 from mycel.collectives.imports import READERS, Content
 from mycel.collectives.schedule import Schedule
 from mycel.errors import UsageError
@@ -39,7 +40,9 @@ def form_of(output: Path) -> str:
     return form
 
 
-def write_schedule(schedule: Schedule, output: Path, form: str, *, num_bytes: int) -> list[str]:
+def write_schedule(
+    schedule: Schedule, output: Path, form: str, *, num_bytes: int, piece_bytes: int | None = None
+) -> list[str]:
     """Write a verified schedule; lines for people say what was written.
 
     Where mycel reads the form too, what was written is read and verified again, and the line says what the reader
@@ -50,9 +53,10 @@ def write_schedule(schedule: Schedule, output: Path, form: str, *, num_bytes: in
         output: the file, or the name from which those of several files are made.
         form: one of ``FORMS``.
         num_bytes: size of the whole array, for forms that need one.
+        piece_bytes: longest message, for the same forms.
 
     Raises:
-        UsageError: unknown form, or the file cannot be written.
+        UsageError: unknown form, one without messages of a given length, or the file cannot be written.
         ScheduleError: the form cannot express the schedule.
     """
     if form == "json":
@@ -60,10 +64,15 @@ def write_schedule(schedule: Schedule, output: Path, form: str, *, num_bytes: in
     elif form == "text":
         files = {output: schedule.to_text().encode()}
     elif form in FORMATS:
-        files = files_of(export(schedule, form, num_bytes=num_bytes), output)
+        files = files_of(export(schedule, form, num_bytes=num_bytes, piece_bytes=piece_bytes), output)
     else:
         raise UsageError(f"unknown form {form!r}; known: {', '.join(FORMS)}")
     notes: list[str] = []
+    system = system_file(schedule, output.stem) if form == "chakra" else None
+    if system is not None:
+        beside = output.with_suffix(".system.json")
+        files[beside] = system.encode()
+        notes = [f"{beside}: what ASTRA-sim's system file says to run {schedule.collective.name} so"]
     if form in READERS:
         text = files[output].decode()
         facts = READERS[form].check(Content(text=text, data=json.loads(text) if text.startswith("{") else None))
@@ -73,5 +82,6 @@ def write_schedule(schedule: Schedule, output: Path, form: str, *, num_bytes: in
             file.write_bytes(data)
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
-    written = str(output) if len(files) == 1 else f"{next(iter(files))} and {len(files) - 1} more"
+    traces = len(files) - (system is not None)
+    written = str(output) if traces == 1 else f"{next(iter(files))} and {traces - 1} more"
     return [f"written to {written}", *notes]

@@ -49,6 +49,11 @@ SUFFIXES: dict[str, str] = {
 
 #: Formats that say how much each transfer moves, and so can express blocks of different sizes.
 _UNEVEN = ("dot", "chrome_trace", "chakra")
+#: Formats of one size, whose messages have a length.
+_IN_PIECES: dict[str, Callable[[Schedule, int, int | None], Exported]] = {
+    "chrome_trace": chrome_trace.export,
+    "chakra": chakra.export,
+}
 
 
 def format_of(name: str) -> str | None:
@@ -61,19 +66,20 @@ def format_of(name: str) -> str | None:
     return next((known for suffix, known in SUFFIXES.items() if name.endswith(suffix)), None)
 
 
-def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> Exported:
+def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24, piece_bytes: int | None = None) -> Exported:
     """The schedule in a format.
 
     Args:
         schedule: a verified schedule.
         form: a key of ``FORMATS``.
         num_bytes: size of the whole array, for formats that need one.
+        piece_bytes: longest message, for the same formats; if not given, what fits.
 
     Returns:
         Text, or for ``chakra`` the bytes of each rank's file.
 
     Raises:
-        UsageError: unknown format.
+        UsageError: unknown format, or a length of messages for one that has none.
         ScheduleError: the format cannot express the schedule.
 
     Examples:
@@ -89,6 +95,10 @@ def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24) -> Export
         raise UsageError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
     if schedule.collective.weights is not None and form not in _UNEVEN:
         raise ScheduleError(f"{form} has equal blocks only; uneven ones: {', '.join(_UNEVEN)} and mycel's own JSON")
+    if form in _IN_PIECES:
+        return _IN_PIECES[form](schedule, num_bytes, piece_bytes)
+    if piece_bytes is not None:
+        raise UsageError(f"{form} has no messages of a given length; formats that do: {', '.join(_IN_PIECES)}")
     return FORMATS[form](schedule, num_bytes)
 
 

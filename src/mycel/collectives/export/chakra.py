@@ -2,8 +2,13 @@
 
 A file a rank holds messages of Protocol Buffers, each with its length before it: first ``GlobalMetadata``, then a
 ``Node`` for every send, receive, sum and copy of the rank's program. Two nodes of different ranks belong together
-where source, destination and tag are the same. What a node must wait for is in ``data_deps``, the only dependencies
-that the public feeder looks at.
+where source, destination and tag are the same. What a node must wait for is in ``data_deps``: the feeder of version 1
+of the schema looks at nothing else, that of version 3, which ASTRA-sim uses, at ``ctrl_deps`` too.
+
+A simulator starts all nodes that wait for nothing at once, and serves a link's messages first come, first served: a
+rank's own pieces would all enter the queue before those that it is to pass on. So a send waits for an earlier one of
+its channel as well (``_window``), where a piece lasts longer than it is on its way. Where it does not, such a wait
+would leave the link idle, for a send is over when it has arrived.
 
 Attributes have the types that the feeder reads them with: it takes a value of another type for zero.
 
@@ -15,32 +20,52 @@ References:
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import pairwise
 
-from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.lower import chunk_bounds, lower
 from mycel.collectives.program import Instruction, Op, Program
 from mycel.collectives.schedule import Schedule
+from mycel.cost import bytes_per_second
 from mycel.errors import ScheduleError, UsageError
+from mycel.topology.model import Topology
 
-__all__ = ["COMPUTE", "RECEIVE", "SEND", "VERSION", "export"]
+__all__ = ["COMPUTE", "RECEIVE", "SEND", "VERSION", "export", "fitting_piece", "system_file"]
 
 #: Version of the traces' schema.
 VERSION = "0.0.4"
 #: Into how many messages a chunk is cut at most: enough to keep a pipeline full, and few enough for a simulator.
 _MAX_PIECES = 32
+#: A piece lasts as long as this part of the longest path's latency, unless that would be too many or too short ones:
+#: shorter ones would not make the pipeline's fill, which is latency then, any shorter.
+_OF_LATENCY = 1 / 8
+#: Shortest piece by default, in bytes. ASTRA-sim stops at a message that passes a link in less than a nanosecond.
+_LEAST_PIECE = 1 << 11
+#: Collectives whose implementation a system file of ASTRA-sim can name.
+_SYSTEM_KEYS = {
+    "all_reduce": "all-reduce-implementation-custom",
+    "all_gather": "all-gather-implementation-custom",
+    "reduce_scatter": "reduce-scatter-implementation-custom",
+    "all_to_all": "all-to-all-implementation-custom",
+}
 #: Types of nodes.
 COMPUTE, SEND, RECEIVE = 4, 5, 6
 #: Fields of an attribute by the type of its value.
 _INT32, _INT64, _UINT64, _BOOL = 7, 9, 13, 27
 
 
-def export(schedule: Schedule, num_bytes: int) -> tuple[bytes, ...]:
+def export(schedule: Schedule, num_bytes: int, piece_bytes: int | None = None) -> tuple[bytes, ...]:
     """One trace a rank, for an array of ``num_bytes`` (rounded up to whole blocks; for all_to_all a rank's part).
 
+    Args:
+        schedule: a verified schedule.
+        num_bytes: of the array.
+        piece_bytes: longest message; what ``fitting_piece`` says if not given.
+
     Raises:
-        UsageError: no bytes.
+        UsageError: no bytes, in the array or in a piece.
         ScheduleError: some switch takes part.
     """
     c = schedule.collective
@@ -48,11 +73,62 @@ def export(schedule: Schedule, num_bytes: int) -> tuple[bytes, ...]:
         raise UsageError(f"a trace of {num_bytes} bytes; at least 1 is needed")
     if schedule.num_compute_vertices > c.num_ranks:
         raise ScheduleError("Chakra traces cannot express switches that copy and add; synthesize without 'computes'")
+    if piece_bytes is not None and piece_bytes <= 0:
+        raise UsageError(f"pieces of {piece_bytes} bytes; at least 1 is needed")
     whole = c.total_weight
     size = -(-num_bytes * c.num_parts // whole) * whole
     longest = max(int(stop - start) for start, stop in chunk_bounds(schedule, size))
-    piece = max(PIECE_BYTES[-1], -(-longest // _MAX_PIECES))
-    return tuple(_trace(program) for program in lower(schedule, size, piece_elements=piece))
+    piece = piece_bytes or max(fitting_piece(schedule.topology), -(-longest // _MAX_PIECES))
+    topology = schedule.topology
+    return tuple(_trace(program, topology) for program in lower(schedule, size, piece_elements=piece))
+
+
+def fitting_piece(topology: Topology) -> int:
+    """Bytes of a message that fit a fabric: as long on its slowest link as an eighth of the longest link's latency.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> fitting_piece(load_topology("star:ranks=4,bandwidth=50 GB/s,latency=1us"))
+        6250
+    """
+    rate, latency_s = bytes_per_second(topology), max((link.latency_s for link in topology.links), default=0.0)
+    slowest = min(link.capacity for link in topology.links) * rate
+    return max(_LEAST_PIECE, int(slowest * latency_s * _OF_LATENCY))
+
+
+def system_file(schedule: Schedule, prefix: str) -> str | None:
+    """What a system file of ASTRA-sim says so that a collective runs as these traces; ``None`` where it cannot.
+
+    Args:
+        schedule: what was exported.
+        prefix: of the traces' names, before the rank's number.
+
+    Examples:
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> print(system_file(synthesize(load_topology("ring:ranks=4"), "all_gather"), "traces"), end="")
+        {
+          "all-gather-implementation-custom": ["traces"],
+          "preferred-dataset-splits": 1
+        }
+    """
+    key = _SYSTEM_KEYS.get(schedule.collective.name)
+    if key is None:
+        return None
+    return f'{{\n  "{key}": [{json.dumps(prefix)}],\n  "preferred-dataset-splits": 1\n}}\n'
+
+
+def _window(topology: Topology, path: tuple[int, ...], piece: int) -> int | None:
+    """How many sends of a channel may be under way at once; ``None``: any number.
+
+    As many as fill the slowest link of the path while one is on its way, store and forward at each switch, and one.
+    """
+    hops, rate = list(pairwise(path)), bytes_per_second(topology)
+    latency_s = sum(topology.latency_s[hop] for hop in hops)
+    on_links = [piece / (topology.capacity[hop] * rate) for hop in hops]
+    if max(on_links) <= latency_s:
+        return None
+    return 1 + int((latency_s + sum(on_links)) / max(on_links))
 
 
 def _tags(program: Program) -> dict[int, int]:
@@ -74,12 +150,18 @@ def _tags(program: Program) -> dict[int, int]:
     return tags
 
 
-def _trace(program: Program) -> bytes:
+def _trace(program: Program, topology: Topology) -> bytes:
     tags = _tags(program)
     nodes: list[bytes] = []
     last_of: dict[int, int] = {}  # of each instruction: its last node
+    sent: list[list[int]] = [[] for _ in program.channels]
     for row, i in enumerate(program.instructions):
         needs = [last_of[need] for need in i.needs]
+        if i.op == Op.SEND:
+            window = _window(topology, program.channels[i.channel].path, i.count)
+            if window is not None and len(sent[i.channel]) >= window:
+                needs = sorted({*needs, sent[i.channel][-window]})
+            sent[i.channel].append(len(nodes))
         if i.op != Op.COPY:
             nodes.append(_message(len(nodes), i, program, tags[row], needs))
             needs = [len(nodes) - 1]
@@ -118,7 +200,8 @@ def _compute(number: int, i: Instruction, needs: Iterable[int]) -> bytes:
         needs,
         [
             _attribute("is_cpu_op", _BOOL, 0),
-            _attribute("num_ops", _INT64, i.count if i.op == Op.RECV_REDUCE else 0),
+            # A copy has one, so that a roofline model, which divides by them, finds that memory binds.
+            _attribute("num_ops", _INT64, i.count if i.op == Op.RECV_REDUCE else 1),
             _attribute("tensor_size", _UINT64, i.count),
         ],
     )

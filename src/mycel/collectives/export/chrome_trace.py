@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import Simulation, simulate
 
@@ -49,6 +50,7 @@ def _kind(number: int, num_ranks: int) -> str:
     return f"rank {number}" if number < num_ranks else f"switch {number}"
 
 
-def export(schedule: Schedule, num_bytes: int) -> str:
-    """Timeline of the schedule at a size, simulated."""
-    return json.dumps(timeline(simulate(schedule, num_bytes)), indent=0) + "\n"
+def export(schedule: Schedule, num_bytes: int, piece_bytes: int | None = None) -> str:
+    """Timeline of the schedule at a size, simulated; in messages of the runtime's size if none is given."""
+    run = simulate(schedule, num_bytes, piece_bytes=piece_bytes or PIECE_BYTES[-1])
+    return json.dumps(timeline(run), indent=0) + "\n"

@@ -1,8 +1,8 @@
 """Network files of simulators: ASTRA-sim's analytical ``network.yml`` and SimAI's topology text.
 
 ASTRA-sim: a list of dimensions, each a Ring, Switch or FullyConnected of so many NPUs, with the bandwidth of a link
-in GB/s and its latency in ns; the first dimension varies fastest. SimAI: a line of counts, the numbers of the
-switches, then ``source destination bandwidth delay error-rate`` a cable.
+in GB/s, of 2^30 bytes, and its latency in ns; the first dimension varies fastest. SimAI: a line of counts, the
+numbers of the switches, then ``source destination bandwidth delay error-rate`` a cable.
 
 References:
     W. Won et al., "ASTRA-sim2.0: Modeling Hierarchical Networks and Disaggregated Systems for Large-model Training
@@ -22,13 +22,14 @@ import yaml
 from mycel.errors import MycelError, TopologyError
 from mycel.topology.capacities import read_rate, read_seconds
 from mycel.topology.formats.description import Description
-from mycel.topology.hardware import gigabytes
 from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
 from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
 
 __all__ = ["parse_astra_sim", "parse_simai"]
 
+#: Bytes of what ASTRA-sim's files call a GB: its network layer multiplies by 2^30 (``NetworkFunction.cpp``).
+_GB = 1 << 30
 _KEYS = ("topology", "npus_count", "bandwidth", "latency")
 _KINDS = ("Ring", "Switch", "FullyConnected")
 _DECIMAL = re.compile(r"\d{1,9}(\.\d{1,9})?|\.\d{1,9}")
@@ -53,7 +54,8 @@ def parse_astra_sim(text: str, *, source: str) -> Description:
         if kind not in _KINDS:
             raise read.error(node, f"unknown topology {kind!r}{nearest(kind, _KINDS)}; known: {', '.join(_KINDS)}")
     counts = [read.whole(n, what="npus_count", least=1, most=MAX_VERTICES) for n in columns["npus_count"]]
-    rates = [gigabytes(_decimal(read, node, "bandwidth")) for node in columns["bandwidth"]]
+    # Whole bytes: 0.1 GB/s of these would be a fraction of one.
+    rates = [Fraction(int(_decimal(read, node, "bandwidth") * _GB)) for node in columns["bandwidth"]]
     for rate, node in zip(rates, columns["bandwidth"], strict=True):
         if rate < 1:
             raise read.error(node, "bandwidth must be positive")

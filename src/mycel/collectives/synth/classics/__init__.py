@@ -15,6 +15,7 @@ method                  serves                                   needs
 ``hierarchical``        all_gather, reduce_scatter, all_reduce   nodes with equally many ranks
 ``bruck``               all_gather, all_to_all
 ``two_step``            all_to_all                               nodes with equally many ranks
+``two_shot``            all_reduce                               a path between any two ranks
 ======================  =======================================  ================================================
 """
 
@@ -31,6 +32,7 @@ from mycel.collectives.synth.classics import (
     hierarchical,
     recursive_doubling,
     ring,
+    two_shot,
     two_step,
 )
 
@@ -46,6 +48,7 @@ CLASSICS: dict[str, Callable[..., Schedule]] = {
     "hierarchical": hierarchical.synthesize,
     "bruck": bruck.synthesize,
     "two_step": two_step.synthesize,
+    "two_shot": two_shot.synthesize,
 }
 
 #: Collectives that each of them serves.
@@ -58,6 +61,7 @@ SERVES: dict[str, tuple[CollectiveName, ...]] = {
     "hierarchical": hierarchical.SERVES,
     "bruck": bruck.SERVES,
     "two_step": two_step.SERVES,
+    "two_shot": two_shot.SERVES,
 }
 
 
