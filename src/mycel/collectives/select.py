@@ -15,7 +15,7 @@ from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName, as_collective
-from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.synth import SYNTHESIZERS, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
@@ -142,7 +142,9 @@ def select(
     """
     collective = as_collective(collective, topology.num_ranks)
     known = [*SYNTHESIZERS, *CLASSICS]
-    candidates = [*methods_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
+    candidates = (
+        [*candidates_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
+    )
     if unknown := [method for method in candidates if method not in known]:
         raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if not sizes:
