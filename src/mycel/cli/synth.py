@@ -84,7 +84,7 @@ def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: 
     return bound_record(best, seconds) | {
         "method": schedule.method,
         "algbw": float(schedule.algbw),
-        "optimal": schedule.algbw >= best.algbw and not best.is_composition,
+        "optimal": schedule.algbw >= best.algbw,
         "k": k if k is not None else trees_a_root(schedule),
         "num_trees": count_trees(schedule),
         "depth": schedule.depth,
@@ -255,8 +255,6 @@ def _drawn_progress() -> Iterator[Any]:
 def _in_words(best: Bound, schedule: Schedule, record: dict[str, Any]) -> str:
     ratio = f"{float(schedule.algbw / best.algbw):.1%}"
     verdict = "optimal" if record["optimal"] else f"{ratio} of the bound"
-    if best.is_composition:
-        verdict = f"{ratio} of what reduce-scatter and then all-gather guarantee"
     noun = "paths" if schedule.collective.name in POINTED else "trees"
     share = "uneven shares" if record["k"] is None else f"k={record['k']}"
     return (

@@ -64,6 +64,7 @@ class FlowOptimum:
         inverse_x: least time, in blocks of weight 1 over capacity; exact, or a lower bound.
         prices: of each link, non-negative whole numbers that prove it.
         is_exact: the flows reach ``inverse_x`` exactly.
+        inverse_x_reached: the time that flows are known to take: ``inverse_x`` if they are exact.
     """
 
     fabric: Topology
@@ -74,6 +75,7 @@ class FlowOptimum:
     inverse_x: Fraction
     prices: tuple[int, ...]
     is_exact: bool
+    inverse_x_reached: Fraction
 
 
 @lru_cache(maxsize=32)
@@ -145,6 +147,7 @@ def _optimum(task: _Task, flows: Floats, num_units: int, below: Fraction, prices
         inverse_x=below,
         prices=tuple(prices),
         is_exact=is_exact,
+        inverse_x_reached=below if is_exact else _time(task.fabric, _shortest(task), 1),
     )
 
 

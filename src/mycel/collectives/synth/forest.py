@@ -22,10 +22,11 @@ from math import ceil, gcd, lcm
 
 import numpy as np
 
-from mycel.collectives.allreduce_bound import Division, quick_limit
+from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
 from mycel.collectives.in_network_bound import NetworkDivision, divide_with_switches
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
+from mycel.collectives.partition_bound import quick_limit
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest, grow_forest
@@ -41,14 +42,14 @@ from mycel.compiled import compiled
 from mycel.errors import UsageError
 from mycel.topology.model import LOCALHOST, Topology
 
-__all__ = ["build_forest", "divided", "grow_carefully", "grow_trees", "scale", "synthesize"]
+__all__ = ["FEW_RANKS", "build_forest", "divided", "grow_carefully", "grow_trees", "scale", "synthesize"]
 
 _log = logging.getLogger(__name__)
 
 Progress = Callable[[str, int, int], None]
 
 #: Up to this many ranks, trees are packed arc by arc: few fat links, and the best of several packings.
-_SMALL = 32
+FEW_RANKS = 32
 
 
 def synthesize(
@@ -78,6 +79,11 @@ def synthesize(
         shallow = synthesize_by_nodes(topology, collective)
         if shallow is not None:
             return shallow
+    adds = len(topology.compute_vertices) > topology.num_ranks
+    if collective.name == "all_reduce" and k is None and not adds and topology.num_ranks > FEW_RANKS:
+        division, composition = find_division(topology)
+        if division.algbw > composition:  # large forests take long: none is grown to be thrown away
+            return _synthesize_divided(topology, collective, division, progress)
     weights = root_weights(collective)
     ways = [True] if collective.reduces else []
     if collective.name in ("all_gather", "all_reduce", "broadcast"):
@@ -87,8 +93,7 @@ def synthesize(
     if collective.name == "all_reduce":
         # Equal shares have fewer trees; and two phases that load different links may reach the optimum by chance.
         # Where it is plain that they do, the linear programme is spared: its solver alone takes long to import.
-        adds = len(topology.compute_vertices) > topology.num_ranks
-        if k is None and not adds and schedule.algbw >= quick_limit(topology):
+        if k is None and not adds and schedule.algbw >= quick_limit(topology)[0]:
             return schedule
         division, _ = find_division(topology)
         if k is None:
@@ -97,7 +102,7 @@ def synthesize(
                 return _synthesize_in_network(topology, collective, network, progress)
         if k is None and schedule.algbw < division.algbw:
             return _synthesize_divided(topology, collective, division, progress)
-        if k is not None and division.is_proved:
+        if k is not None:
             return _synthesize_units(topology, schedule, k * topology.num_ranks, division.limit, progress)
     return schedule
 
@@ -228,7 +233,7 @@ def grow_trees(
     topology: Topology, best: Optimum, capacity: IntArray, demand: IntArray, progress: Progress | None
 ) -> Forest:
     """Trees within capacities that are balanced at switches and serve every rank."""
-    if topology.num_ranks > _SMALL:
+    if topology.num_ranks > FEW_RANKS:
         forest = grow_forest(topology, best, capacity, demand, progress=progress)
         if forest is not None:
             return forest
@@ -251,7 +256,7 @@ def grow_carefully(
     )
     lengths = np.maximum.reduceat(path_lengths(topology, arcs.paths, is_reversed=best.is_reversed), first)
     trees = None
-    if n > _SMALL:
+    if n > FEW_RANKS:
         trees = pack_speculatively(n, wide, lengths, demand, progress=progress)
     if trees is None:
         trees = pack_shallow(n, wide, lengths, demand, progress=progress)

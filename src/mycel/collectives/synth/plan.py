@@ -11,7 +11,7 @@ from math import lcm
 
 from mycel.collectives.bound import Optimum, find_division, find_optimum
 from mycel.collectives.synth.array_forest import Forest, Progress, grow_forest
-from mycel.collectives.synth.forest import divided, grow_trees, scale
+from mycel.collectives.synth.forest import FEW_RANKS, divided, grow_trees, scale
 from mycel.topology.model import Topology
 
 __all__ = ["plan_all_reduce", "plan_forest"]
@@ -67,7 +67,11 @@ def plan_all_reduce(
     Raises:
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
-    division, _ = find_division(topology)
+    division, composition = find_division(topology)
+    if division.algbw > composition and topology.num_ranks > FEW_RANKS:
+        ways = divided(topology, division)
+        down, up = (_plan(topology, best, with_symmetry, progress) for best in ways)
+        return down, up, _joint_rate(down, up)
     weights = (1,) * topology.num_ranks
     spread, reduce = (find_optimum(topology, weights, is_reversed=turned) for turned in (False, True))
     down, up = (_plan(topology, best, with_symmetry, progress) for best in (spread, reduce))
