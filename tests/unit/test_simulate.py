@@ -199,7 +199,7 @@ def test_methods_that_take_the_same_time_do_not_overtake_each_other() -> None:
     def chosen(*times: dict[str, float]) -> str:
         fabric = star(num_ranks=3)
         rows = tuple(
-            Row(num_bytes=1 << 10 + i, seconds=seconds, piece_bytes=dict.fromkeys(seconds, 1 << 14))
+            Row(num_bytes=1 << 10 + i, seconds=seconds, piece_bytes=dict.fromkeys(seconds, 1 << 14), least_s=1.0)
             for i, seconds in enumerate(times)
         )
         return Selection(collective=on(fabric, "all_gather"), topology=fabric, rows=rows, refused={}).explain()
