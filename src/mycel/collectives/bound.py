@@ -132,7 +132,7 @@ class Bound:
     def _explain_groups(self) -> str:
         count = len(self.groups)
         if count == 2:
-            return "No schedule of any kind does better: all that is added up passes these links both ways."
+            return "No schedule of any kind does better: each element passes between two groups of ranks both ways."
         return (
             f"No schedule of any kind does better: between {count} groups of ranks, each element passes from one to "
             f"another at least {2 * (count - 1)} times."
