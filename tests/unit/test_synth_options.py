@@ -89,5 +89,5 @@ def test_the_command_hands_options_on() -> None:
     )
     assert "by method sketch: leave out -k" in str(run("--sketch", "no.json", "--method", "sketch", "-k", "2"))
     assert "give one of them" in str(run("--sketch", "no.json", "--summary"))
-    assert "--size, --time-limit would need --sketch FILE" in str(run("--size", "1MB", "--time-limit", "2"))
+    assert "--time-limit would need --sketch FILE" in str(run("--size", "1MB", "--time-limit", "2"))
     assert "has no option 'steps'" in str(run("--option", "steps=2"))
