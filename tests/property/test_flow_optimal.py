@@ -27,7 +27,7 @@ NAMES = ("all_to_all", "gather", "scatter")
 
 @st.composite
 def fabrics(draw: st.DrawFn) -> Topology:
-    """A cycle through ranks and switches in any order, and more links; capacities small, or with no divisor in common."""
+    """A cycle through ranks and switches in any order, and more links; capacities small, or up to 700."""
     n, switches = draw(st.integers(2, 5)), draw(st.integers(0, 3))
     everyone = list(range(n + switches))
     cycle = draw(st.permutations(everyone))

@@ -33,11 +33,12 @@ from mycel.collectives.synth.growing import depth_of, grow_shallow, grow_trees
 from mycel.collectives.synth.nodes import NODES_FROM
 from mycel.collectives.synth.nodes import synthesize as synthesize_by_nodes
 from mycel.collectives.synth.scales import fewest, least_for, scale, scales_within
+from mycel.collectives.synth.sized import SHARES, fastest
 from mycel.collectives.synth.units import UnitQuestions, least_scale
 from mycel.errors import UsageError
 from mycel.topology.model import LOCALHOST, Topology
 
-__all__ = ["FEW_RANKS", "build_forest", "divided", "grow_optimum", "share_of", "synthesize"]
+__all__ = ["FEW_RANKS", "build_forest", "by_construction", "divided", "grow_optimum", "share_of", "synthesize"]
 
 _log = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ def synthesize(
     *,
     k: int | None = None,
     within: float | None = None,
+    num_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Schedule:
     """A schedule whose ``algbw`` is the bound's (or, for a given k, the best that k trees a root reach).
@@ -65,11 +67,13 @@ def synthesize(
             rank: the array is cut into k units for each rank, of which any rank may be the root of any number.
         within: share of what is reached without it that is enough, such as 0.95: the shallowest schedule found that
             reaches it.
+        num_bytes: size of the array: of forests at the bound and some way below it, the one that is simulated to be
+            fastest there.
         progress: called with what is being done, how much of it is done, and how much there is.
 
     Raises:
-        UsageError: the collective is over another number of ranks, ``k`` is not positive or comes with ``within``, or
-            ``within`` is not above 0 and up to 1.
+        UsageError: the collective is over another number of ranks, ``k`` or ``num_bytes`` is not positive, ``within``
+            is not above 0 and up to 1, or more than one of them is given.
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
     if collective.num_ranks != topology.num_ranks:
@@ -78,12 +82,17 @@ def synthesize(
         )
     if k is not None and k < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
+    if sum(given is not None for given in (k, within, num_bytes)) > 1:
+        raise UsageError("k trees a root, the shallowest within a share, or the fastest at a size: give one of them")
+    if num_bytes is not None:
+        if num_bytes < 1:
+            raise UsageError(f"num_bytes={num_bytes}: a size is at least a byte")
+        return fastest(
+            (synthesize(topology, collective, within=tried, progress=progress) for tried in SHARES), num_bytes
+        )
     share = share_of(within)
-    if k is not None and share != _WHOLE:
-        raise UsageError("k trees a root, or the shallowest within a share of the bound: give one of k and within")
-    # What processes of one machine hand to each other costs a look, or a sleep, rather than its bytes.
-    if k is None and (topology.num_ranks >= NODES_FROM or set(topology.ranks_by_node) == {LOCALHOST}):
-        shallow = synthesize_by_nodes(topology, collective)
+    if k is None:
+        shallow = by_construction(topology, collective)
         if shallow is not None:
             return shallow
     adds = len(topology.compute_vertices) > topology.num_ranks
@@ -114,6 +123,19 @@ def synthesize(
         if k is not None:
             return _synthesize_units(topology, schedule, k * topology.num_ranks, division.limit, progress)
     return schedule
+
+
+def by_construction(topology: Topology, collective: Collective) -> Schedule | None:
+    """The optimal schedule of few steps that needs no search, where ranks are alike; ``None`` elsewhere.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of the fabric's ranks.
+    """
+    # What processes of one machine hand to each other costs a look, or a sleep, rather than its bytes.
+    if topology.num_ranks < NODES_FROM and set(topology.ranks_by_node) != {LOCALHOST}:
+        return None
+    return synthesize_by_nodes(topology, collective)
 
 
 def _synthesize_units(

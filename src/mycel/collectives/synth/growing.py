@@ -8,6 +8,7 @@ above what remains where all others fail.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from math import inf, log2
 
@@ -57,7 +58,7 @@ def grow_trees(
     """
     n = topology.num_ranks
     if n <= _FAT:
-        return grow_carefully(topology, best, capacity, demand, progress)
+        return _merged(grow_carefully(topology, best, capacity, demand, progress))
     shortest = grow_shortest(topology, best, capacity, demand)
     if shortest is not None and n > SMALL:
         return shortest
@@ -69,7 +70,7 @@ def grow_trees(
         found.append(grow_along_links(topology, best, capacity, demand, progress=progress))
     if n <= SMALL or all(forest is None for forest in found):
         found.append(grow_carefully(topology, best, capacity, demand, progress))
-    return min((forest for forest in found if forest is not None), key=_cost)
+    return min((_merged(forest) for forest in found if forest is not None), key=_cost)
 
 
 def grow_shallow(
@@ -83,7 +84,22 @@ def grow_shallow(
     if linked is not None and linked.depth() <= log2(topology.num_ranks):
         return linked
     other = grow_trees(topology, best, capacity, demand, progress)
-    return other if linked is None else min(linked, other, key=lambda forest: (depth_of(forest), forest.num_trees))
+    if linked is None:
+        return other
+    return min(_merged(linked), other, key=lambda forest: (depth_of(forest), forest.num_trees))
+
+
+def _merged(forest: Forest) -> Forest:
+    """The same with equal trees of a root as one."""
+    place: dict[tuple[int, bytes], int] = {}
+    rows = zip(forest.roots.tolist(), np.sort(forest.trees, axis=1), strict=True)
+    names = np.array([place.setdefault((root, row.tobytes()), len(place)) for root, row in rows])
+    if len(place) == forest.num_trees:
+        return forest
+    first = np.unique(names, return_index=True)[1]
+    multiplicities = np.zeros(len(place), dtype=np.int64)
+    np.add.at(multiplicities, names, forest.multiplicities)
+    return replace(forest, roots=forest.roots[first], trees=forest.trees[first], multiplicities=multiplicities)
 
 
 def depth_of(forest: Forest) -> float:

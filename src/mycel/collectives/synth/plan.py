@@ -25,6 +25,7 @@ def plan_forest(
     weights: Sequence[int],
     *,
     is_reversed: bool,
+    k: int | None = None,
     within: Fraction = _WHOLE,
     with_symmetry: bool = True,
     progress: Progress | None = None,
@@ -35,6 +36,7 @@ def plan_forest(
         topology: the fabric.
         weights: share of each rank as a root.
         is_reversed: turn every link round first (collectives that reduce).
+        k: trees a unit of weight; the fewest that were found to meet the bound if not given.
         within: share of the bound that is enough; below 1, the shallowest forest found that reaches it.
         with_symmetry: look for a symmetry, and grow one tree of each of its orbits where there is one.
         progress: called with what is being done, how much of it is done, and how much there is.
@@ -49,7 +51,13 @@ def plan_forest(
         (4, (Fraction(3, 25), 5))
     """
     return build_forest(
-        topology, weights, is_reversed=is_reversed, within=within, with_symmetry=with_symmetry, progress=progress
+        topology,
+        weights,
+        is_reversed=is_reversed,
+        k=k,
+        within=within,
+        with_symmetry=with_symmetry,
+        progress=progress,
     )
 
 
