@@ -29,6 +29,7 @@ from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.cli.write import NAMES, SIZE, form_of, write_schedule
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
+from mycel.collectives.simulate import attained
 from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS
@@ -250,7 +251,15 @@ def _synthesize(
         schedule = synthesize(fabric, wanted, method, **options)
         verify_schedule(schedule)
     record = schedule_record(best, schedule, k=options.get("k"), seconds=time.perf_counter() - started)
-    return schedule, record, _in_words(best, schedule, record)
+    shares = attained(schedule)
+    words = _in_words(best, schedule, record)
+    if shares is not None:
+        record |= {"simulated_share": shares.by_load, "simulated_share_equal": shares.equally}
+        words += (
+            f"\nsimulated in {shares.num_pieces} pieces without latency: {shares.by_load:.1%} of that rate where "
+            f"channels share links by load, {shares.equally:.1%} where equally"
+        )
+    return schedule, record, words
 
 
 @contextmanager

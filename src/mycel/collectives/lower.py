@@ -24,6 +24,7 @@ from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program, blo
 from mycel.collectives.rows import ROW_FIELDS, TOLD, fill, measure, tabulate, work_to_measure
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
+from mycel.collectives.weights import channel_weights
 from mycel.compiled import interpreted_while_small
 from mycel.errors import ScheduleError
 
@@ -150,11 +151,11 @@ class RankTemplate:
             rate = min(capacity[hop] for hop in pairwise(channel.path))
             return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_compute_vertices, channel
 
-        keys = sorted(
-            {Channel(src=t.src, dst=t.dst, path=t.path) for t in self._part.transfers.values()},
-            key=place,
-        )
+        weights = channel_weights(schedule, rank)
+        keys = sorted(weights, key=place)
         self.channels: tuple[Channel, ...] = tuple(keys)
+        #: Of each channel, in units of the schedule: see ``mycel.collectives.weights``.
+        self.weights = tuple(weights[channel] for channel in keys)
         self._roles: list[_Role] = []
         self._scratch_chunks: list[int] = []
         channel_of = {channel: number for number, channel in enumerate(keys)}
@@ -476,6 +477,7 @@ class RankTemplate:
             need_start=need_start,
             need_index=need_index,
             block_elements=None if block_elements is None else tuple(map(int, block_elements)),
+            weights=self.weights,
         )
         return program, steps
 
