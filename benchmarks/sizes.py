@@ -58,8 +58,8 @@ COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce")
 SIZES = "1KB,4KB,16KB,64KB,256KB,1MB,4MB,16MB,64MB,256MB,1GB"
 #: Seconds of a message beyond its links' latency.
 OVERHEAD_S = 1e-6
-#: Into how many pieces the longest chunk is cut, and the most messages that are simulated for a point.
-_PIECES, _MOST_MESSAGES = (1, 4, 16, 64), 30_000
+#: Into how many pieces the longest chunk is cut, the same for all: with fewer, pipelines of some would not fill.
+_PIECES = (1, 4, 16, 64)
 _DRAWS = 5
 
 
@@ -105,8 +105,7 @@ def by_chance(topology: Topology, collective: Collective, parts: int, seed: int)
 def seconds(schedule: Schedule, num_bytes: int) -> float:
     """The schedule's time at a size, in the pieces that suit it best."""
     longest = num_bytes * int((schedule.chunk_stops - schedule.chunk_starts).max()) / schedule.num_units
-    transfers = len(schedule.columns)
-    sizes = {max(4096, -(-int(longest) // cut)) for cut in _PIECES if cut == 1 or cut * transfers <= _MOST_MESSAGES}
+    sizes = {max(4096, -(-int(longest) // cut)) for cut in _PIECES}
     return min(simulate(schedule, num_bytes, piece_bytes=piece, overhead_s=OVERHEAD_S).seconds for piece in sizes)
 
 
