@@ -31,7 +31,7 @@ def test_a_sum_of_sketches_gives_the_sum_of_vectors_without_any_error(load: floa
         union[indices] = True
     indices = union.nonzero().view(-1)
     found, estimated = peel(sketch, indices, seed=7)
-    assert estimated == 0
+    assert len(estimated) == 0
     assert float((found - exact[indices]).abs().max()) == 0.0
 
 
@@ -39,7 +39,7 @@ def test_past_the_limit_most_is_estimated_and_said_so() -> None:
     counters = num_counters(30_000, 2.0)
     indices, values = sparse(30_000, int(1.0 * counters), 0)
     found, estimated = peel(insert(indices, values, counters, seed=1), indices, seed=1)
-    assert estimated > 0.5 * len(indices)
+    assert len(estimated) > 0.5 * len(indices)
     assert float((found - values).abs().max()) > 0
 
 
@@ -57,7 +57,7 @@ def test_values_of_any_size_come_back_to_rounding() -> None:
     indices = torch.randperm(20_000, generator=generator)[:6000]
     values = torch.randn(6000, generator=generator) * 1e-6
     found, estimated = peel(insert(indices, values, 9999, seed=5), indices, seed=5)
-    assert estimated == 0
+    assert len(estimated) == 0
     assert float((found - values).abs().max()) < 1e-6 * float(values.abs().max())
 
 
@@ -98,7 +98,7 @@ def test_the_default_density_fits_and_what_is_left_is_owed(world_size: int) -> N
     tensors = [torch.randn(64, 400, generator=generator) for _ in range(world_size)]
     compressor = TAGC(ratio=2.0)
     outcomes = run(compressor, tensors)
-    assert compressor.num_estimated == 0 < compressor.num_decoded
+    assert compressor.num_left == 0 < compressor.num_decoded
     mean = outcomes[0][0]
     assert all(torch.equal(other, mean) for other, _ in outcomes)
     owed = torch.stack([lost for _, lost in outcomes]).mean(dim=0)
@@ -109,9 +109,9 @@ def test_a_density_that_does_not_fit_is_counted() -> None:
     compressor = TAGC(ratio=2.0, density=0.2)
     generator = torch.Generator().manual_seed(0)
     for world_size, is_lossless in ((2, True), (4, False)):
-        compressor.num_estimated = 0
+        compressor.num_left = 0
         run(compressor, [torch.randn(20_000, generator=generator) for _ in range(world_size)], keep_residual=False)
-        assert (compressor.num_estimated == 0) == is_lossless
+        assert (compressor.num_left == 0) == is_lossless
 
 
 def test_payloads_add_up() -> None:
