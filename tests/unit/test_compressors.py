@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from mycel.data_parallel import CompressionPolicy
+from mycel.data_parallel import CompressionPolicy, ErrorFeedback
 from mycel.data_parallel.compress import (
     COMPRESSORS,
     FP8,
@@ -124,6 +124,58 @@ def test_what_is_not_finite_is_seen() -> None:
         found = there_and_back(Quantised(8), x)
         assert bool(found[:1024].isnan().all())
         assert bool(found[1024:].isfinite().all())
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_no_compressor_hides_what_is_not_finite(name: str, bad: float) -> None:
+    for place in (0, 777, 1999):
+        x = tensor(40, 50)
+        x.view(-1)[place] = bad
+        assert not bool(there_and_back(KINDS[name](), x).isfinite().all())
+
+
+def test_feedback_counts_whole_steps() -> None:
+    feedback = ErrorFeedback()
+    feedback.remember("w", torch.ones(2))
+    assert feedback.memory == {}, "the step is not over"
+    feedback.settle(keep=True)
+    feedback.remember("w", torch.full((2,), 5.0))
+    assert feedback.compensate("w", torch.zeros(2)).tolist() == [5.0, 5.0], (
+        "twice in a step: what is left of the first"
+    )
+    feedback.settle(keep=False)
+    assert feedback.memory["w"].tolist() == [1.0, 1.0]
+    feedback.release("w")
+    feedback.settle(keep=True, unused={"w"})
+    assert feedback.memory["w"].tolist() == [1.0, 1.0]
+    feedback.remember("w", torch.tensor([torch.inf, 2.0]))
+    feedback.settle(keep=True)
+    assert feedback.memory["w"].tolist() == [0.0, 2.0], "nothing that is not finite is remembered"
+    feedback.release("w")
+    feedback.settle(keep=True)
+    assert feedback.memory == {}
+
+
+def test_feedback_follows_a_scaler() -> None:
+    class Falling:
+        scale = 1024.0
+
+        def get_scale(self) -> float:
+            return self.scale
+
+    scaler = Falling()
+    feedback = ErrorFeedback(scaler=scaler)
+    feedback.remember("w", torch.full((1,), 64.0))
+    feedback.settle(keep=True)
+    scaler.scale = 64.0
+    feedback.follow_scaler()
+    assert feedback.compensate("w", torch.zeros(1)).tolist() == [4.0]
+    feedback.rescale(0.5)
+    assert (feedback.memory["w"].item(), feedback.scale) == (2.0, 32.0)
+    for factor in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="rescaled"):
+            feedback.rescale(factor)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
