@@ -14,6 +14,7 @@ from mycel.data_parallel.compress import (
     FP8,
     Compressor,
     Context,
+    Item,
     PowerSGD,
     Quantised,
     RandomK,
@@ -273,6 +274,28 @@ def test_powersgd_begins_with_what_the_last_exact_step_showed() -> None:
         assert float((found - gradient).norm()) <= 1.01 * best
     cold = there_and_back(PowerSGD(4), gradients["w"])
     assert float((cold - gradients["w"]).norm()) > 1.2 * best, "or there would be nothing to gain"
+
+
+def test_powersgd_keeps_a_ranks_own_difference() -> None:
+    """``M - P (M^T P)^T`` has nothing in the span of P, on any rank; the difference from the mean's product has."""
+    matrices = [tensor(60, 40, seed=seed) for seed in range(3)]
+    compressor = PowerSGD(4)
+    talks = []
+    for rank, matrix in enumerate(matrices):
+        context = Context(name="w", rank=rank, world_size=3)
+        talks.append(compressor.converse([Item(tensor=matrix, context=context)], keep_residual=True))
+    requests = [next(talk) for talk in talks]
+    total = torch.stack([request.tensor for request in requests]).sum(dim=0)  # type: ignore[union-attr]
+    requests = [talk.send(total.clone()) for talk in talks]
+    total = torch.stack([request.tensor for request in requests]).sum(dim=0)  # type: ignore[union-attr]
+    for talk in talks:
+        with pytest.raises(StopIteration) as end:
+            talk.send(total.clone())
+        (outcome,) = end.value.value
+        assert float((outcome.mean.T @ outcome.residual).abs().max()) < 1e-4
+        assert compressor.state_dict() == {}, "the step is not over"
+    compressor.settle(keep=True)
+    assert list(compressor.state_dict()) == ["w"]
 
 
 def test_powersgd_is_not_primed_by_what_is_not_finite() -> None:
