@@ -33,7 +33,7 @@ def largest_places(values: Tensor, count: int) -> Tensor:
         [1, 3]
     """
     if values.is_cpu:
-        places = torch.empty(count, dtype=torch.int64)
+        places = torch.empty(count + 1, dtype=torch.int64)  # one more is written, and not kept
         found = _largest(values.numpy().view(np.uint32), count, places.numpy()) if count else 0
         return places[:found]
     places = torch.topk(values.abs(), count, sorted=False).indices.sort().values
@@ -62,10 +62,9 @@ def _largest(words: Any, count: int, places: Any) -> int:
     bound, found = np.int64(high) << 16 | np.int64(low), 0
     for i in range(len(words)):
         word = np.int64(words[i] & np.uint32(0x7FFFFFFF))
-        is_equal = word == bound and left > 0
-        if (word > bound or is_equal) and word:
-            places[found] = i
-            found += 1
+        is_equal = (word == bound) & (left > 0)
+        places[found] = i
+        found += ((word > bound) | is_equal) & (word != 0)
         left -= is_equal
     return found
 
