@@ -173,6 +173,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("model = DistributedDataParallel(model)\n", "from torch import nn\nmodel = nn.Linear(64, 64)"),
         ("policy = CompressionPolicy(", NET),
         ("QSDP(weight_bits", FSDP),
+        ("GradScaler(device)", NET + 'device = "cpu"'),
         ("torch.save(state", NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
         ("class Compress(", TRAINER),
     ],
