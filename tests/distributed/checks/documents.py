@@ -204,7 +204,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ('algorithm="all_to_all", degree=2', WORLD + "torch.manual_seed(0)\nx = torch.randn(10, 64)"),
         ("fully_shard(layer.experts", ""),
         (
-            "expert_parameter_names(model)",
+            "clip_grad_norm(model, max_norm=1.0)",
             "from torch import nn\n"
             "experts = MoE(64, 128, 8, 2, parallel=init_device_mesh('cpu', (4,)))\n"
             "model = nn.Sequential(nn.Linear(64, 64), experts)",
