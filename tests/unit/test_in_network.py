@@ -252,14 +252,13 @@ def test_nvls_in_two_boxes() -> None:
 def test_a_fabric_too_large_for_the_programme_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(in_network_bound, "_LARGEST", 300)
     best, schedule = bound(SHARP, ALL_REDUCE), synthesize(SHARP, ALL_REDUCE)
-    assert best.is_composition
-    assert best.algbw == schedule.algbw == 400
-    assert "too large to tell whether more is possible" in best.explain()
+    assert best.is_exact  # a cut shows it, without the programme
+    assert best.algbw == best.reached == schedule.algbw == 400
     monkeypatch.setattr(in_network_bound, "_LARGEST", 100)
     best, schedule = bound(SHARP, ALL_REDUCE), synthesize(SHARP, ALL_REDUCE)
-    assert best.is_composition
-    assert best.algbw == best.without_computing == schedule.algbw == 300
-    assert "too large to tell what those that copy and add gain" in best.explain()
+    assert not best.is_exact
+    assert best.algbw == 400 and best.reached == best.without_computing == schedule.algbw == 300
+    assert "300 Mbit/s is known to be reached, and more may be" in best.explain()
 
 
 def test_every_method_is_right_beside_computing_switches() -> None:

@@ -67,6 +67,8 @@ def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
         "num_ranks": best.collective.num_ranks,
         "inverse_x": f"{best.inverse_x.numerator}/{best.inverse_x.denominator}",
         "bound_algbw": float(best.algbw),
+        "reached_algbw": float(best.reached),
+        "exact": best.is_exact,
         "unit": best.topology.unit,
         "cut": [list(hop) for hop in best.cut],
         "seconds": seconds,
@@ -110,11 +112,11 @@ def register(app: typer.Typer) -> None:
         if json_output:
             print(json.dumps(bound_record(best, seconds) | group_record(ranks)))
             return
-        typer.echo(
-            typer.style(f"{float(best.algbw):.6g} {fabric.unit}", bold=True)
-            + f" of {wanted.name} over {wanted.num_ranks} ranks of {fabric.name} (exactly {best.algbw}; "
-            f"1/x = {best.inverse_x})"
-        )
+        value, rest = f"{float(best.algbw):.6g} {fabric.unit}", f"exactly {best.algbw}; 1/x = {best.inverse_x}"
+        if not best.is_exact:
+            value, rest = f"{float(best.reached):.6g} to {value}", "the least is reached, the most is proved"
+        where = f"{wanted.name} over {wanted.num_ranks} ranks of {fabric.name}"
+        typer.echo(typer.style(value, bold=True) + f" of {where} ({rest})")
         print(best.explain())
         kind = "flow" if wanted.name == "all_reduce" or wanted.name in POINTED else "cut"
         if len(fabric.links) <= _MOST_LINKS[kind]:

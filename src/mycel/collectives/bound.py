@@ -1,9 +1,8 @@
 """Bound: the least time a collective can take on a fabric, exactly, with the links that say so.
 
 Let a set B of vertices hold some but not all that its ranks need. What is missing must enter B, so time is at
-least (missing bytes) / (capacity into B). The largest such ratio over all sets, 1/x, is found by Newton's method
-on fractions: test a value by one max-flow to every rank; each rank that falls short shows a set with a larger
-ratio. No floating point is involved and two or three rounds are usual.
+least (missing bytes) / (capacity into B). The largest such ratio over all sets, 1/x, is found exactly
+(``mycel.collectives.worst_cut``).
 
 The bound is met by a forest of spanning trees (``mycel.collectives.synth.forest``) wherever every switch can send
 on as much as it receives; where one cannot, ``mycel.collectives.balance`` gives the exact optimum instead. All-reduce
@@ -19,29 +18,26 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
 
 from mycel.brief import brief
-from mycel.collectives.allreduce_bound import Division, divide_links
+from mycel.collectives.allreduce_bound import Division, divide_links, limit_of_cuts
 from mycel.collectives.balance import balance
 from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
-from mycel.collectives.maxflow import FlowGraph, as_int64, violated_sets
+from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.partition_bound import Groups
 from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
-from mycel.compiled import interpreted_while_small
-from mycel.errors import SynthesisError, UsageError
+from mycel.collectives.worst_cut import largest_ratio
+from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
-
-#: Most cuts that one step of the search for the least looks at; each of them improves on the step before.
-_CUTS_A_STEP = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +56,19 @@ class Bound:
             (all_to_all, gather, scatter); the priced links are ``cut``.
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
-        is_composition: the value is no limit but what is known to be reached, because the fabric is too large for
-            all_reduce's programme (some 400 ranks without a symmetry; fewer with many switches that copy and add):
-            ``composition``, or what switches that only forward allow, or what trees through all others reach.
+        reached: ``algbw`` of a schedule known to exist; less than ``algbw`` where nothing is shown to meet the bound
+            (large fabrics, of parts that look alike and are not or with many switches that copy and add).
+        groups: of all_reduce, groups of vertices whose links alone prove the bound, which then holds for every
+            schedule; empty where none were found, and for other collectives.
         without_computing: of all_reduce on a fabric with switches that copy and add, the ``algbw`` if they only
             forwarded; ``algbw`` itself where they gain nothing. ``None`` on other fabrics and for other collectives.
 
-    The bound of all_reduce holds for every schedule that adds each part of the array up a tree to some rank, or some
-    switch that adds, and copies it down a tree from there; each tree may branch in any computing switches (with more
-    than two of those on a fabric: in all of them or in none, and a schedule that mixes may do better). The other
-    bounds hold for every schedule in which switches only forward; where every switch has as much capacity in as out,
-    they are cuts, and hold with switches that copy and add as well.
+    The bound of all_reduce with ``groups`` holds for every schedule that moves partial sums. Without, it holds for
+    every schedule that adds each part of the array up a tree to some rank, or some switch that adds, and copies it
+    down a tree from there; each tree may branch in any computing switches (with more than two of those on a fabric:
+    in all of them or in none, and a schedule that mixes may do better). The other bounds hold for every schedule in
+    which switches only forward; where every switch has as much capacity in as out, they are cuts, and hold with
+    switches that copy and add as well.
 
     Examples:
         >>> from mycel.topology import load_topology
@@ -85,13 +83,19 @@ class Bound:
     topology: Topology
     inverse_x: Fraction
     algbw: Fraction
+    reached: Fraction
     cut: tuple[tuple[int, int], ...]
     by_dual: bool = False
     composition: Fraction | None = None
-    is_composition: bool = False
+    groups: Groups = ()
     without_computing: Fraction | None = None
 
     __repr__ = brief
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether something is known to meet the bound."""
+        return self.reached >= self.algbw
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -112,29 +116,27 @@ class Bound:
         else:
             noun, verb = ("link", "binds") if len(links) == 1 else ("links", "bind")
             why = f"{len(links)} {noun} of {total} {unit} in all {verb}: {shown}"
-        if self.is_composition and self.without_computing is not None and self.without_computing < self.algbw:
-            less = f"{float(self.without_computing):.6g} {unit}"
-            return (
-                f"{where}: {rate} is reached through all switches that copy and add; if switches only forwarded, it "
-                f"would be {less}. The fabric is too large to tell whether more is possible."
-            )
-        if self.is_composition and self.without_computing is not None:
-            return (
-                f"{where}: {rate} is what switches that only forward guarantee. The fabric is too large to tell what "
-                f"those that copy and add gain; without them, these links bind: {shown}."
-            )
-        if self.is_composition:
-            return (
-                f"{where}: {rate} is what reduce-scatter and then all-gather guarantee. The fabric is too large to "
-                f"tell whether more is possible; in the slower of the two, these links bind: {shown}."
-            )
         sentence = f"{where}: at most {rate}, because {why}."
+        if self.groups:
+            sentence += f" {self._explain_groups()}"
+        if not self.is_exact:
+            least = f"{float(self.reached):.6g} {unit}"
+            sentence += f" Nothing is shown to meet that: {least} is known to be reached, and more may be."
         if self.composition not in (None, self.without_computing) and self.composition < self.algbw:
             less = f"{float(self.composition):.6g} {unit}"
             sentence += f" Reduce-scatter and then all-gather over equal shares would guarantee {less}."
         if self.without_computing is not None:
             sentence += f" {self._explain_computing(self.without_computing)}"
         return sentence
+
+    def _explain_groups(self) -> str:
+        count = len(self.groups)
+        if count == 2:
+            return "No schedule of any kind does better: each element passes between two groups of ranks both ways."
+        return (
+            f"No schedule of any kind does better: between {count} groups of ranks, each element passes from one to "
+            f"another at least {2 * (count - 1)} times."
+        )
 
     def _explain_computing(self, without: Fraction) -> str:
         fabric = self.topology
@@ -224,6 +226,7 @@ def bound(topology: Topology, collective: Collective | CollectiveName) -> Bound:
         topology=topology,
         inverse_x=best.inverse_x,
         algbw=sum(weights) / best.inverse_x,
+        reached=sum(weights) / best.inverse_x_achieved,
         cut=_links(topology, best.arcs),
         by_dual=best.by_dual,
     )
@@ -236,6 +239,7 @@ def _bound_flow(topology: Topology, collective: Collective) -> Bound:
         topology=topology,
         inverse_x=best.inverse_x,
         algbw=Fraction(collective.total_weight, collective.num_parts) / best.inverse_x,
+        reached=Fraction(collective.total_weight, collective.num_parts) / best.inverse_x_reached,
         cut=_links(topology, [arc for arc, price in enumerate(best.prices) if price]),
         by_dual=True,
     )
@@ -243,19 +247,27 @@ def _bound_flow(topology: Topology, collective: Collective) -> Bound:
 
 def _bound_all_reduce(topology: Topology, collective: Collective) -> Bound:
     best, composition = find_division(topology)
-    with_switches = divide_with_switches(topology, without=best.limit)
-    limit, binding = with_switches.limit, with_switches.binding or best.binding
-    has_computing = len(topology.compute_vertices) > topology.num_ranks
+    limit, reached, groups, binding, without = best.limit, best.reached, best.groups, best.binding, None
+    if len(topology.compute_vertices) > topology.num_ranks:
+        network = divide_with_switches(topology, without=best.reached)
+        without = best.reached
+        if network.is_proved:
+            limit, reached = network.limit, max(network.algbw, best.reached)
+            groups, binding = (), network.binding or best.binding
+        else:
+            cuts = limit_of_cuts(topology)
+            limit, reached, groups, binding = cuts.limit, network.limit, cuts.groups, cuts.binding
     return Bound(
         collective=collective,
         topology=topology,
         inverse_x=collective.num_ranks / limit,
         algbw=limit,
+        reached=reached,
         cut=_links(topology, binding),
         by_dual=True,
         composition=composition,
-        is_composition=not (with_switches if has_computing else best).is_proved,
-        without_computing=best.limit if has_computing else None,
+        groups=groups,
+        without_computing=without,
     )
 
 
@@ -267,11 +279,16 @@ def find_division(topology: Topology) -> tuple[Division, Fraction]:
     """
     weights = (1,) * topology.num_ranks
     gather, scatter = (find_optimum(topology, weights, is_reversed=reverse) for reverse in (False, True))
-    composition = topology.num_ranks / (gather.inverse_x_achieved + scatter.inverse_x_achieved)
-    division = divide_links(topology, composition=composition)
-    if not division.is_proved:
-        division = replace(division, binding=max(gather, scatter, key=lambda phase: phase.inverse_x).arcs)
-    return division, composition
+    total = gather.inverse_x_achieved + scatter.inverse_x_achieved
+    rate = topology.num_ranks / total
+    composition = Division(
+        limit=rate,
+        reached=rate,
+        shares=(1 / total,) * topology.num_ranks,
+        spread=tuple(c * gather.inverse_x_achieved / total for c in gather.capacities),
+        reduce=tuple(c * scatter.inverse_x_achieved / total for c in scatter.capacities),
+    )
+    return divide_links(topology, composition=composition), rate
 
 
 def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -296,7 +313,7 @@ def find_optimum(topology: Topology, weights: Sequence[int], *, is_reversed: boo
 def _find_optimum(topology: Topology, weights: tuple[int, ...], is_reversed: bool) -> Optimum:
     graph = FlowGraph.of(topology, is_reversed=is_reversed)
     capacity = [link.capacity for link in topology.links]
-    inverse_x, side = _newton(graph, capacity, weights)
+    inverse_x, side = largest_ratio(graph, capacity, weights)
     arcs = tuple(np.flatnonzero(~side[graph.tail] & side[graph.head]).tolist())
     capacities = tuple(Fraction(c) for c in capacity)
     achieved, by_dual = inverse_x, False
@@ -323,40 +340,4 @@ def cut_inverse_x(topology: Topology, collective: Collective) -> Fraction:
     For collectives of one forest: not for all_reduce, nor for those that copy nothing.
     """
     graph = FlowGraph.of(topology, is_reversed=collective.reduces)
-    return _newton(graph, [link.capacity for link in topology.links], root_weights(collective))[0]
-
-
-def _newton(
-    graph: FlowGraph, capacity: Sequence[int], weights: Sequence[int]
-) -> tuple[Fraction, npt.NDArray[np.bool_]]:
-    """Largest (weight missing in B) / (capacity into B) over sets B that contain a rank, and such a set."""
-    total = sum(weights)
-    exact = np.array(capacity, dtype=object)  # sums of capacities may pass 64 bits before they are scaled down
-    ranks = graph.ranks
-
-    def ratio(side: npt.NDArray[np.bool_]) -> Fraction:
-        missing = total - sum(w for w, inside in zip(weights, side[ranks].tolist(), strict=True) if inside)
-        return Fraction(missing, int(exact[~side[graph.tail] & side[graph.head]].sum()))
-
-    into = np.zeros(graph.num_vertices, dtype=object)
-    np.add.at(into, graph.head, exact)
-    singles = [Fraction(total - w, c) for w, c in zip(weights, into[ranks].tolist(), strict=True)]
-    best = max(singles)
-    best_side = np.arange(graph.num_vertices) == ranks[singles.index(best)]
-    while True:
-        # A cut lacks nothing at rate p/q iff p * capacity + q * weight inside >= q * total.
-        p, q = best.numerator, best.denominator
-        demand = np.zeros(graph.num_vertices, dtype=np.int64)
-        demand[ranks] = as_int64([q * w for w in weights])
-        as_int64([p * c for c in capacity] + [q * total])
-        scaled = as_int64([p * c for c in capacity])
-        kernel = interpreted_while_small(violated_sets, len(graph.tail) * len(ranks))
-        found, sides = kernel(
-            graph.num_vertices, graph.tail, graph.head, scaled, demand, ranks, min(len(ranks), _CUTS_A_STEP)
-        )
-        if not found:
-            return best, best_side
-        value, side = max(((ratio(side), side) for side in sides[:found]), key=lambda item: item[0])
-        if value <= best:
-            raise SynthesisError(f"internal: the bound search found no better cut than {best}")
-        best, best_side = value, side
+    return largest_ratio(graph, [link.capacity for link in topology.links], root_weights(collective))[0]

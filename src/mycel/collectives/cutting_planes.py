@@ -17,19 +17,24 @@ There are too many sets for all of them. How it goes:
 3. Solve the tight constraints in fractions, and check every constraint of the result by integer flows.
 4. Round the prices to fractions. Whatever they were rounded to, they prove a bound, by weak duality.
 
-A large fabric is solved by orbits where it has a symmetry: the mean of a solution and its images is as good, so one
-unknown serves for all links, or roots, that the symmetry takes to each other. Prices of such a programme prove the
-same bound for the whole.
+A large fabric is solved by classes of links, or roots, that look alike: one unknown serves for all of a class. What
+it finds is checked on the whole fabric, link by link. Whether it is the most there is, prices of links have to show
+there (``mycel.collectives.tree_prices``): its cuts alone prove nothing where links look alike and are not.
+
+A large programme converges by steps between the best point known to be feasible and the optimum of the cuts so far:
+cuts that refuse the point half way are deeper than those that refuse the optimum, a vertex.
 
 References:
     J. Edmonds, "Edge-disjoint branchings", 1973. R. E. Gomory, T. C. Hu, "Multi-terminal network flows", 1961
-    (programmes whose violated constraints are found by flows).
+    (programmes whose violated constraints are found by flows). W. Ben-Ameur, J. Neto, "Acceleration of cutting-plane
+    and column generation algorithms: applications to network design", Networks 49(1), 2007 (cuts between a point
+    inside and one outside).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from math import inf, lcm
 from typing import Any, TypeVar
@@ -49,6 +54,10 @@ TOLERANCE = 1e-9
 _TOLERANCES = (TOLERANCE, 100 * TOLERANCE, TOLERANCE / 100, 1e4 * TOLERANCE)
 #: Denominators to which prices are rounded in turn, before the exact bound that they prove is worked out.
 _DENOMINATORS = (1, 2, 6, 12, 60, 840, 10**4, 10**6)
+#: Rows times variables that are spent on the optimum itself, beside what a point close to it took.
+_MORE_WORK = 5_000_000
+#: Part of a solution that is left out before it is rounded.
+_ROOM = 1e-6
 #: Of a variable that no tight constraint determines.
 _FREE_DENOMINATOR = 10**6
 
@@ -96,14 +105,18 @@ class Solution:
         values: of all variables, in units of the largest capacity.
         cut_prices: dual value of each cut, not positive.
         potentials: dual value of each balance.
+        link_prices: dual value of each link's capacity, or class of links', not negative; of several phases.
         is_optimal: no cut is violated, known or not.
+        inside: values of all variables that violate no cut, and are the best such found; empty if none was given.
     """
 
     rate: float
     values: npt.NDArray[np.float64]
     cut_prices: tuple[float, ...]
     potentials: tuple[float, ...]
+    link_prices: npt.NDArray[np.float64]
     is_optimal: bool = False
+    inside: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
 
 class CuttingPlanes:
@@ -111,11 +124,11 @@ class CuttingPlanes:
 
     Args:
         phases: which trees share the links.
-        capacity: of each link, or each orbit of links.
+        capacity: of each link, or of a link of each class.
         gain: what each variable counts for, by variable.
         purpose: what the programme does, for messages: "balances switches".
         equal: further rows that must be zero, each the sum of some roots less that of others.
-        arc_orbit: orbit of each link; each is its own by default.
+        arc_class: class of each link; each is its own by default.
         sinks: vertices whose cuts are looked for; by default all that a phase spans.
         is_mirrored: two phases, one the other turned round: what one violates is demanded of both, since most
             fabrics are nearly symmetric. It saves half of the rounds.
@@ -129,13 +142,13 @@ class CuttingPlanes:
         purpose: str,
         *,
         equal: Sequence[Row] = (),
-        arc_orbit: IntArray | None = None,
+        arc_class: IntArray | None = None,
         sinks: IntArray | None = None,
         is_mirrored: bool = False,
     ) -> None:
         self.phases, self.capacity, self.gain, self.purpose = tuple(phases), list(capacity), gain, purpose
         self.meetings, self.is_mirrored = list(equal), is_mirrored
-        self.arc_orbit = np.arange(len(capacity), dtype=np.int64) if arc_orbit is None else arc_orbit
+        self.arc_class = np.arange(len(capacity), dtype=np.int64) if arc_class is None else arc_class
         self.sinks = [phase.graph.ranks if sinks is None else sinks for phase in phases]
         self.scale = float(max(capacity))
         self.first_arcs = [phase.first_arc for phase in phases]
@@ -154,18 +167,18 @@ class CuttingPlanes:
     def _balances(self) -> list[Row]:
         """For each phase and switch that its trees pass through: what enters it, less what leaves it."""
         rows: dict[tuple[tuple[int, int], ...], Row] = {}
-        orbits = self.arc_orbit.tolist()
+        classes = self.arc_class.tolist()
         for phase in self.phases:
             spanned = set(phase.graph.ranks.tolist())
             net: list[Row] = [{} for _ in range(phase.graph.num_vertices)]
             for ends, sign in ((phase.graph.head, 1), (phase.graph.tail, -1)):
-                for vertex, orbit in zip(ends.tolist(), orbits, strict=True):
-                    variable = phase.first_arc + orbit
+                for vertex, number in zip(ends.tolist(), classes, strict=True):
+                    variable = phase.first_arc + number
                     net[vertex][variable] = net[vertex].get(variable, 0) + sign
             for vertex, row in enumerate(net):
                 items = tuple(sorted(item for item in row.items() if item[1]))
                 if vertex not in spanned and items:
-                    rows[items] = dict(items)  # orbits give some switches the same row
+                    rows[items] = dict(items)  # classes give some switches the same row
         return list(rows.values())
 
     # -- cuts -----------------------------------------------------------------------------------------------------
@@ -185,7 +198,7 @@ class CuttingPlanes:
         out = ~side[graph.ranks]
         if out.all():  # a set without a vertex that is spanned needs nothing
             return False
-        entering = _count(phase.first_arc + self.arc_orbit[~side[graph.tail] & side[graph.head]])
+        entering = _count(phase.first_arc + self.arc_class[~side[graph.tail] & side[graph.head]])
         outside = _count(phase.roots[out], phase.weights[out])
         key = (tuple(entering.items()), tuple(outside.items()))
         if not outside or key in self._seen:
@@ -244,6 +257,40 @@ class CuttingPlanes:
             if work > most_work or rounds >= most_rounds:
                 return found
 
+    def approach(
+        self, inside: npt.NDArray[np.float64], *, enough: float, close: float, most_work: float = inf
+    ) -> Solution:
+        """Solve and add cuts, from a point that violates none, until the best such is close to the optimum.
+
+        Args:
+            inside: values of all variables that violate no cut.
+            enough: a rate at which to stop: the cuts so far allow no more than that.
+            close: part of the optimum that the point inside may lack. From then on the optimum itself is tried.
+            most_work: as for ``optimise``.
+
+        Raises:
+            SynthesisError: a linear programme was not solved.
+        """
+        work = 0
+        while True:
+            work += len(self.cuts) * self.num_variables
+            found = self.solve()
+            while self.rate(inside) < found.rate * (1 - close):
+                middle = (inside + found.values) / 2
+                if self.add_violated(middle.tolist()):
+                    break
+                inside = middle
+            else:
+                most_work = min(most_work, 2 * work + _MORE_WORK)  # the first time, which leaves the least
+                if not self.add_violated(found.values.tolist()):
+                    return replace(found, inside=inside, is_optimal=True)
+            if found.rate <= enough or work > most_work:
+                return replace(found, inside=inside)
+
+    def rate(self, values: npt.NDArray[np.float64]) -> float:
+        """What values gain."""
+        return self.scale * sum(gain * float(values[variable]) for variable, gain in self.gain.items())
+
     def solve(self) -> Solution:
         """The optimum over the cuts known so far."""
         # Half of the import time of the plan side.
@@ -276,6 +323,7 @@ class CuttingPlanes:
             values=result.x,
             cut_prices=tuple(result.ineqlin.marginals[: len(self._rows)].tolist()),
             potentials=tuple(result.eqlin.marginals[: len(self.balances)].tolist()) if equal else (),
+            link_prices=np.maximum(0.0, -result.ineqlin.marginals[len(self._rows) :]),
         )
 
     def shared(self, arc: int) -> Row:
@@ -328,6 +376,21 @@ class CuttingPlanes:
         equations = [{v: Fraction(a) for v, a in row.items()} for row in tight]
         return _solve_exactly(equations, fixed, [*guess, Fraction(1)])[:one]
 
+    def balanced_near(self, values: npt.NDArray[np.float64], grain: int) -> list[Fraction] | None:
+        """Parts of links near a solution, in few fractions and balanced at switches; ``None`` where they do not fit.
+
+        Args:
+            values: of all variables; a hair less is taken, so that rounding has room.
+            grain: how many parts of a unit of capacity there are.
+        """
+        one = self.num_variables
+        guess = [Fraction(int(v * self.scale * grain * (1 - _ROOM)), grain) for v in values.tolist()]
+        balances = [{v: Fraction(a) for v, a in row.items()} for row in self.balances]
+        exact = _solve_exactly(balances, {one: Fraction(1)}, [*guess, Fraction(1)])[:one]
+        loads = (sum(exact[first + arc] for first in self.first_arcs) for arc in range(len(self.capacity)))
+        fits = min(exact) >= 0 and all(load <= c for load, c in zip(loads, self.capacity, strict=True))
+        return exact if fits else None
+
     def verify(self, exact: Sequence[Fraction]) -> None:
         """Check an exact solution against every constraint, by integer flows.
 
@@ -356,7 +419,7 @@ class CuttingPlanes:
 
     def of_phase(self, values: Sequence[T], phase: Phase) -> tuple[tuple[T, ...], tuple[T, ...]]:
         """What a phase has of every link, and the rate of every root, of all variables' values."""
-        part = tuple(values[v] for v in (phase.first_arc + self.arc_orbit).tolist())
+        part = tuple(values[v] for v in (phase.first_arc + self.arc_class).tolist())
         return part, tuple(values[v] for v in phase.roots.tolist())
 
     # -- the bound that prices prove ------------------------------------------------------------------------------
@@ -380,7 +443,7 @@ class CuttingPlanes:
                 best = found
         if best is None:
             raise SynthesisError(f"the linear programme that {self.purpose} gave no dual solution")
-        arcs = np.isin(self.arc_orbit, best[1])
+        arcs = np.isin(self.arc_class, best[1])
         return best[0], tuple(np.flatnonzero(arcs).tolist())
 
     def _priced(

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mycel.collectives.maxflow import FlowGraph, IntArray
 
-__all__ = ["find_orbits", "find_rotation", "is_automorphism", "powers"]
+__all__ = ["find_classes", "find_rotation", "is_automorphism", "powers"]
 
 #: How many candidate vertices the matching of two nodes may look at, per vertex of the node, before it gives up.
 _PATIENCE = 50
@@ -41,27 +41,27 @@ def find_rotation(graph: FlowGraph, capacity: IntArray) -> IntArray | None:
     return None
 
 
-def find_orbits(graph: FlowGraph, capacity: IntArray) -> tuple[IntArray, IntArray]:
-    """Which arcs, and which ranks, a rotation of the fabric takes to each other.
+def find_classes(graph: FlowGraph, capacity: IntArray) -> tuple[IntArray, IntArray]:
+    """Which arcs, and which ranks, look alike: those that colour refinement does not tell apart.
+
+    All that a symmetry takes to each other look alike, whatever their names and numbers; the reverse need not hold.
 
     Returns:
-        The orbit of each arc, shape ``[num_arcs]``, and of each rank, shape ``[num_ranks]``; each its own where no
-        rotation was found.
+        The class of each arc, shape ``[num_arcs]``, and of each rank, shape ``[num_ranks]``.
+
+    Examples:
+        >>> from mycel.topology.builders import ring
+        >>> graph = FlowGraph.of(ring(num_ranks=3))
+        >>> find_classes(graph, np.ones(6, dtype=np.int64))
+        (array([0, 0, 0, 0, 0, 0]), array([0, 0, 0]))
     """
-    rotation = find_rotation(graph, capacity)
-    images = None if rotation is None else powers(graph, rotation)
-    if images is None:
-        return np.arange(len(graph.tail), dtype=np.int64), np.arange(len(graph.ranks), dtype=np.int64)
-    count = graph.num_vertices
-    arcs = graph.tail * count + graph.head
-    order = np.argsort(arcs)
-    least = np.arange(len(arcs), dtype=np.int64)
-    for image in images:
-        moved = image[graph.tail] * count + image[graph.head]
-        least = np.minimum(least, order[np.searchsorted(arcs, moved, sorter=order)])
-    arc_orbit = np.unique(least, return_inverse=True)[1]
-    rank_orbit = np.unique(images[:, graph.ranks].min(axis=0), return_inverse=True)[1]
-    return arc_orbit.astype(np.int64), rank_orbit.astype(np.int64)
+    is_rank = np.zeros(graph.num_vertices, dtype=np.int64)
+    is_rank[graph.ranks] = 1
+    colour = _refine(graph, capacity, is_rank)
+    ends = np.stack([colour[graph.tail], colour[graph.head], capacity])
+    arcs = np.unique(ends, axis=1, return_inverse=True)[1].reshape(-1)
+    ranks = np.unique(colour[graph.ranks], return_inverse=True)[1].reshape(-1)
+    return arcs.astype(np.int64), ranks.astype(np.int64)
 
 
 def is_automorphism(graph: FlowGraph, capacity: IntArray, image: IntArray) -> bool:
