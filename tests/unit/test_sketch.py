@@ -316,7 +316,6 @@ def test_command_prints_bound_time_and_gap(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--size", "1MB"],
         ["--method", "sketch"],
         ["--sketch", str(EXAMPLES / "ndv2_x1.json"), "--method", "ring"],
         ["--sketch", str(EXAMPLES / "ndv2_x1.json"), "-k", "1"],

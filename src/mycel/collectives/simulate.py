@@ -275,7 +275,7 @@ def attained(schedule: Schedule) -> Attained | None:
         _simulated(schedule, num_bytes, piece_bytes, None, None, is_weighted=is_weighted)
         for is_weighted in (True, False)
     ]
-    by_load, equally = (run.least_s / run.seconds for run in runs)
+    by_load, equally = (min(1.0, run.least_s / run.seconds) for run in runs)  # both are sums of rounded times
     return Attained(by_load=by_load, equally=equally, num_pieces=num_pieces)
 
 
