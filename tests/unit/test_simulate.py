@@ -79,7 +79,7 @@ def test_equal_shares_can_be_asked_for() -> None:
 
 
 def test_weights_bring_a_forest_of_unlike_loads_near_its_bound() -> None:
-    schedule = synthesize(load_topology("fat_tree:k=4"), "all_gather")
+    schedule = synthesize(load_topology("dragonfly:groups=3,routers=2,ranks_per_router=2"), "all_gather")
     longest = max(chunk.num_units for chunk in schedule.chunks)
     shares = []
     for is_weighted in (False, True):
@@ -91,7 +91,23 @@ def test_weights_bring_a_forest_of_unlike_loads_near_its_bound() -> None:
             is_weighted=is_weighted,
         )
         shares.append(run.least_s / run.seconds)
-    assert shares[0] < 0.9 < 0.95 < shares[1] <= 1
+    assert shares[0] < 0.95 < 0.98 < shares[1] <= 1
+
+
+def test_messages_of_thin_channels_stand_where_they_can_come() -> None:
+    """Rank 0's chunk of one unit reaches rank 1 in four steps, and goes on beside rank 1's own of four units."""
+    ways = ((0, 0, 1, ()), (1, 1, 0, ()), (1, 1, 2, ()), (0, 1, 2, (0,)))
+    transfers = tuple(Transfer(chunk=c, src=a, dst=b, reduce=False, path=(a, b), after=w) for c, a, b, w in ways)
+    schedule = Schedule(
+        collective=Collective(name="all_gather", num_ranks=3, weights=(1, 4, 0)),
+        topology=line(1, 5),
+        method="by hand",
+        num_units=5,
+        chunks=(Chunk(start=0, stop=1), Chunk(start=1, stop=5)),
+        transfers=transfers,
+    )
+    assert schedule.parts.of(1).levels == {0: 0, 1: 0, 2: 0, 3: 4}
+    assert schedule.levels == (0, 0, 0, 1)  # counted in transfers
 
 
 @given(st.randoms(use_true_random=False))

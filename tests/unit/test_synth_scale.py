@@ -281,9 +281,6 @@ def test_all_reduce_of_a_thousand_ranks_is_proved_by_orbits():
     assert best.is_exact and best.algbw == best.composition == Fraction(25600, 127)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"), [(("all_to_all",), "which are forests"), (("all_gather", "-k", "2"), "leave out")]
-)
-def test_a_summary_refuses_what_it_has_no_forest_for(arguments, says):
-    with pytest.raises(UsageError, match=says):
-        CliRunner().invoke(command_line(), ["synth", "dgx_a100:nodes=2", "--summary", "-c", *arguments], **LOUD)
+def test_a_summary_refuses_what_it_has_no_forest_for():
+    with pytest.raises(UsageError, match="which are forests"):
+        CliRunner().invoke(command_line(), ["synth", "dgx_a100:nodes=2", "--summary", "-c", "all_to_all"], **LOUD)

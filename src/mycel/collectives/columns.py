@@ -156,15 +156,20 @@ class Columns:
         """Of each transfer, how many must come before it, one after the other."""
         if self.places is not None:  # a sum is started from the one before it at the same rank
             return self.order_levels()
-        return _levels(self.after_start, self.after)
+        return _levels(self.after_start, self.after, np.ones(len(self), dtype=np.int64))
 
-    def order_levels(self) -> IntArray:
-        """Like ``levels``, but what is added into a place also comes after what was added there before."""
-        if not self.reduce.any():
-            return self.levels()
-        width = int(self.dst.max()) + 1
+    def order_levels(self, duration: IntArray | None = None) -> IntArray:
+        """Like ``levels``, but what is added into a place also comes after what was added there before.
+
+        Args:
+            duration: of each transfer, how many steps after it what waits for it comes; 1 if not given.
+        """
+        duration = np.ones(len(self), dtype=np.int64) if duration is None else duration
+        if not self.reduce.any() and self.places is None:
+            return _levels(self.after_start, self.after, duration)
+        width = int(self.dst.max(initial=0)) + 1
         place = np.unique(self.chunk * width + self.dst, return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return _order_levels(self.after_start, self.after, self.reduce, place)
+        return _order_levels(self.after_start, self.after, self.reduce, place, duration)
 
 
 def _pairs(places: IntArray) -> list[tuple[int, int]]:
@@ -177,22 +182,24 @@ def starts(counts: Sequence[int] | IntArray) -> IntArray:
 
 
 @compiled
-def _levels(after_start: IntArray, after: IntArray) -> IntArray:
+def _levels(after_start: IntArray, after: IntArray, duration: IntArray) -> IntArray:
     levels = np.zeros(len(after_start) - 1, dtype=np.int64)
     for t in range(len(levels)):
         for i in range(after_start[t], after_start[t + 1]):
-            levels[t] = max(levels[t], 1 + levels[after[i]])
+            levels[t] = max(levels[t], duration[after[i]] + levels[after[i]])
     return levels
 
 
 @compiled
-def _order_levels(after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray) -> IntArray:
+def _order_levels(
+    after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray, duration: IntArray
+) -> IntArray:
     """As ``_levels``; ``place`` is that which each transfer writes, by number."""
     levels = np.zeros(len(after_start) - 1, dtype=np.int64)
     added = np.zeros(len(levels), dtype=np.int64)
     for t in range(len(levels)):
         for i in range(after_start[t], after_start[t + 1]):
-            levels[t] = max(levels[t], 1 + levels[after[i]])
+            levels[t] = max(levels[t], duration[after[i]] + levels[after[i]])
         if reduce[t]:
             levels[t] = max(levels[t], added[place[t]])
             added[place[t]] = levels[t]

@@ -14,6 +14,9 @@ from mycel.compiled import compiled, interpreted_while_small
 
 __all__ = ["Part", "Parts"]
 
+#: Most steps of the pipeline that a piece takes on a thin channel: programs have room for every step.
+_MOST_STEPS = 64
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Part:
@@ -21,7 +24,7 @@ class Part:
 
     Attributes:
         transfers: by their number in the schedule, in order.
-        levels: of each of them; see ``Columns.order_levels``.
+        levels: of each of them, the step of the pipeline in which its first piece moves; see ``Parts``.
         final: those after which a place of this vertex first holds everyone's contribution, where an average is to be
             divided.
     """
@@ -34,15 +37,24 @@ class Part:
 class Parts:
     """All vertices' parts.
 
+    What waits for a transfer comes one step of the pipeline after it, or more where its channel is a thin one: in a
+    step, a channel moves a piece if it carries as much as the longest chunk, and half of one if it carries half of
+    that. Without it, messages of thin channels would stand in an order in which they cannot come, and what goes the
+    same way would wait for them (decision 0092).
+
     Args:
         columns: the schedule's transfers; those of rank 0's chunks if there is an orbit.
         orbit: what the schedule was made of, if it was.
         num_ranks: vertices that hold a contribution of their own.
         owner: of each of these chunks, the only vertex whose sum counts, or -1 for all; ``None`` if nothing is added.
+        units: of each of these chunks.
     """
 
-    def __init__(self, columns: Columns, orbit: Orbit | None, num_ranks: int, owner: IntArray | None) -> None:
+    def __init__(
+        self, columns: Columns, orbit: Orbit | None, num_ranks: int, owner: IntArray | None, units: IntArray
+    ) -> None:
         self._columns, self._orbit, self._num_ranks, self._owner = columns, orbit, num_ranks, owner
+        self._units = units
 
     def of(self, vertex: int) -> Part:
         """One vertex's part."""
@@ -79,7 +91,15 @@ class Parts:
 
     @cached_property
     def _levels(self) -> IntArray:
-        return self._columns.order_levels()
+        c = self._columns
+        longest = int(self._units.max(initial=0))
+        if self._orbit is not None or not len(c) or longest == self._units.min():
+            return c.order_levels()
+        width = 1 + int(max(c.src.max(), c.dst.max()))
+        channel = np.unique((c.path * width + c.src) * width + c.dst, return_inverse=True)[1].reshape(-1)
+        carried = np.bincount(channel, weights=self._units[c.chunk])
+        duration = np.ceil(np.minimum(longest / np.maximum(carried, 1.0), _MOST_STEPS)).astype(np.int64)
+        return c.order_levels(np.maximum(duration, 1)[channel])
 
     @cached_property
     def _final(self) -> BoolArray:

@@ -379,7 +379,8 @@ class Schedule:
         elif c.name == "reduce_scatter":  # a completed sum elsewhere is passed on, and its owner divides
             owner[:] = [self.block_of(chunk) for chunk in range(len(owner))]
         columns = self.columns if orbit is None else orbit.columns
-        return Parts(columns, orbit, c.num_ranks, owner if c.reduces else None)
+        units = (self.chunk_stops - self.chunk_starts)[: len(owner)]
+        return Parts(columns, orbit, c.num_ranks, owner if c.reduces else None, units)
 
     @cached_property
     def block_starts(self) -> tuple[int, ...]:
