@@ -26,8 +26,7 @@ from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import check_served
 from mycel.collectives.synth.routes import shortest_routes
-from mycel.cost import bytes_per_second
-from mycel.cost.processors import MESSAGE_S, WAKE_S
+from mycel.cost import LinkCosts, bytes_per_second, link_costs
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -60,7 +59,12 @@ class _Message:
 
 
 def synthesize(
-    topology: Topology, collective: Collective, *, num_bytes: int = 1 << 20, overhead_s: float = MESSAGE_S + WAKE_S
+    topology: Topology,
+    collective: Collective,
+    *,
+    num_bytes: int = 1 << 20,
+    links: str | None = None,
+    overhead_s: float | None = None,
 ) -> Schedule:
     """The quickest of some plans for an array of a size; right for any other, too.
 
@@ -68,22 +72,28 @@ def synthesize(
         topology: the fabric.
         collective: what to move, in equal blocks.
         num_bytes: of the whole array.
-        overhead_s: of a message, beyond the latency of its links.
+        links: class of all links, instead of those of the topology, as for ``mycel.cost.link_costs``.
+        overhead_s: of a message, beyond the latency of its links, instead of what classes say.
 
     Raises:
-        UsageError: no bytes, or a negative overhead.
+        UsageError: no bytes, a negative overhead, or an unknown class.
         SynthesisError: another collective, more messages than are planned, or a rank that no other sends to directly.
     """
     check_served(topology, collective, "greedy", SERVES)
     n = collective.num_ranks
-    if num_bytes <= 0 or not overhead_s >= 0:
-        raise UsageError(f"cannot plan {num_bytes} bytes with {overhead_s} s a message")
+    if num_bytes <= 0:
+        raise UsageError(f"cannot plan {num_bytes} bytes; at least one is needed")
+    costs = link_costs(topology, links=links, overhead_s=overhead_s)
     if n * (n - 1) > _MOST_MESSAGES or collective.weights is not None:
         what = f"up to {_MOST_MESSAGES} messages" if collective.weights is None else "equal blocks only"
         raise SynthesisError(f"greedy on {topology.name}: plans {what}; forest and tree serve others")
-    arcs = _arcs(topology, overhead_s)
+    arcs = _arcs(topology, costs)
     turned = replace(topology, links=tuple(replace(link, src=link.dst, dst=link.src) for link in topology.links))
-    back = arcs if collective.name == "all_gather" else _arcs(turned, overhead_s)
+    back = (
+        arcs
+        if collective.name == "all_gather"
+        else _arcs(turned, link_costs(turned, links=links, overhead_s=overhead_s))
+    )
     best: tuple[float, int, list[_Message], list[_Message]] | None = None
     for parts in _PARTS:
         if n * (n - 1) * parts > _MOST_MESSAGES:
@@ -102,12 +112,13 @@ def synthesize(
     return _schedule(topology, collective, *best[1:])
 
 
-def _arcs(topology: Topology, overhead_s: float) -> list[_Arc]:
+def _arcs(topology: Topology, costs: LinkCosts) -> list[_Arc]:
     rate, number = bytes_per_second(topology), {(k.src, k.dst): i for i, k in enumerate(topology.links)}
     n, arcs = topology.num_ranks, list[_Arc]()
     for src in range(n):
         for dst, route in shortest_routes(topology, src, relays=False).items():
             hops = list(pairwise(route.vertices))
+            latency_s, work_s = costs.message(route.vertices)
             arcs.append(
                 _Arc(
                     src,
@@ -115,7 +126,7 @@ def _arcs(topology: Topology, overhead_s: float) -> list[_Arc]:
                     route.vertices,
                     tuple(number[hop] for hop in hops),
                     tuple(1.0 / (topology.capacity[hop] * rate) for hop in hops),
-                    route.latency_s + overhead_s,
+                    latency_s + 2 * work_s,
                 )
             )
     return sorted(arcs, key=lambda arc: ((arc.dst - arc.src) % n, arc.src))
