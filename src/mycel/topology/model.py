@@ -73,6 +73,8 @@ class Link:
     latency_s: float = 0.0
     link_class: str | None = None
 
+    __repr__ = brief
+
 
 @dataclass(frozen=True, kw_only=True)
 class Topology:

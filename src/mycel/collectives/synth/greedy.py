@@ -41,7 +41,7 @@ _MOST_MESSAGES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class _Arc:
-    """A way from a rank to another without a third: its links by number, seconds a byte on each, and its latency."""
+    """A way from a rank to another without a third: its links by number, seconds a byte on each, and costs."""
 
     src: int
     dst: int
@@ -49,6 +49,7 @@ class _Arc:
     links: tuple[int, ...]
     per_byte: tuple[float, ...]
     latency_s: float
+    work_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,8 @@ def _arcs(topology: Topology, costs: LinkCosts) -> list[_Arc]:
                     route.vertices,
                     tuple(number[hop] for hop in hops),
                     tuple(1.0 / (topology.capacity[hop] * rate) for hop in hops),
-                    latency_s + 2 * work_s,
+                    latency_s,
+                    work_s,
                 )
             )
     return sorted(arcs, key=lambda arc: ((arc.dst - arc.src) % n, arc.src))
@@ -142,29 +144,36 @@ def _play(n: int, parts: int, arcs: Sequence[_Arc], part_bytes: float, seed: int
     expects = list(holds)
     holders = [1] * (n * parts)
     free = dict.fromkeys((link for arc in arcs for link in arc.links), 0.0)
-    arriving: list[tuple[float, int, int]] = []
+    busy = [0.0] * n  # until when each rank works at the messages that it has begun with
+    arriving: list[tuple[float, int, int, float]] = []  # when, where, which part, and the work that it will take
     whole, now, messages = (1 << n * parts) - 1, 0.0, list[_Message]()
     while True:
         for arc in arcs:
             lacking = holds[arc.src] & ~expects[arc.dst]
-            if not lacking or any(free[link] > now for link in arc.links):
+            if not lacking or busy[arc.src] > now or any(free[link] > now for link in arc.links):
                 continue
             part = _rarest(lacking, holders, rank_of_part)
             expects[arc.dst] |= 1 << part
             holders[part] += 1
+            leaves = busy[arc.src] = now + arc.work_s
             for link, per_byte in zip(arc.links, arc.per_byte, strict=True):
-                free[link] = now + part_bytes * per_byte
-            heapq.heappush(arriving, (now + part_bytes * max(arc.per_byte) + arc.latency_s, arc.dst, part))
+                free[link] = leaves + part_bytes * per_byte
+            arrives = leaves + part_bytes * max(arc.per_byte) + arc.latency_s
+            heapq.heappush(arriving, (arrives, arc.dst, part, arc.work_s))
             messages.append(_Message(now, part, arc))
         if not arriving and all(held == whole for held in holds):
             return now, messages
-        later = [when for when in free.values() if when > now]
+        later = [when for when in (*free.values(), *busy) if when > now]
         if not arriving and not later:
             raise SynthesisError("greedy: some rank is sent nothing by any other without a third between them")
         now = min([*later, arriving[0][0]] if arriving else later)
         while arriving and arriving[0][0] <= now:
-            _, rank, part = heapq.heappop(arriving)
-            holds[rank] |= 1 << part
+            _, rank, part, work_s = heapq.heappop(arriving)
+            if work_s:
+                busy[rank] = max(busy[rank], now) + work_s
+                heapq.heappush(arriving, (busy[rank], rank, part, 0.0))
+            else:
+                holds[rank] |= 1 << part
 
 
 def _rarest(lacking: int, holders: Sequence[int], turn: dict[int, int]) -> int:
