@@ -26,11 +26,12 @@ from statistics import geometric_mean
 from typing import Any
 
 from mycel.collectives.bound import bound
-from mycel.collectives.simulate import OVERHEAD_S, simulate
+from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import NAMED_ONLY, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
+from mycel.cost.processors import MESSAGE_S, WAKE_S
 from mycel.errors import MycelError, SynthesisError, UsageError
 from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
@@ -59,7 +60,9 @@ def measure(name: str, topology: Topology, collective_name: CollectiveName) -> l
     collective = Collective(name=collective_name, num_ranks=topology.num_ranks, root=root)
     best = bound(topology, collective).algbw
     rate = float(topology.bytes_per_second_per_unit or 1e9)
-    overhead = OVERHEAD_S if float(max(link.capacity for link in topology.links)) * rate < SOCKET_RATE else 0.0
+    overhead = (
+        MESSAGE_S + WAKE_S if float(max(link.capacity for link in topology.links)) * rate < SOCKET_RATE else 0.0
+    )
     lines = []
     methods = [*candidates_for(collective_name), *classics_for(collective_name)]
     if collective_name in NAMED_ONLY["steps"] and topology.num_ranks <= LARGEST_STEPS:

@@ -27,7 +27,7 @@ def brief(value: Any) -> str:
     Examples:
         >>> from mycel.topology.builders import star
         >>> star(num_ranks=64)
-        Topology(name='star_64', unit='Mbit/s', vertices=<65 of Vertex>, links=<128 of Link>)
+        Topology(name='star_64', unit='Mbit/s', vertices=<65 of Vertex>, links=<128 of Link>, link_classes=())
     """
     names = [f.name for f in fields(value) if f.repr] if is_dataclass(value) else value._fields
     shown = []

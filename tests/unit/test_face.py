@@ -270,8 +270,12 @@ def test_real_values_are_short_to_look_at() -> None:
     for value in (fabric, schedule, limit, program, run, fabric.links[0], schedule.transfers[-1], run.channels[0]):
         assert len(repr(value)) < MOST
     assert len(json.dumps(schedule.to_json())) > 10 * MOST, "all of it is still to be had"
-    assert repr(fabric) == ("Topology(name='dgx_a100_x2', unit='GB/s', vertices=<36 of Vertex>, links=<96 of Link>)")
-    assert repr(mycel.Link(src=0, dst=1, capacity=2)) == "Link(src=0, dst=1, capacity=2, latency_s=0.0)"
+    assert repr(fabric) == (
+        "Topology(name='dgx_a100_x2', unit='GB/s', vertices=<36 of Vertex>, links=<96 of Link>, link_classes=())"
+    )
+    assert (
+        repr(mycel.Link(src=0, dst=1, capacity=2)) == "Link(src=0, dst=1, capacity=2, latency_s=0.0, link_class=None)"
+    )
     assert hash(fabric) == hash(mycel.load_topology("dgx_a100:nodes=2"))
     assert isinstance(mycel.report, ModuleType)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -21,12 +22,24 @@ from mycel.collectives.simulate import Machine, Simulation, simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import BY_SIZE, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.cost import link_costs
 from mycel.errors import UsageError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
-from mycel.topology.load import load_topology
+from mycel.topology.link_class import StatedClass
+from mycel.topology.load import load_topology, parse_topology
 from mycel.topology.model import Link, Topology, Vertex
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+#: Eight ranks in three boxes, whose forest has channels of unlike loads on shared links.
+UNLIKE = """
+boxes:
+  - {name: a, ranks: 2, inside: {bandwidth: 24 GB/s}, uplink: {to: core, bandwidth: 3 GB/s, per: rank}}
+  - {name: b, ranks: 2, inside: {bandwidth: 8 GB/s}, uplink: {to: core, bandwidth: 5 GB/s, per: box}}
+  - {name: c, ranks: 4, inside: {bandwidth: 4 GB/s}, uplink: {to: core, bandwidth: 3 GB/s, per: box}}
+switches: [core]
+"""
 
 
 def on(topology: Topology, name: CollectiveName, root: int | None = None) -> Collective:
@@ -73,13 +86,26 @@ def test_channels_share_a_link_by_what_they_carry() -> None:
     assert {run.channels[row["channel"]].dst: row["sent_s"] for row in run.events} == pytest.approx({1: 1.0, 2: 1.0})
 
 
+def test_a_rank_works_at_one_message_at_a_time() -> None:
+    """Two messages leave rank 0 one work after the other; each wakes its receiver, which works at it."""
+    schedule = scattered((1, 1, 1))
+    said = StatedClass(name="tcp", latency_s=5e-3, wake_s=20e-3, work_s=100e-3)
+    topology = replace(schedule.topology, link_classes=(said,))
+    run = simulate(replace(schedule, topology=topology), 1_200_000, piece_bytes=1 << 20)
+    first, second = sorted(float(row["start_s"]) for row in run.events)
+    assert (first, second) == pytest.approx((0.1, 0.2))
+    assert run.seconds == pytest.approx(0.2 + 0.1 + 0.005 + 0.02 + 0.1)  # 400,000 bytes at 4 MB/s take 0.1 s
+    flat = simulate(schedule, 1_200_000, piece_bytes=1 << 20, overhead_s=0.5)
+    assert flat.seconds == pytest.approx(0.2 + 0.5)  # both at once over the link that they share, and no work
+
+
 def test_equal_shares_can_be_asked_for() -> None:
     run = simulate(scattered((1, 3, 1)), 5_000_000, piece_bytes=3_000_000, overhead_s=0, is_weighted=False)
     assert {run.channels[row["channel"]].dst: row["sent_s"] for row in run.events} == pytest.approx({1: 1.0, 2: 0.5})
 
 
 def test_weights_bring_a_forest_of_unlike_loads_near_its_bound() -> None:
-    schedule = synthesize(load_topology("dragonfly:groups=3,routers=2,ranks_per_router=2"), "all_gather")
+    schedule = synthesize(parse_topology(UNLIKE, source="unlike.yaml"), "all_gather")
     longest = max(chunk.num_units for chunk in schedule.chunks)
     shares = []
     for is_weighted in (False, True):
@@ -225,7 +251,7 @@ def test_relative_capacities_count_as_gigabytes_a_second() -> None:
 
 @pytest.mark.parametrize("arguments", [{"num_bytes": 0}, {"piece_bytes": 3}, {"overhead_s": -1.0}])
 def test_senseless_arguments_are_refused(arguments: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="cannot simulate"):
+    with pytest.raises(UsageError, match=r"cannot simulate|must be zero or more"):
         simulate(chain(line(1)), **{"num_bytes": 8, **arguments})  # type: ignore[arg-type]
 
 
@@ -282,7 +308,9 @@ def test_methods_that_take_the_same_time_do_not_overtake_each_other() -> None:
             Row(num_bytes=1 << 10 + i, seconds=seconds, piece_bytes=dict.fromkeys(seconds, 1 << 14), least_s=1.0)
             for i, seconds in enumerate(times)
         )
-        return Selection(collective=on(fabric, "all_gather"), topology=fabric, rows=rows, refused={}).explain()
+        return Selection(
+            collective=on(fabric, "all_gather"), topology=fabric, costs=link_costs(fabric), rows=rows, refused={}
+        ).explain()
 
     tie = chosen({"ring": 1.0, "tree": 1.004}, {"ring": 2.004, "tree": 2.0})
     assert tie == "ring is the fastest from 1KB to 2KB, and tree as fast."
@@ -293,7 +321,7 @@ def test_methods_that_take_the_same_time_do_not_overtake_each_other() -> None:
 
 def test_no_line_of_a_selection_says_that_nothing_is_gained() -> None:
     topology = load_topology("star:ranks=4")
-    chosen = select(topology, on(topology, "all_gather"), [1 << power for power in range(10, 23, 2)])
+    chosen = select(topology, on(topology, "all_gather"), [1 << power for power in range(10, 23, 2)], links="rdma")
     assert len({row.method for row in chosen.rows}) > 1  # or this shows nothing
     assert chosen.explain() == "tree is the fastest from 1KB to 4MB."
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mycel.collectives.select import select
-from mycel.collectives.simulate import OVERHEAD_S, simulate
+from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, CollectiveName
 from mycel.collectives.synth import candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
@@ -28,22 +28,22 @@ FABRICS: tuple[Topology, ...] = (
 def test_no_simulated_time_is_below(fabric: Topology, name: CollectiveName) -> None:
     root = fabric.num_ranks - 1 if name in ROOTED else None
     collective = Collective(name=name, num_ranks=fabric.num_ranks, root=root)
-    for overhead_s in (0.0, OVERHEAD_S):
-        least = bound_seconds(fabric, collective, overhead_s=overhead_s)
+    for how in ({"overhead_s": 0.0}, {}, {"links": "rdma"}):
+        least = bound_seconds(fabric, collective, **how)  # type: ignore[arg-type]
         for method in (*candidates_for(name), *classics_for(name)):
             try:
                 schedule = synthesize(fabric, collective, method)
             except SynthesisError:
                 continue
             for size, piece in ((64, 1 << 14), (1 << 14, 1 << 10), (1 << 18, 1 << 14)):
-                run = simulate(schedule, size, piece_bytes=piece, overhead_s=overhead_s)
+                run = simulate(schedule, size, piece_bytes=piece, **how)  # type: ignore[arg-type]
                 assert run.seconds >= least.seconds(run.num_bytes) * (1 - 1e-9), (method, size, piece)
 
 
 def test_it_is_met() -> None:
     fabric = star(num_ranks=6, latency="10us")
     for name in ("all_gather", "reduce_scatter", "all_to_all"):
-        for row in select(fabric, name, [1 << 10, 1 << 16, 1 << 24]).rows:
+        for row in select(fabric, name, [1 << 10, 1 << 16, 1 << 24], links="rdma").rows:
             assert 1.0 <= row.gap < 1.02
     far = bound_seconds(ring(num_ranks=8, latency="1us"), Collective(name="all_reduce", num_ranks=8), overhead_s=0.0)
     assert far.seconds(1) == pytest.approx(4e-6, rel=1e-3)

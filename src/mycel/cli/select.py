@@ -20,6 +20,7 @@ from mycel.cli.bound import (
 from mycel.cli.fabric import load_fabric
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.select import DEFAULT_SIZES, Selection, select
+from mycel.cost import LINK_CLASSES
 from mycel.units import format_seconds, format_size, parse_size
 
 __all__ = ["register"]
@@ -38,11 +39,17 @@ def register(app: typer.Typer) -> None:
         root: RootOption = None,
         weights: WeightsOption = None,
         ranks: RanksOption = None,
+        links: Annotated[
+            str | None,
+            typer.Option(
+                help=f"What all links are: {', '.join(LINK_CLASSES)}; if not given, as 'mycel show' has it."
+            ),
+        ] = None,
         json_output: JsonOption = False,
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
-        chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")])
+        chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")], links=links)
         if json_output:
             print(json.dumps(_record(chosen) | group_record(ranks)))
         else:
@@ -53,6 +60,7 @@ def _record(chosen: Selection) -> dict[str, object]:
     return {
         "collective": chosen.collective.name,
         "num_ranks": chosen.collective.num_ranks,
+        "links": sorted(set(chosen.costs.classes.values())),
         "simulated": True,
         "rows": [
             {
@@ -86,5 +94,7 @@ def _show(chosen: Selection) -> None:
         f"No schedule takes less than the time under 'at least'; the fastest takes {median(gaps):.2f} times that in "
         f"the median, {gaps[-1]:.2f} at most."
     )
+    used = sorted(set(chosen.costs.classes.values()))
+    print(f"Messages cost what they cost over {' and '.join(used)} ('mycel show' prints it; --links says otherwise).")
     for reason in chosen.refused.values():
         print(f"left out: {reason}")

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from mycel.cli.bound import JsonOption, TopologyArgument
+from mycel.cost import LinkClass, link_costs
 from mycel.errors import UsageError
 from mycel.topology.formats.description import Reading
 from mycel.topology.json_format import to_json
 from mycel.topology.load import read_topology
 from mycel.topology.model import Link, Topology
 from mycel.topology.yaml_format import to_yaml
-from mycel.units import RATE_UNITS, format_seconds
+from mycel.units import RATE_UNITS, format_seconds, format_size
 
-__all__ = ["check_name", "link_lines", "reading_lines", "reading_record", "register", "write_reading"]
+__all__ = ["check_name", "class_lines", "link_lines", "reading_lines", "reading_record", "register", "write_reading"]
 
 _ENDINGS = (".yaml", ".yml", ".json")
 
@@ -27,19 +29,40 @@ def link_lines(topology: Topology) -> list[str]:
 
     Examples:
         >>> link_lines(read_topology("ring:ranks=2,bandwidth=25 GB/s,latency=5us").topology)
-        ['0 <-> 1  25 GB/s, 5 us']
+        ['0 <-> 1  25 GB/s, 5 us, rdma']
     """
+    classes = link_costs(topology).classes
     links = {(link.src, link.dst): link for link in topology.links}
     rows: list[tuple[str, str]] = []
     for (src, dst), link in links.items():
         back = links.get((dst, src))
-        alike = back is not None and (back.capacity, back.latency_s) == (link.capacity, link.latency_s)
+        alike = back is not None and replace(back, src=src, dst=dst) == link
         if alike and src > dst:
             continue
         arrow = "<->" if alike else "->"
-        rows.append((f"{topology.label(src)} {arrow} {topology.label(dst)}", _speed(topology, link)))
+        rows.append(
+            (f"{topology.label(src)} {arrow} {topology.label(dst)}", f"{_speed(topology, link)}, {classes[src, dst]}")
+        )
     width = max((len(ends) for ends, _ in rows), default=0)
     return [f"{ends:{width}}  {speed}" for ends, speed in rows]
+
+
+def class_lines(topology: Topology) -> list[str]:
+    """What messages cost on links of each class that the topology has, and where that comes from.
+
+    Examples:
+        >>> class_lines(read_topology("ring:ranks=2,bandwidth=25 GB/s").topology)[0][:67]
+        'rdma  2.7 us, wake 0 ns, work 0 ns, pieces 8KB 32KB 128KB 512KB (NC'
+    """
+    costs = link_costs(topology)
+    names = [name for name in costs.table if name in set(costs.classes.values())]
+    width = max(map(len, names))
+    return [f"{name:{width}}  {_cost(costs.table[name])}" for name in names]
+
+
+def _cost(of: LinkClass) -> str:
+    times = f"{format_seconds(of.latency_s)}, wake {format_seconds(of.wake_s)}, work {format_seconds(of.work_s)}"
+    return f"{times}, pieces {' '.join(map(format_size, of.piece_bytes))} ({of.source})"
 
 
 def _speed(topology: Topology, link: Link) -> str:
@@ -89,6 +112,7 @@ def write_reading(found: Reading, output: Path, origin: str) -> None:
 def reading_record(found: Reading) -> dict[str, Any]:
     """The JSON object of a topology and what was assumed about it."""
     topology = found.topology
+    costs = link_costs(topology)
     return {
         "name": topology.name,
         "unit": topology.unit,
@@ -98,8 +122,10 @@ def reading_record(found: Reading) -> dict[str, Any]:
         "links": [
             {"from": topology.label(link.src), "to": topology.label(link.dst), "capacity": link.capacity}
             | ({"latency_s": link.latency_s} if link.latency_s else {})
+            | {"class": costs.classes[link.src, link.dst]}
             for link in topology.links
         ],
+        "link_classes": {name: asdict(costs.table[name]) for name in sorted(set(costs.classes.values()))},
         "assumed": list(found.notes),
     }
 
@@ -125,6 +151,7 @@ def reading_lines(found: Reading) -> list[str]:
         ("ranks", _vertex_lines(fabric, fabric.ranks)),
         ("switches", _vertex_lines(fabric, fabric.switches)),
         ("links, and what each direction carries", link_lines(fabric)),
+        ("what a message costs, by class of link", class_lines(fabric)),
         ("read so, because", list(found.notes)),
     ):
         shown += ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from mycel.collectives.schedule import Schedule
-from mycel.cost import Costs, bytes_per_second
+from mycel.cost import LINK_CLASSES, Costs, bytes_per_second, link_class, link_costs
 from mycel.units import format_seconds, format_size
 
 __all__ = [
@@ -36,15 +36,9 @@ __all__ = [
 #: choice of pieces, to 136 collectives of 256 KB to 16 MB on emulated fabrics: 0.1 chose the wrong piece at 1 MB and
 #: above in 3 of them, the plain sum in 7 (by 5 to 12 %).
 NOT_HIDDEN = 0.1
-#: Piece sizes worth trying. Over links peers take turns by pieces, and a long one holds up all others (all_gather of
-#: 256 KB between 4 ranks of 400 Mbit/s in pieces of 16, 32 and 64 KB: 4.0, 4.5 and 5.1 ms; of 16 MB in two nodes in
-#: pieces of 32 and 256 KB: 365 and 418 ms).
-PIECE_BYTES = (1 << 14, 1 << 15)
-#: The same between ranks that share one machine's memory, to which unix sockets come near: fewer messages are less
-#: work, as long as a piece is still in the cache when it is reduced (all_reduce in pieces of 32, 64, 128 and 256 KB,
-#: medians in ms: between 2 ranks 16 MB 9.3, 8.8, 7.7, 6.9, 64 MB 38.8, 33.8, 30.3, 27.7; between 4 ranks 4 MB 5.5,
-#: 5.0, 4.7, 5.7, 16 MB 19.6, 19.7, 17.4, 17.6). Over TCP they lose there as well (4 ranks, 16 MB: 22, 32, 31, 27).
-LOCAL_PIECE_BYTES = (*PIECE_BYTES, 1 << 16, 1 << 17)
+#: Piece sizes worth trying over sockets, and between ranks that share one machine's memory.
+PIECE_BYTES = LINK_CLASSES["tcp"].piece_bytes
+LOCAL_PIECE_BYTES = LINK_CLASSES["shared_memory"].piece_bytes
 #: Between such ranks, where nobody waits for a piece, neither to add to it nor to pass it on, there is nothing to cut
 #: for: this is the longest message then.
 WHOLE_BYTES = 1 << 18
@@ -59,6 +53,7 @@ def estimate_seconds(
     piece_bytes: int,
     costs: Costs = _USUAL,
     machines: Sequence[int] | None = None,
+    links: str | None = "tcp",
 ) -> float:
     """Modelled time of a schedule.
 
@@ -73,13 +68,15 @@ def estimate_seconds(
         piece_bytes: longest message.
         costs: of the machines' processors.
         machines: number of the machine each rank runs on; if not given, every rank has one to itself.
+        links: class of all links, whose latency counts where links state none, as for ``mycel.cost.link_costs``. What
+            runs here are sockets, whatever the fabric is made for.
     """
     topology, orbit = schedule.topology, schedule.orbit
+    waits = link_costs(topology, links=links)
     rate = bytes_per_second(topology)
     columns = schedule.columns if orbit is None else orbit.columns
     paths = [
-        (min(topology.capacity[hop] for hop in hops) * rate, sum(topology.latency_s[hop] for hop in hops))
-        for hops in (list(pairwise(path)) for path in columns.paths)
+        (min(topology.capacity[hop] for hop in pairwise(path)) * rate, waits.latency(path)) for path in columns.paths
     ]
     units = (schedule.chunk_stops - schedule.chunk_starts if orbit is None else orbit.units).tolist()
     arrival = [0.0] * len(columns)
@@ -104,10 +101,10 @@ def estimate_seconds(
         work[dst] += pieces * costs.message_s + chunk_bytes * (copy_s + (add_s if reduce else 0.0))
     if orbit is not None:  # every rank does what all ranks do for rank 0's chunks
         work = [sum(work)] * len(work)
-    links = num_bytes / schedule.collective.num_parts / (float(schedule.algbw) * rate)
+    links_s = num_bytes / schedule.collective.num_parts / (float(schedule.algbw) * rate)
     processors = _busiest(work, machines, costs.cores)
-    hidden = 0.0 if topology.bytes_per_second_per_unit is None else (1 - NOT_HIDDEN) * min(links, processors)
-    return links + processors - hidden + max(arrival, default=0.0)
+    hidden = 0.0 if topology.bytes_per_second_per_unit is None else (1 - NOT_HIDDEN) * min(links_s, processors)
+    return links_s + processors - hidden + max(arrival, default=0.0)
 
 
 def _busiest(work: Sequence[float], machines: Sequence[int] | None, cores: int) -> float:
@@ -190,7 +187,6 @@ def longest_piece(*, is_local: bool) -> int:
 
 def _piece_sizes(schedule: Schedule, is_local: bool) -> tuple[int, ...]:
     """Sizes worth trying, the largest first."""
-    if not is_local:
-        return PIECE_BYTES[::-1]
-    nobody_waits = schedule.depth == 1 and not schedule.collective.reduces
-    return (*((WHOLE_BYTES,) if nobody_waits else ()), *LOCAL_PIECE_BYTES[::-1])
+    sizes = link_class(schedule.topology, "shared_memory" if is_local else "tcp").piece_bytes[::-1]
+    nobody_waits = is_local and schedule.depth == 1 and not schedule.collective.reduces
+    return (*((WHOLE_BYTES,) if nobody_waits else ()), *sizes)

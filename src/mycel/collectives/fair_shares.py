@@ -93,6 +93,8 @@ def play(
     capacity: Floats,
     weight: Floats,
     delay: Floats,
+    ends: Ints,
+    work: Floats,
     start_s: float,
     waits_for: Ints,
     next_start: Ints,
@@ -108,6 +110,8 @@ def play(
         path_start, path_link: links of each channel's path, in compressed rows.
         capacity: bytes a second of each link.
         weight, delay: of each channel; seconds from a message's last byte to its arrival.
+        ends: of each channel its source, and after all of these its destination.
+        work: of each channel, seconds that either end is busy with a message, one after the other.
         start_s: when everything begins.
         waits_for: of each instruction, how many others must come before it; used up.
         next_start, next_index: instructions that wait for each one, in compressed rows.
@@ -122,7 +126,10 @@ def play(
     active = np.empty(len(delay), dtype=np.int64)
     is_active = np.zeros(len(delay), dtype=np.bool_)
     rate = np.empty(len(delay))
-    num_active = 0
+    num_active, num_channels = 0, len(delay)
+    free = np.full(1 + np.max(ends), start_s)  # when each end is through with what it has begun
+    # What is to come: a message's last byte (its number), that it has been taken in (the number of the receive), and
+    # that its first byte may leave (a number beyond all messages).
     arrivals = [(0.0, 0)]
     arrivals.pop()
     ready = [i for i in range(len(waits_for)) if waits_for[i] == 0]
@@ -130,12 +137,28 @@ def play(
     while True:
         while len(ready) > 0 or (len(arrivals) > 0 and arrivals[0][0] <= now):
             if len(ready) == 0:
-                node = heapq.heappop(arrivals)[1] + num_messages
-                waits_for[node] -= 1
-                if waits_for[node] == 0:
-                    ready.append(node)
-                continue
-            node = ready.pop()
+                at, node = heapq.heappop(arrivals)
+                if node < num_messages:
+                    c = channel[node]
+                    if work[c] > 0.0:
+                        peer = ends[num_channels + c]
+                        free[peer] = max(free[peer], at) + work[c]
+                        heapq.heappush(arrivals, (free[peer], node + num_messages))
+                        continue
+                    node += num_messages
+                if node < 2 * num_messages:
+                    waits_for[node] -= 1
+                    if waits_for[node] == 0:
+                        ready.append(node)
+                    continue
+                node -= 2 * num_messages
+            else:
+                node = ready.pop()
+                if node < num_messages and remaining[node] > 0.0 and work[channel[node]] > 0.0:
+                    own = ends[channel[node]]
+                    free[own] = max(free[own], now) + work[channel[node]]
+                    heapq.heappush(arrivals, (free[own], node + 2 * num_messages))
+                    continue
             if node < num_messages and remaining[node] > 0.0:
                 c = channel[node]
                 times[0, node] = now

@@ -39,6 +39,7 @@ from mycel.collectives.part import Parts
 from mycel.collectives.slots import Slots
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
+from mycel.topology.link_class import stated_from_json, stated_to_json
 from mycel.topology.model import Link, Topology, Vertex
 
 __all__ = ["SCHEDULE_VERSION", "Chunk", "Schedule", "Transfer"]
@@ -440,7 +441,11 @@ class Schedule:
                 "vertices": [
                     [v.kind, v.label, v.node, *([True] if v.computes else [])] for v in self.topology.vertices
                 ],
-                "links": [[k.src, k.dst, k.capacity, k.latency_s] for k in self.topology.links],
+                "links": [
+                    [k.src, k.dst, k.capacity, k.latency_s, *([k.link_class] if k.link_class else [])]
+                    for k in self.topology.links
+                ],
+                **({"link_classes": stated_to_json(stated)} if (stated := self.topology.link_classes) else {}),
             },
             "num_units": self.num_units,
             "chunks": [[c.start, c.stop] for c in self.chunks],
@@ -470,9 +475,16 @@ class Schedule:
                     for k, label, box, *computes in fabric["vertices"]
                 ),
                 links=tuple(
-                    Link(src=_whole(s), dst=_whole(d), capacity=_whole(c), latency_s=float(lat))
-                    for s, d, c, lat in fabric["links"]
+                    Link(
+                        src=_whole(s),
+                        dst=_whole(d),
+                        capacity=_whole(c),
+                        latency_s=float(lat),
+                        link_class=_string(*of) if of else None,
+                    )
+                    for s, d, c, lat, *of in fabric["links"]
                 ),
+                link_classes=stated_from_json(fabric.get("link_classes", {}), "schedule"),
             )
             root, weights = spec["root"], spec.get("weights")
             return cls(
@@ -519,7 +531,11 @@ class Schedule:
         for i, v in enumerate(self.topology.vertices):
             box = "" if v.node is None else f" in {json.dumps(v.node)}"
             lines.append(f"{v.kind} {i} {json.dumps(v.label)}{box}{' computes' if v.computes else ''}")
-        lines += [f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}" for k in self.topology.links]
+        for k in self.topology.links:
+            of = f" {k.link_class}" if k.link_class else ""
+            lines.append(f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}{of}")
+        if self.topology.link_classes:
+            lines.append(f"link_classes {json.dumps(stated_to_json(self.topology.link_classes))}")
         lines.append(f"units {self.num_units}")
         lines += [f"chunk {i} {chunk.start}..{chunk.stop}" for i, chunk in enumerate(self.chunks)]
         for i, t in enumerate(self.transfers):

@@ -16,7 +16,8 @@ _COLLECTIVE = re.compile(r"collective (\w+) (\d+)(?: root (\d+))?(?: weights (\d
 _METHOD = re.compile(r"method (\S+)")
 _TOPOLOGY = re.compile(rf"topology ({_STRING}) (\S+)")
 _VERTEX = re.compile(rf"(rank|switch) (\d+) ({_STRING})(?: in ({_STRING}))?( computes)?")
-_LINK = re.compile(r"link (\d+) -> (\d+) (\d+) (\S+)")
+_LINK = re.compile(r"link (\d+) -> (\d+) (\d+) (\S+)(?: (\w+))?")
+_CLASSES = re.compile(r"link_classes (\{.*\})")
 _UNITS = re.compile(r"units (\d+)")
 _CHUNK = re.compile(r"chunk (\d+) (\d+)\.\.(\d+)")
 _TRANSFER = re.compile(
@@ -57,7 +58,9 @@ def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, An
         _in_order(int(m[1]), len(out["chunks"]), "chunk", number)
         out["chunks"].append([int(m[2]), int(m[3])])
     elif m := _LINK.fullmatch(line):
-        fabric["links"].append([int(m[1]), int(m[2]), int(m[3]), float(m[4])])
+        fabric["links"].append([int(m[1]), int(m[2]), int(m[3]), float(m[4]), *([m[5]] if m[5] else [])])
+    elif m := _CLASSES.fullmatch(line):
+        fabric["link_classes"] = json.loads(m[1])
     elif m := _VERTEX.fullmatch(line):
         _in_order(int(m[2]), len(fabric["vertices"]), "vertex", number)
         box = json.loads(m[4]) if m[4] else None

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mycel.brief import brief
-from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.simulate import OVERHEAD_S, simulate
+from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName, as_collective
 from mycel.collectives.synth import BY_SIZE, SYNTHESIZERS, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.time_bound import bound_seconds
 from mycel.collectives.verify import verify_schedule
+from mycel.cost import LinkCosts, link_costs
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
@@ -37,7 +37,7 @@ class Row:
 
     Attributes:
         num_bytes: of the whole array.
-        seconds: simulated time by method, in the order of methods, each with its better piece size.
+        seconds: simulated time by method, in the order of methods, each with its best piece size.
         piece_bytes: that piece size, by method.
         least_s: what no schedule can be quicker than in this model, from latency and bandwidth together
             (``mycel.collectives.time_bound``).
@@ -74,6 +74,7 @@ class Selection:
     Attributes:
         collective: what is moved.
         topology: where.
+        costs: what messages were taken to cost.
         rows: by size.
         refused: why methods could not take part, by method.
 
@@ -90,6 +91,7 @@ class Selection:
 
     collective: Collective
     topology: Topology
+    costs: LinkCosts
     rows: tuple[Row, ...]
     refused: dict[str, str]
 
@@ -125,6 +127,7 @@ def select(
     sizes: Sequence[int] = DEFAULT_SIZES,
     *,
     methods: Sequence[str] | None = None,
+    links: str | None = None,
 ) -> Selection:
     """Simulate methods at sizes.
 
@@ -135,12 +138,15 @@ def select(
         sizes: in bytes, of the whole array.
         methods: candidates; all that serve the collective if not given. One that does not serve it, or not on this
             fabric, is left out.
+        links: class of all links, a key of ``mycel.cost.LINK_CLASSES``; if not given, of each what its rate and place
+            hint at, and what the topology states (``mycel.cost.link_costs``).
 
     Returns:
         Times by method at each size, and why methods could not take part.
 
     Raises:
-        UsageError: no sizes, an unknown method, or no method that serves this collective on this fabric.
+        UsageError: no sizes, an unknown method or class of links, or no method that serves this collective on this
+            fabric.
 
     Examples:
         >>> from mycel.topology import load_topology
@@ -158,10 +164,11 @@ def select(
         raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if not sizes:
         raise UsageError("no sizes to compare at")
+    costs = link_costs(topology, links=links)
     rows: list[Row] = []
     refused: dict[str, str] = {}
     made: dict[str, Schedule] = {}
-    least = bound_seconds(topology, collective, overhead_s=OVERHEAD_S)
+    least = bound_seconds(topology, collective, links=links)
     for size in sorted(set(sizes)):
         seconds: dict[str, float] = {}
         pieces: dict[str, int] = {}
@@ -169,17 +176,20 @@ def select(
             if method in refused:
                 continue
             if method not in made or method in BY_SIZE:
-                options = {"num_bytes": size} if method in BY_SIZE else {}
+                options = {"num_bytes": size, "links": links} if method in BY_SIZE else {}
                 try:
                     made[method] = synthesize(topology, collective, method, **options)
                 except (SynthesisError, UsageError) as error:
                     refused[method] = str(error)
                     continue
                 verify_schedule(made[method])
-            tried = [(simulate(made[method], size, piece_bytes=piece).seconds, -piece) for piece in PIECE_BYTES]
+            tried = [
+                (simulate(made[method], size, piece_bytes=piece, links=links).seconds, -piece)
+                for piece in costs.pieces(size)
+            ]
             best = min(tried)
             seconds[method], pieces[method] = best[0], -best[1]
         if not made:
             raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
         rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces, least_s=least.seconds(size)))
-    return Selection(collective=collective, topology=topology, rows=tuple(rows), refused=refused)
+    return Selection(collective=collective, topology=topology, costs=costs, rows=tuple(rows), refused=refused)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from mycel.brief import brief
 from mycel.collectives.bound import Bound, bound, cut_inverse_x
 from mycel.collectives.spec import POINTED
-from mycel.topology.model import Link, Topology
+from mycel.topology.model import Topology
 
 __all__ = ["Gain", "sensitivity"]
 
@@ -95,8 +95,5 @@ def _gained(best: Bound, links: Collection[tuple[int, int]]) -> Fraction:
 
 def _raised(fabric: Topology, raised: Collection[tuple[int, int]]) -> Topology:
     chosen = set(raised)
-    links = tuple(
-        Link(src=k.src, dst=k.dst, capacity=k.capacity + ((k.src, k.dst) in chosen), latency_s=k.latency_s)
-        for k in fabric.links
-    )
-    return Topology(name=fabric.name, unit=fabric.unit, vertices=fabric.vertices, links=links)
+    links = tuple(replace(k, capacity=k.capacity + ((k.src, k.dst) in chosen)) for k in fabric.links)
+    return replace(fabric, links=links)

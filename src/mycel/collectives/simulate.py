@@ -5,9 +5,10 @@ What is simulated are the lowered programs, so pieces, their order and who waits
 - A channel sends one message at a time, in the order of its program, each as soon as what it needs is complete.
 - Messages in flight share links max-min fairly by the weights of their channels (``mycel.collectives.weights``): no
   message can go faster without one that is slower for its weight going slower still. Equal shares can be asked for.
-- A message arrives ``latency`` of its path plus ``overhead_s`` after its last byte has left; the channel goes on
-  with its next message meanwhile. Receivers have room for everything that arrives.
-- Sums, copies and the processors' time cost nothing beyond ``overhead_s``.
+- A message costs what the classes of its path's links say (``mycel.cost.links``): work of its sender before its first
+  byte leaves, a latency after its last one, the waking of its receiver, and work of that. A rank works at one message
+  at a time. The channel goes on with its next message meanwhile. Receivers have room for everything that arrives.
+- Sums and copies cost nothing.
 
 A simulated time is never below the bytes on the busiest link over its capacity, and so never below the bound.
 
@@ -32,14 +33,12 @@ from mycel.collectives.fair_shares import play
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
-from mycel.cost import bytes_per_second
-from mycel.cost.processors import EMULATED_EFFICIENCY, EMULATED_START_S, MESSAGE_S, WAKE_S
+from mycel.cost import LinkCosts, bytes_per_second, link_costs
+from mycel.cost.processors import EMULATED_EFFICIENCY, EMULATED_START_S
 from mycel.errors import ScheduleError, UsageError
 
-__all__ = ["EVENTS", "OVERHEAD_S", "Attained", "Machine", "Simulation", "attained", "simulate"]
+__all__ = ["EVENTS", "Attained", "Machine", "Simulation", "attained", "simulate"]
 
-#: Seconds from a message's arrival until what waits for it can start, beyond the links' latency.
-OVERHEAD_S = MESSAGE_S + WAKE_S
 _ELEMENT_BYTES = 4
 
 #: One row a message: its channel (index into ``Simulation.channels``), bytes, and when its first byte left, its last
@@ -123,7 +122,8 @@ def simulate(
     num_bytes: int,
     *,
     piece_bytes: int = PIECE_BYTES[-1],
-    overhead_s: float = OVERHEAD_S,
+    overhead_s: float | None = None,
+    links: str | None = None,
     machine: Machine | None = None,
     is_weighted: bool = True,
 ) -> Simulation:
@@ -133,7 +133,8 @@ def simulate(
         schedule: a verified schedule.
         num_bytes: of the collective's whole array; for all_to_all of one rank's part of it.
         piece_bytes: longest message.
-        overhead_s: seconds added to every message's latency.
+        overhead_s: seconds added to every message's latency, instead of what its links' classes say.
+        links: class of all links, a key of ``mycel.cost.LINK_CLASSES``, instead of those of the topology.
         machine: the one that plays all ranks; if not given, every rank starts at once and links carry nothing but
             the bytes of messages.
         is_weighted: whether channels share links by what they carry, as paced ones do, or equally.
@@ -142,7 +143,7 @@ def simulate(
         The run: its time, each link's share of it, and every message.
 
     Raises:
-        UsageError: no bytes, a piece of less than an element, or a negative overhead.
+        UsageError: no bytes, a piece of less than an element, a negative overhead, or an unknown class.
         ScheduleError: the schedule cannot be lowered, or its programs wait for each other for ever.
 
     Examples:
@@ -153,24 +154,25 @@ def simulate(
         >>> round(1e6 * run.seconds), round(1e6 * simulate(hop, 2_000_000, overhead_s=0).seconds)  # microseconds
         (750, 1500)
     """
-    if num_bytes <= 0 or piece_bytes < _ELEMENT_BYTES or not 0 <= overhead_s < float("inf"):
+    if num_bytes <= 0 or piece_bytes < _ELEMENT_BYTES:
         raise UsageError(
-            f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes} with {overhead_s} s a message; "
-            f"at least 1 byte, {_ELEMENT_BYTES} bytes and 0 s are needed"
+            f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes}; at least 1 byte and {_ELEMENT_BYTES} "
+            "bytes are needed"
         )
-    return _simulated(schedule, num_bytes, piece_bytes, overhead_s, machine, is_weighted=is_weighted)
+    costs = link_costs(schedule.topology, links=links, overhead_s=overhead_s)
+    return _simulated(schedule, num_bytes, piece_bytes, costs, machine, is_weighted=is_weighted)
 
 
 def _simulated(
     schedule: Schedule,
     num_bytes: int,
     piece_bytes: int,
-    overhead_s: float | None,
+    costs: LinkCosts | None,
     machine: Machine | None,
     *,
     is_weighted: bool,
 ) -> Simulation:
-    """What ``simulate`` gives; without an overhead, links have no latencies either."""
+    """What ``simulate`` gives; without costs, links have no latencies either."""
     collective, parts = schedule.collective, schedule.collective.num_parts
     share = _ELEMENT_BYTES * collective.total_weight
     blocks = [-(-num_bytes * parts * weight // share) for weight in collective.block_weights]
@@ -182,9 +184,10 @@ def _simulated(
     link_number = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
     paths = [[link_number[hop] for hop in pairwise(channel.path)] for channel in traffic.channels]
     capacity = np.array([link.capacity * rate for link in topology.links])
-    delay = np.zeros(len(paths))
-    if overhead_s is not None:
-        delay += [sum(topology.links[i].latency_s for i in path) + overhead_s for path in paths]
+    delay, work = np.zeros(len(paths)), np.zeros(len(paths))
+    if costs is not None:
+        delay[:], work[:] = np.array([costs.message(channel.path) for channel in traffic.channels]).T
+    ends = np.array([[channel.src for channel in traffic.channels], [channel.dst for channel in traffic.channels]])
     size = (traffic.num_elements * _ELEMENT_BYTES).astype(np.float64)
     start_s, efficiency = 0.0, 1.0
     if machine is not None:
@@ -196,6 +199,8 @@ def _simulated(
         capacity * efficiency,
         traffic.weight if is_weighted else np.ones(len(paths)),
         delay,
+        ends.ravel(),
+        work,
         start_s,
         traffic.waits_for.copy(),
         *traffic.successors,

@@ -1,10 +1,11 @@
 """Time bound: the least seconds that a collective of a size can take, from latency and bandwidth together.
 
 The model is that of ``mycel.collectives.simulate``: a message takes its bytes' time on every link of its path, and
-arrives the path's latency and an overhead after its last byte has left. In it no schedule is quicker than
+costs what the classes of these links say; at least what the class of the last one says. In it no schedule is quicker
+than
 
 - *bandwidth*: the size over the collective's bound, and then the latency of a last message;
-- *distance*: the way from any rank to any other whose contribution it needs, an overhead for each message;
+- *distance*: the way from any rank to any other whose contribution it needs, with what each message costs;
 - *both*: of what a rank must get (or give), part comes from ranks that are some messages away. It cannot enter the
   rank's links before it has come to one that sends to it directly, and it takes its time on those links from then on.
 
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 from mycel.collectives.bound import bound
 from mycel.collectives.spec import Collective
-from mycel.cost import bytes_per_second
+from mycel.cost import LinkCosts, bytes_per_second, link_costs
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -53,13 +54,16 @@ class TimeBound:
         return max(self.distance_s, num_bytes / self.bytes_per_second + self.last_s, flows + self.last_s)
 
 
-def bound_seconds(topology: Topology, collective: Collective, *, overhead_s: float) -> TimeBound:
+def bound_seconds(
+    topology: Topology, collective: Collective, *, links: str | None = None, overhead_s: float | None = None
+) -> TimeBound:
     """The least time of a collective, for any size.
 
     Args:
         topology: the fabric.
         collective: what moves, over all of its ranks.
-        overhead_s: of a message, beyond the latency of its links.
+        links: class of all links, instead of those of the topology, as for ``mycel.cost.link_costs``.
+        overhead_s: of a message, beyond the latency of its links, instead of what classes say.
 
     Examples:
         >>> from mycel.topology import load_topology
@@ -74,7 +78,8 @@ def bound_seconds(topology: Topology, collective: Collective, *, overhead_s: flo
         sources = range(collective.root, collective.root + 1)
     else:
         sources = range(0, n, step)
-    reached = {source: _distances(topology, source, overhead_s) for source in sources}
+    costs = link_costs(topology, links=links, overhead_s=overhead_s)
+    reached = {source: _distances(topology, source, costs) for source in sources}
     ends = range(n) if collective.root is None or collective.name in ("broadcast", "scatter") else (collective.root,)
     away = max(reached[s][d] for s in sources for d in ends)
     try:
@@ -84,28 +89,29 @@ def bound_seconds(topology: Topology, collective: Collective, *, overhead_s: flo
     waits: set[tuple[float, float]] = set()
     if collective.name in ("all_gather", "reduce_scatter") and collective.weights is None and step == 1:
         backwards = collective.name == "reduce_scatter"
-        waits = _waits(topology, reached, overhead_s, backwards=backwards)
-    last = _last(topology, overhead_s)
-    if len(sources) == n:  # the nearest two ranks need no third
+        waits = _waits(topology, reached, costs, backwards=backwards)
+    last, alike = _last(topology, costs)
+    if len(sources) == n and alike:  # the nearest two ranks need no third
         last = min(seconds for s in sources for d, seconds in enumerate(reached[s]) if d != s)
     if collective.weights is not None:  # some ranks may have, or need, nothing
         away = last
     return TimeBound(distance_s=away, last_s=last, bytes_per_second=rate, waits=tuple(sorted(waits)))
 
 
-def _distances(topology: Topology, source: int, overhead_s: float, *, direct: bool = False) -> list[float]:
-    """Least time of messages from a rank to every rank, the overhead of each included; itself 0.
+def _distances(topology: Topology, source: int, costs: LinkCosts, *, direct: bool = False) -> list[float]:
+    """Least time of messages from a rank to every rank, with what each costs, both ends' work included; itself 0.
 
     Args:
         topology: the fabric.
         source: a rank.
-        overhead_s: of a message.
+        costs: of messages.
         direct: by a single message each; infinite where there is none.
     """
     outgoing: dict[int, list[tuple[int, float]]] = {}
     for link in topology.links:
         ends = link.dst in topology.rank_of or topology.vertices[link.dst].computes
-        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s + (overhead_s if ends else 0.0)))
+        arrives, work_s = costs.arriving(link)
+        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s + (arrives + 2 * work_s if ends else 0.0)))
     start = topology.ranks[source]
     heap, best = [(0.0, start)], dict[int, float]()
     while heap:
@@ -121,16 +127,23 @@ def _distances(topology: Topology, source: int, overhead_s: float, *, direct: bo
     return [best.get(vertex, float("inf")) for vertex in topology.ranks]
 
 
-def _last(topology: Topology, overhead_s: float) -> float:
-    """Least latency of any message: it leaves a rank by one link and comes to one by another, or the same."""
+def _last(topology: Topology, costs: LinkCosts) -> tuple[float, bool]:
+    """Least time of a first message's work and a last one's latency and work; whether all work for messages is alike.
+
+    A message leaves a rank by one link and comes to one by another, or the same.
+    """
     ranks = topology.rank_of
     leaving = min(link.latency_s for link in topology.links if link.src in ranks)
     coming = min(link.latency_s for link in topology.links if link.dst in ranks)
-    return overhead_s + max(leaving, coming)
+    ends = {*ranks, *topology.compute_vertices}
+    arriving = [costs.arriving(link) for link in topology.links if link.dst in ends]
+    first_s = min(work_s for _, work_s in arriving)
+    alike = len({work_s for _, work_s in arriving}) == 1
+    return first_s + min(arrives + work_s for arrives, work_s in arriving) + max(leaving, coming), alike
 
 
 def _waits(
-    topology: Topology, reached: dict[int, list[float]], overhead_s: float, *, backwards: bool
+    topology: Topology, reached: dict[int, list[float]], costs: LinkCosts, *, backwards: bool
 ) -> set[tuple[float, float]]:
     """Of each rank, what cannot come (or, backwards, need not have gone) before some time, over its links."""
     n, unit = topology.num_ranks, bytes_per_second(topology)
@@ -139,7 +152,7 @@ def _waits(
         end = link.src if backwards else link.dst
         if end in topology.rank_of:
             capacity[topology.rank_of[end]] += link.capacity * unit
-    direct = [_distances(topology, source, overhead_s, direct=True) for source in range(n)]
+    direct = [_distances(topology, source, costs, direct=True) for source in range(n)]
     found: set[tuple[float, float]] = set()
     for rank in range(n):
         if backwards:  # what remains for a block once it has left, and come to a neighbour

@@ -6,8 +6,18 @@ weighs plans of experts. Here is what they must agree about. No torch.
 """
 
 from mycel.cost.line import Line
-from mycel.cost.links import bytes_per_second
+from mycel.cost.links import LINK_CLASSES, LinkClass, LinkCosts, bytes_per_second, link_class, link_costs
 from mycel.cost.overlap import makespan
 from mycel.cost.processors import Costs
 
-__all__ = ["Costs", "Line", "bytes_per_second", "makespan"]
+__all__ = [
+    "LINK_CLASSES",
+    "Costs",
+    "Line",
+    "LinkClass",
+    "LinkCosts",
+    "bytes_per_second",
+    "link_class",
+    "link_costs",
+    "makespan",
+]

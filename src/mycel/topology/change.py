@@ -84,7 +84,7 @@ def remove_link(topology: Topology, text: str) -> Topology:
     """
     gone = set(_links(topology, _ends(text, text, "'A->B'")))
     links = tuple(k for k in topology.links if (k.src, k.dst) not in gone)
-    return Topology(name=topology.name, unit=topology.unit, vertices=topology.vertices, links=links)
+    return replace(topology, links=links)
 
 
 def scale_link(topology: Topology, text: str) -> Topology:
@@ -206,11 +206,12 @@ def _replaced(topology: Topology, new: _Rates, written: str) -> Topology:
         unit = fitting_unit(rates.values(), [topology.unit, written]) if unit != topology.unit else unit
     scale = RATE_UNITS.get(unit, Fraction(1))
     _check_whole(topology, rates.items(), scale)
+    known = {(link.src, link.dst): link for link in topology.links}
     links = tuple(
-        Link(src=a, dst=b, capacity=int(rate / scale), latency_s=topology.latency_s.get((a, b), 0.0))
+        replace(known.get((a, b)) or Link(src=a, dst=b, capacity=1), capacity=int(rate / scale))
         for (a, b), rate in rates.items()
     )
-    return Topology(name=topology.name, unit=unit, vertices=topology.vertices, links=links)
+    return replace(topology, unit=unit, links=links)
 
 
 def _check_whole(topology: Topology, rates: Iterable[tuple[tuple[int, int], Fraction]], scale: Fraction) -> None:

@@ -8,8 +8,10 @@
      "links": [{"src": 0, "dst": 2, "capacity": 10, "latency": 5e-05}, ...]}
 
 Ids are ``0 .. V-1`` in any order; ``gpu`` and ``rank`` mean the same. ``label``, ``box`` and ``latency`` (seconds)
-may be left out. ``"computes": true`` marks a switch that can copy and add (SHARP). Links are directed. Anything else
-at the top level (``note``, ``family``) is for people and ignored.
+may be left out, as may a link's ``class`` and what ``link_classes`` at the top says about classes, in seconds and
+bytes: ``{"rdma": {"latency": 3e-06, "work": 0, "wake": 0, "pieces": [65536]}}``. ``"computes": true`` marks a switch
+that can copy and add (SHARP). Links are directed. Anything else at the top level (``note``, ``family``) is for people
+and ignored.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from mycel.errors import TopologyError
+from mycel.topology.link_class import stated_from_json, stated_to_json
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
 from mycel.topology.suggest import nearest
 
@@ -26,7 +29,7 @@ __all__ = ["from_json", "parse_json", "to_json"]
 
 _KINDS: dict[str, VertexKind] = {"gpu": "rank", "rank": "rank", "switch": "switch"}
 _NODE_KEYS = ("id", "type", "label", "box", "computes")
-_LINK_KEYS = ("src", "dst", "capacity", "latency")
+_LINK_KEYS = ("src", "dst", "capacity", "latency", "class")
 
 
 def parse_json(text: str, *, source: str) -> Topology:
@@ -77,8 +80,9 @@ def from_json(data: object, *, source: str = "topology") -> Topology:
     unit = _text(data.get("unit", "link"), f"{source}: unit")
     vertices = _vertices(data["nodes"], source)
     links = tuple(_link(position, item, vertices, source) for position, item in enumerate(data["links"]))
+    stated = stated_from_json(data.get("link_classes", {}), source)
     try:
-        return Topology(name=name, unit=unit, vertices=vertices, links=links)
+        return Topology(name=name, unit=unit, vertices=vertices, links=links, link_classes=stated)
     except TopologyError as error:
         raise TopologyError(f"{source}: {error}") from None
 
@@ -99,8 +103,11 @@ def to_json(topology: Topology) -> dict[str, Any]:
         item: dict[str, Any] = {"src": link.src, "dst": link.dst, "capacity": link.capacity}
         if link.latency_s:
             item["latency"] = link.latency_s
+        if link.link_class:
+            item["class"] = link.link_class
         links.append(item)
-    return {"name": topology.name, "unit": topology.unit, "nodes": nodes, "links": links}
+    stated = {"link_classes": stated_to_json(topology.link_classes)} if topology.link_classes else {}
+    return {"name": topology.name, "unit": topology.unit, **stated, "nodes": nodes, "links": links}
 
 
 # -- parts ------------------------------------------------------------------------------------------------------
@@ -148,7 +155,14 @@ def _link(position: int, item: object, vertices: tuple[Vertex, ...], source: str
         latency_s = float(latency)
     except OverflowError:
         raise TopologyError(f"{where}: latency of {len(str(latency))} digits is out of range") from None
-    return Link(src=src, dst=dst, capacity=_whole(item["capacity"], f"{where}: capacity"), latency_s=latency_s)
+    of = item.get("class")
+    return Link(
+        src=src,
+        dst=dst,
+        capacity=_whole(item["capacity"], f"{where}: capacity"),
+        latency_s=latency_s,
+        link_class=None if of is None else _text(of, f"{where}: class"),
+    )
 
 
 def _check_keys(item: Mapping[str, Any], known: tuple[str, ...], required: tuple[str, ...], where: str) -> None:

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
+from itertools import pairwise
 from typing import Literal
 
 from mycel.brief import brief
 from mycel.errors import TopologyError
+from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass, stated_to_json
 from mycel.units import RATE_UNITS
 
 __all__ = ["LOCALHOST", "Link", "Topology", "Vertex", "VertexKind"]
@@ -57,17 +59,21 @@ class Link:
         dst: vertex index the bytes reach.
         capacity: positive integer, in the topology's unit.
         latency_s: seconds from the first byte sent to the first byte received.
+        link_class: what it is, one of ``LINK_CLASS_NAMES``, where that is stated; it says nothing about bandwidth.
 
     Examples:
         >>> there = Link(src=0, dst=1, capacity=2, latency_s=1e-6)
         >>> replace(there, src=there.dst, dst=there.src)  # a cable is two links
-        Link(src=1, dst=0, capacity=2, latency_s=1e-06)
+        Link(src=1, dst=0, capacity=2, latency_s=1e-06, link_class=None)
     """
 
     src: int
     dst: int
     capacity: int
     latency_s: float = 0.0
+    link_class: str | None = None
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +87,7 @@ class Topology:
         unit: what capacity 1 means, a key of ``mycel.units.RATE_UNITS``, or ``"link"`` for relative capacities.
         vertices: in index order.
         links: directed; at most one from a vertex to another (merge parallel cables into one capacity).
+        link_classes: what is stated about classes of links, by name in any order.
 
     Raises:
         TopologyError: fewer than two ranks, an unknown vertex, a self-loop, a duplicate link, a capacity that
@@ -98,6 +105,7 @@ class Topology:
     unit: str
     vertices: tuple[Vertex, ...]
     links: tuple[Link, ...]
+    link_classes: tuple[StatedClass, ...] = ()
     _hash: int = field(init=False, repr=False, compare=False, default=0)
 
     __repr__ = brief
@@ -105,13 +113,14 @@ class Topology:
     def __post_init__(self) -> None:
         object.__setattr__(self, "vertices", tuple(self.vertices))
         object.__setattr__(self, "links", tuple(self.links))
+        object.__setattr__(self, "link_classes", tuple(sorted(self.link_classes, key=lambda one: one.name)))
         if self.unit != "link" and self.unit not in RATE_UNITS:
             known = ", ".join(["link", *RATE_UNITS])
             raise TopologyError(f"{self.name}: unknown unit {self.unit!r}; known units: {known}")
         self._check_vertices()
         self._check_links()
         self._check_connected()
-        object.__setattr__(self, "_hash", hash((self.name, self.unit, self.vertices, self.links)))
+        object.__setattr__(self, "_hash", hash((self.name, self.unit, self.vertices, self.links, self.link_classes)))
 
     def __hash__(self) -> int:
         return self._hash
@@ -178,19 +187,19 @@ class Topology:
     @cached_property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits that change when anything but the name does."""
-        payload = [
+        payload: list[object] = [
             self.unit,
             [[v.kind, v.label, v.node, *([True] if v.computes else [])] for v in self.vertices],
-            [[k.src, k.dst, k.capacity, k.latency_s] for k in self.links],
+            [[k.src, k.dst, k.capacity, k.latency_s, *([k.link_class] if k.link_class else [])] for k in self.links],
         ]
+        payload += [stated_to_json(self.link_classes)] if self.link_classes else []
         return hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:12]
 
     # -- derived topologies -------------------------------------------------------------------------------
 
     def reversed(self) -> Topology:
         """The same fabric with every link turned round: all-gather here is reduce-scatter there."""
-        links = tuple(Link(src=k.dst, dst=k.src, capacity=k.capacity, latency_s=k.latency_s) for k in self.links)
-        return Topology(name=self.name, unit=self.unit, vertices=self.vertices, links=links)
+        return replace(self, links=tuple(replace(link, src=link.dst, dst=link.src) for link in self.links))
 
     def subset(self, ranks: Iterable[int]) -> Topology:
         """The fabric as a sub-group of ranks sees it.
@@ -238,11 +247,11 @@ class Topology:
         for was, now in enumerate(place):
             vertices[now] = self.vertices[was]
         links = tuple(replace(link, src=place[link.src], dst=place[link.dst]) for link in self.links)
-        return Topology(name=self.name, unit=self.unit, vertices=tuple(vertices), links=links)
+        return replace(self, vertices=tuple(vertices), links=links)
 
     def with_vertices(self, vertices: Iterable[Vertex]) -> Topology:
         """The same links between other vertices."""
-        return Topology(name=self.name, unit=self.unit, vertices=tuple(vertices), links=self.links)
+        return replace(self, vertices=tuple(vertices))
 
     def without_computing(self) -> Topology:
         """The fabric with switches that only forward: what programs over sockets can use."""
@@ -262,11 +271,9 @@ class Topology:
             for old in kept
         )
         links = tuple(
-            Link(src=index[k.src], dst=index[k.dst], capacity=k.capacity, latency_s=k.latency_s)
-            for k in self.links
-            if k.src in index and k.dst in index
+            replace(k, src=index[k.src], dst=index[k.dst]) for k in self.links if k.src in index and k.dst in index
         )
-        return Topology(name=f"{self.name}/{len(members)}", unit=self.unit, vertices=vertices, links=links)
+        return replace(self, name=f"{self.name}/{len(members)}", vertices=vertices, links=links)
 
     # -- validation ---------------------------------------------------------------------------------------
 
@@ -309,6 +316,11 @@ class Topology:
                 raise TopologyError(f"{where}: capacity {link.capacity!r} must be a positive integer")
             if not 0 <= link.latency_s < float("inf"):
                 raise TopologyError(f"{where}: latency {link.latency_s!r} s must be zero or more")
+            if link.link_class is not None and link.link_class not in LINK_CLASS_NAMES:
+                known = ", ".join(LINK_CLASS_NAMES)
+                raise TopologyError(f"{where}: unknown class {link.link_class!r}; known: {known}")
+        if twice := [a.name for a, b in pairwise(self.link_classes) if a.name == b.name]:
+            raise TopologyError(f"{self.name}: the class of links {twice[0]} is stated twice")
 
     def _check_connected(self) -> None:
         outgoing: list[list[int]] = [[] for _ in self.vertices]

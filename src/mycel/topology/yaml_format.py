@@ -14,7 +14,9 @@
     switches: [core]                    # {name: core, computes: true}: it can copy and add (SHARP)
     links:
       - {from: monitor, to: core, bandwidth: 1 Gbit/s}              # both directions
-      - {from: left/0, to: right0/0, bandwidth: 10 Gbit/s, one_way: true}
+      - {from: left/0, to: right0/0, bandwidth: 10 Gbit/s, one_way: true, class: tcp}
+    link_classes:                       # what messages cost on links of a class, where no more is known of a link
+      rdma: {latency: 3us, work: 0, wake: 0, pieces: [64KB, 512KB]}
 
 ``inside: {bandwidth: ..., computes: true}`` says the same of the switch in a box (NVLink SHARP).
 
@@ -25,7 +27,7 @@ boxes, ranks and switches fixes the order of all vertices; ``to_yaml`` writes th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -34,19 +36,21 @@ import yaml
 from mycel.errors import MycelError, TopologyError
 from mycel.topology.capacities import fitting_unit, read_rate, read_seconds, unit_of
 from mycel.topology.limits import MAX_VERTICES
+from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
 from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
-from mycel.units import RATE_UNITS
+from mycel.units import RATE_UNITS, format_size, parse_size
 
 __all__ = ["parse_yaml", "to_yaml"]
 
-_TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links")
+_TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links", "link_classes")
+_CLASS = ("latency", "wake", "work", "pieces")
 _BOX = ("name", "count", "ranks", "inside", "uplink", "overrides")
-_CABLE = ("bandwidth", "latency")
+_CABLE = ("bandwidth", "latency", "class")
 _INSIDE = (*_CABLE, "computes")
-_UPLINK = ("to", "bandwidth", "latency", "per", "ranks")
-_LINK = ("from", "to", "bandwidth", "latency", "one_way")
+_UPLINK = ("to", *_CABLE, "per", "ranks")
+_LINK = ("from", "to", *_CABLE, "one_way")
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]*")
@@ -92,7 +96,7 @@ def to_yaml(topology: Topology) -> str:
     waiting = list(reversed(topology.links))
     while waiting:
         link = waiting.pop()
-        back = Link(src=link.dst, dst=link.src, capacity=link.capacity, latency_s=link.latency_s)
+        back = replace(link, src=link.dst, dst=link.src)
         both_ways = bool(waiting) and waiting[-1] == back
         if both_ways:
             waiting.pop()
@@ -101,10 +105,20 @@ def to_yaml(topology: Topology) -> str:
         parts.append(f"bandwidth: {rate}")
         if link.latency_s:
             parts.append(f"latency: {_seconds_text(link.latency_s)}")
+        if link.link_class:
+            parts.append(f"class: {link.link_class}")
         if not both_ways:
             parts.append("one_way: true")
         lines.append(f"  - {{{', '.join(parts)}}}")
+    lines += ["link_classes:"] if topology.link_classes else []
+    lines += [f"  {stated.name}: {{{', '.join(_class_parts(stated))}}}" for stated in topology.link_classes]
     return "\n".join(lines) + "\n"
+
+
+def _class_parts(stated: StatedClass) -> list[str]:
+    times = {"latency": stated.latency_s, "wake": stated.wake_s, "work": stated.work_s}
+    parts = [f"{key}: {_seconds_text(value) if value else 0}" for key, value in times.items() if value is not None]
+    return parts + ([f"pieces: [{', '.join(map(format_size, stated.piece_bytes))}]"] if stated.piece_bytes else [])
 
 
 def _quoted(text: str) -> str:
@@ -124,10 +138,11 @@ def _seconds_text(seconds: float) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Cable:
-    """Bandwidth and latency of one connection, and where the file says so."""
+    """Bandwidth, latency and class of one connection, and where the file says so."""
 
     rate: Fraction
     latency_s: float
+    link_class: str | None
     node: yaml.Node
 
 
@@ -332,8 +347,37 @@ class _Description:
             self._links[ends] = cable
 
     def _cable(self, found: dict[str, yaml.Node], node: yaml.Node) -> _Cable:
-        latency_s = self._latency(found["latency"]) if "latency" in found else 0.0
-        return _Cable(rate=self._rate(found["bandwidth"]), latency_s=latency_s, node=node)
+        latency_s = self._seconds(found["latency"], "latency") if "latency" in found else 0.0
+        of = self._class(found["class"], "class") if "class" in found else None
+        return _Cable(rate=self._rate(found["bandwidth"]), latency_s=latency_s, link_class=of, node=node)
+
+    def _class(self, node: yaml.Node, what: str) -> str:
+        name = self._read.text(node, what=what)
+        if name not in LINK_CLASS_NAMES:
+            hint = nearest(name, LINK_CLASS_NAMES)
+            known = ", ".join(LINK_CLASS_NAMES)
+            raise self._read.error(node, f"unknown class of links {name!r}{hint}; known: {known}")
+        return name
+
+    def _stated(self) -> list[StatedClass]:
+        """What the file says about classes of links."""
+        read, stated = self._read, list[StatedClass]()
+        if "link_classes" not in self._top:
+            return stated
+        for name, node in read.mapping(self._top["link_classes"], LINK_CLASS_NAMES, what="link_classes").items():
+            said = read.mapping(node, _CLASS, what=f"class {name}")
+            times = {f"{key}_s": self._seconds(said[key], key) for key in _CLASS[:3] if key in said}
+            pieces = []
+            for item in read.items(said["pieces"], what=f"class {name}: pieces") if "pieces" in said else []:
+                try:
+                    pieces.append(parse_size(read.text(item, what=f"class {name}: a piece")))
+                except MycelError as error:
+                    raise read.error(item, str(error)) from None
+            try:
+                stated.append(StatedClass(name=name, piece_bytes=tuple(pieces), **times))
+            except TopologyError as error:
+                raise read.error(node, str(error)) from None
+        return stated
 
     def _rate(self, node: yaml.Node) -> Fraction:
         """Bytes a second, or relative capacity where the unit is ``link``."""
@@ -358,12 +402,12 @@ class _Description:
         self._written_units.add(unit_of(text))
         return rate
 
-    def _latency(self, node: yaml.Node) -> float:
-        text = self._read.text(node, what="latency").strip()
+    def _seconds(self, node: yaml.Node, what: str) -> float:
+        text = self._read.text(node, what=what).strip()
         if text == "0":
             return 0.0
         if text.startswith("-"):
-            raise self._read.error(node, f"latency {text!r} must be zero or more")
+            raise self._read.error(node, f"{what} {text!r} must be zero or more")
         try:
             return read_seconds(text)
         except MycelError as error:
@@ -394,11 +438,17 @@ class _Description:
                     f"link {src} -> {dst}: bandwidth is {float(capacity):g} {unit}, not a whole number; "
                     "choose a smaller unit",
                 )
-            links.append(Link(src=index[src], dst=index[dst], capacity=int(capacity), latency_s=cable.latency_s))
+            ends = {"src": index[src], "dst": index[dst]}
+            links.append(Link(**ends, capacity=int(capacity), latency_s=cable.latency_s, link_class=cable.link_class))
         name = read.text(self._top["name"], what="name") if "name" in self._top else self._stem
+        stated = self._stated()
         try:
             return Topology(
-                name=name, unit=unit, vertices=tuple(vertex for vertex, _ in vertices), links=tuple(links)
+                name=name,
+                unit=unit,
+                vertices=tuple(vertex for vertex, _ in vertices),
+                links=tuple(links),
+                link_classes=tuple(stated),
             )
         except TopologyError as error:
             raise read.error(self._culprit(vertices), str(error)) from None

@@ -26,8 +26,7 @@ from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import check_served
 from mycel.collectives.synth.routes import shortest_routes
-from mycel.cost import bytes_per_second
-from mycel.cost.processors import MESSAGE_S, WAKE_S
+from mycel.cost import LinkCosts, bytes_per_second, link_costs
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
@@ -42,7 +41,7 @@ _MOST_MESSAGES = 4_000
 
 @dataclass(frozen=True, slots=True)
 class _Arc:
-    """A way from a rank to another without a third: its links by number, seconds a byte on each, and its latency."""
+    """A way from a rank to another without a third: its links by number, seconds a byte on each, and costs."""
 
     src: int
     dst: int
@@ -50,6 +49,7 @@ class _Arc:
     links: tuple[int, ...]
     per_byte: tuple[float, ...]
     latency_s: float
+    work_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,12 @@ class _Message:
 
 
 def synthesize(
-    topology: Topology, collective: Collective, *, num_bytes: int = 1 << 20, overhead_s: float = MESSAGE_S + WAKE_S
+    topology: Topology,
+    collective: Collective,
+    *,
+    num_bytes: int = 1 << 20,
+    links: str | None = None,
+    overhead_s: float | None = None,
 ) -> Schedule:
     """The quickest of some plans for an array of a size; right for any other, too.
 
@@ -68,22 +73,28 @@ def synthesize(
         topology: the fabric.
         collective: what to move, in equal blocks.
         num_bytes: of the whole array.
-        overhead_s: of a message, beyond the latency of its links.
+        links: class of all links, instead of those of the topology, as for ``mycel.cost.link_costs``.
+        overhead_s: of a message, beyond the latency of its links, instead of what classes say.
 
     Raises:
-        UsageError: no bytes, or a negative overhead.
+        UsageError: no bytes, a negative overhead, or an unknown class.
         SynthesisError: another collective, more messages than are planned, or a rank that no other sends to directly.
     """
     check_served(topology, collective, "greedy", SERVES)
     n = collective.num_ranks
-    if num_bytes <= 0 or not overhead_s >= 0:
-        raise UsageError(f"cannot plan {num_bytes} bytes with {overhead_s} s a message")
+    if num_bytes <= 0:
+        raise UsageError(f"cannot plan {num_bytes} bytes; at least one is needed")
+    costs = link_costs(topology, links=links, overhead_s=overhead_s)
     if n * (n - 1) > _MOST_MESSAGES or collective.weights is not None:
         what = f"up to {_MOST_MESSAGES} messages" if collective.weights is None else "equal blocks only"
         raise SynthesisError(f"greedy on {topology.name}: plans {what}; forest and tree serve others")
-    arcs = _arcs(topology, overhead_s)
+    arcs = _arcs(topology, costs)
     turned = replace(topology, links=tuple(replace(link, src=link.dst, dst=link.src) for link in topology.links))
-    back = arcs if collective.name == "all_gather" else _arcs(turned, overhead_s)
+    back = (
+        arcs
+        if collective.name == "all_gather"
+        else _arcs(turned, link_costs(turned, links=links, overhead_s=overhead_s))
+    )
     best: tuple[float, int, list[_Message], list[_Message]] | None = None
     for parts in _PARTS:
         if n * (n - 1) * parts > _MOST_MESSAGES:
@@ -102,12 +113,13 @@ def synthesize(
     return _schedule(topology, collective, *best[1:])
 
 
-def _arcs(topology: Topology, overhead_s: float) -> list[_Arc]:
+def _arcs(topology: Topology, costs: LinkCosts) -> list[_Arc]:
     rate, number = bytes_per_second(topology), {(k.src, k.dst): i for i, k in enumerate(topology.links)}
     n, arcs = topology.num_ranks, list[_Arc]()
     for src in range(n):
         for dst, route in shortest_routes(topology, src, relays=False).items():
             hops = list(pairwise(route.vertices))
+            latency_s, work_s = costs.message(route.vertices)
             arcs.append(
                 _Arc(
                     src,
@@ -115,7 +127,8 @@ def _arcs(topology: Topology, overhead_s: float) -> list[_Arc]:
                     route.vertices,
                     tuple(number[hop] for hop in hops),
                     tuple(1.0 / (topology.capacity[hop] * rate) for hop in hops),
-                    route.latency_s + overhead_s,
+                    latency_s,
+                    work_s,
                 )
             )
     return sorted(arcs, key=lambda arc: ((arc.dst - arc.src) % n, arc.src))
@@ -131,29 +144,36 @@ def _play(n: int, parts: int, arcs: Sequence[_Arc], part_bytes: float, seed: int
     expects = list(holds)
     holders = [1] * (n * parts)
     free = dict.fromkeys((link for arc in arcs for link in arc.links), 0.0)
-    arriving: list[tuple[float, int, int]] = []
+    busy = [0.0] * n  # until when each rank works at the messages that it has begun with
+    arriving: list[tuple[float, int, int, float]] = []  # when, where, which part, and the work that it will take
     whole, now, messages = (1 << n * parts) - 1, 0.0, list[_Message]()
     while True:
         for arc in arcs:
             lacking = holds[arc.src] & ~expects[arc.dst]
-            if not lacking or any(free[link] > now for link in arc.links):
+            if not lacking or busy[arc.src] > now or any(free[link] > now for link in arc.links):
                 continue
             part = _rarest(lacking, holders, rank_of_part)
             expects[arc.dst] |= 1 << part
             holders[part] += 1
+            leaves = busy[arc.src] = now + arc.work_s
             for link, per_byte in zip(arc.links, arc.per_byte, strict=True):
-                free[link] = now + part_bytes * per_byte
-            heapq.heappush(arriving, (now + part_bytes * max(arc.per_byte) + arc.latency_s, arc.dst, part))
+                free[link] = leaves + part_bytes * per_byte
+            arrives = leaves + part_bytes * max(arc.per_byte) + arc.latency_s
+            heapq.heappush(arriving, (arrives, arc.dst, part, arc.work_s))
             messages.append(_Message(now, part, arc))
         if not arriving and all(held == whole for held in holds):
             return now, messages
-        later = [when for when in free.values() if when > now]
+        later = [when for when in (*free.values(), *busy) if when > now]
         if not arriving and not later:
             raise SynthesisError("greedy: some rank is sent nothing by any other without a third between them")
         now = min([*later, arriving[0][0]] if arriving else later)
         while arriving and arriving[0][0] <= now:
-            _, rank, part = heapq.heappop(arriving)
-            holds[rank] |= 1 << part
+            _, rank, part, work_s = heapq.heappop(arriving)
+            if work_s:
+                busy[rank] = max(busy[rank], now) + work_s
+                heapq.heappush(arriving, (busy[rank], rank, part, 0.0))
+            else:
+                holds[rank] |= 1 << part
 
 
 def _rarest(lacking: int, holders: Sequence[int], turn: dict[int, int]) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mycel.collectives.cost import PIECE_BYTES, estimate_seconds
+from mycel.collectives.cost import estimate_seconds
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
+from mycel.cost import link_costs
 
 __all__ = ["SHARES", "fastest"]
 
@@ -29,18 +30,22 @@ def fastest(candidates: Iterable[Schedule], num_bytes: int) -> Schedule:
         num_bytes: of the collective's whole array.
     """
     schedules = list(candidates)
-    is_large = any(_messages(schedule, num_bytes) > _MOST_MESSAGES for schedule in schedules)
+    if len(schedules) == 1:
+        return schedules[0]
+    costs = link_costs(schedules[0].topology)
+    processors, pieces = costs.processors(), costs.pieces(num_bytes)
+    is_large = any(_messages(schedule, num_bytes, pieces[0]) > _MOST_MESSAGES for schedule in schedules)
 
     def seconds(schedule: Schedule) -> float:
         if is_large:
-            return min(estimate_seconds(schedule, num_bytes, piece) for piece in PIECE_BYTES)
-        return min(simulate(schedule, num_bytes, piece_bytes=piece).seconds for piece in PIECE_BYTES)
+            return min(estimate_seconds(schedule, num_bytes, piece, processors, links=None) for piece in pieces)
+        return min(simulate(schedule, num_bytes, piece_bytes=piece).seconds for piece in pieces)
 
     return min(schedules, key=seconds)
 
 
-def _messages(schedule: Schedule, num_bytes: int) -> int:
+def _messages(schedule: Schedule, num_bytes: int, piece_bytes: int) -> int:
     """Messages in the smallest pieces, about."""
     columns = schedule.columns
     units = (schedule.chunk_stops - schedule.chunk_starts)[columns.chunk]
-    return int((units * num_bytes // (schedule.num_units * min(PIECE_BYTES)) + 1).sum())
+    return int((units * num_bytes // (schedule.num_units * piece_bytes) + 1).sum())

@@ -42,6 +42,7 @@ class _Cable:
     rate: Fraction
     latency_s: float
     fallback: bool
+    link_class: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +80,7 @@ class Description:
             found._add(vertex.kind, vertex.label, vertex.node, computes=vertex.computes)
         for link in topology.links:
             ends = (topology.label(link.src), topology.label(link.dst))
-            found.cable(*ends, link.capacity * scale, link.latency_s, one_way=True)
+            found.cable(*ends, link.capacity * scale, link.latency_s, one_way=True, link_class=link.link_class)
         return found
 
     def rank(self, label: str, node: str | None = None) -> str:
@@ -107,6 +108,7 @@ class Description:
         *,
         one_way: bool = False,
         fallback: bool = False,
+        link_class: str | None = None,
     ) -> None:
         """Add a cable of ``rate`` bytes a second; both ways unless ``one_way``.
 
@@ -117,9 +119,11 @@ class Description:
             latency_s: seconds.
             one_way: from ``src`` to ``dst`` only.
             fallback: not used in a single machine whose ranks are joined without it (PCIe beside NVLink).
+            link_class: what it is, where that is known.
         """
         for a, b in ((src, dst),) if one_way else ((src, dst), (dst, src)):
-            self._cables.append(_Cable(src=a, dst=b, rate=rate, latency_s=latency_s, fallback=fallback))
+            cable = _Cable(src=a, dst=b, rate=rate, latency_s=latency_s, fallback=fallback, link_class=link_class)
+            self._cables.append(cable)
         if len(self._cables) > MAX_LINKS:
             raise TopologyError(f"{self._source}: more than {MAX_LINKS} links")
 
@@ -246,6 +250,7 @@ class _Fabric:
         self.vertices: dict[str, Vertex] = {}
         self.rates: dict[tuple[str, str], Fraction] = {}
         self.latencies: dict[tuple[str, str], float] = {}
+        self.classes: dict[tuple[str, str], str] = {}
 
     def add(self, machine: Description, node: str, *, drop: bool) -> None:
         prefix = f"{node}/" if node else ""
@@ -253,7 +258,10 @@ class _Fabric:
             self.vertices[prefix + label] = replace(vertex, label=prefix + label, node=node or vertex.node)
         for cable in machine._cables:
             if not (drop and cable.fallback):
-                self.connect(prefix + cable.src, prefix + cable.dst, cable.rate, cable.latency_s)
+                ends = (prefix + cable.src, prefix + cable.dst)
+                self.connect(*ends, cable.rate, cable.latency_s)
+                if cable.link_class:
+                    self.classes[ends] = cable.link_class
 
     def connect(self, a: str, b: str, rate: Fraction, latency_s: float) -> None:
         self.rates[a, b] = self.rates.get((a, b), Fraction(0)) + rate
@@ -311,7 +319,13 @@ def _finish(name: str, source: str, fabric: _Fabric, written: set[str]) -> Topol
     unit = "link" if "link" in written else fitting_unit(used.values(), written)
     scale = RATE_UNITS.get(unit, Fraction(1))
     links = tuple(
-        Link(src=index[a], dst=index[b], capacity=int(rate / scale), latency_s=fabric.latencies[a, b])
+        Link(
+            src=index[a],
+            dst=index[b],
+            capacity=int(rate / scale),
+            latency_s=fabric.latencies[a, b],
+            link_class=fabric.classes.get((a, b)),
+        )
         for (a, b), rate in used.items()
     )
     try:

@@ -163,6 +163,11 @@ class Machine:
         said = self.given.nics.get(name) or self.given.nic
         return said or min([rate for rate in known if rate] or [pcie_rate(_ANY_PCIE)])
 
+    def _class_of(self, label: str) -> str:
+        """What links of a GPU to others are."""
+        model = self._seats[label].model
+        return "xgmi" if model is not None and model.kind == "xGMI" else "nvlink"
+
     def coherent(self, gpu: str, cpu: str, rate: Fraction) -> None:
         """A chip-to-chip link (C2C) of a GPU to its CPU."""
         self._coherent.setdefault(rate, []).append(gpu)
@@ -170,7 +175,7 @@ class Machine:
 
     def pcie(self, a: str, b: str, rate: Fraction) -> None:
         """A PCIe cable."""
-        self.description.cable(a, b, rate, fallback=True)
+        self.description.cable(a, b, rate, fallback=True, link_class="pcie")
 
     def join_numa(self, labels: Iterable[str], *cpus: str, model: str = "") -> None:
         """Join NUMA nodes in pairs, at what sockets of such CPUs (vendor, architecture, model's number) have."""
@@ -178,7 +183,7 @@ class Machine:
         rate = sockets_rate(*cpus, model=int(model) if model.isdecimal() and len(model) < 6 else None)
         for number, a in enumerate(nodes):
             for b in nodes[number + 1 :]:
-                self.description.cable(a, b, rate, fallback=True)
+                self.description.cable(a, b, rate, fallback=True, link_class="pcie")
         if len(nodes) > 1:
             self.notes.append(f"NUMA nodes are taken to be joined in pairs at {in_gigabytes(rate)}")
 
@@ -196,7 +201,7 @@ class Machine:
         if not (self._direct or self._switched):
             self._complete()
         for (a, b), count in self._direct.items():
-            self.description.cable(a, b, count * self.link_rate(a), one_way=True)
+            self.description.cable(a, b, count * self.link_rate(a), one_way=True, link_class=self._class_of(a))
         self._make_switches()
         self._tell()
         return self.description
@@ -261,9 +266,9 @@ class Machine:
         for link in self._switched:
             rate, end = link.count * self.link_rate(link.gpu), labels[groups.find(f"gpu {link.gpu}")]
             if link.device:
-                self.description.cable(link.gpu, link.device, rate)
+                self.description.cable(link.gpu, link.device, rate, link_class="nvlink")
             if (link.device, link.switch) not in shared:
-                self.description.cable(link.device or link.gpu, end, rate)
+                self.description.cable(link.device or link.gpu, end, rate, link_class="nvlink")
             if link.device:
                 shared.add((link.device, link.switch))
 
