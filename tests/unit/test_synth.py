@@ -304,6 +304,8 @@ def test_bound_prints_one_object(app):
         "num_ranks": 4,
         "inverse_x": "3/1",
         "bound_algbw": pytest.approx(4 / 3),
+        "reached_algbw": pytest.approx(4 / 3),
+        "exact": True,
         "unit": "Gb/s",
         "cut": [[4, 3]],
     }
