@@ -23,6 +23,7 @@ import torch.distributed as dist
 from loopback import group_of, processor_seconds
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.units import format_seconds, format_size, parse_size
+from ranks import are_launched, be_rank
 from record import append, stamp
 
 TIMEOUT = timedelta(seconds=120)
@@ -123,15 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    if "RANK" not in os.environ:
+    if not are_launched():
         parser.error("ranks are started by mycel emulate, or torchrun")
-    import mycel.runtime
-
-    mycel.runtime.warm()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
-    measure(options)
-    dist.destroy_process_group()
+    be_rank(measure, options, TIMEOUT)
     return 0
 
 

@@ -12,9 +12,7 @@ a call, which other work changes less. With ``--output FILE`` every row is appen
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -26,6 +24,7 @@ import torch.distributed as dist
 
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.units import format_seconds, format_size, parse_size
+from ranks import run_here
 from record import append, stamp
 
 TIMEOUT = timedelta(seconds=120)
@@ -148,18 +147,6 @@ def show(name: str, size: int, figures: dict[tuple[str, bool], list[list[float]]
     )
 
 
-def be_rank(rank: int, options: argparse.Namespace, store_file: str) -> None:
-    """One of the ranks of this machine."""
-    import mycel.runtime
-
-    mycel.runtime.warm()
-    torch.set_num_threads(1)
-    store = dist.FileStore(store_file, options.ranks)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=options.ranks, timeout=TIMEOUT)
-    measure(options)
-    dist.destroy_process_group()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
@@ -170,16 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--many", type=int, default=0, help="all_reduces of ever new sizes at the end")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [
-            context.Process(target=be_rank, args=(rank, options, f"{folder}/store")) for rank in range(options.ranks)
-        ]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    return max(process.exitcode or 0 for process in ranks)
+    return run_here(options.ranks, measure, options, TIMEOUT)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from loopback import group_of, processor_seconds
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.topology import load_topology
 from mycel.units import format_seconds
+from ranks import are_launched, be_rank
 from record import append, stamp
 
 TIMEOUT = timedelta(seconds=300)
@@ -138,15 +139,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch", type=int, default=16, help="sequences of a rank and step")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    if "RANK" not in os.environ:
+    if not are_launched():
         parser.error("ranks are started by mycel emulate, or torchrun")
-    import mycel.runtime
-
-    mycel.runtime.warm()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=TIMEOUT)
-    measure(options)
-    dist.destroy_process_group()
+    be_rank(measure, options, TIMEOUT)
     return 0
 
 

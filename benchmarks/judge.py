@@ -150,6 +150,8 @@ def judge_schedule(schedule: Schedule) -> str | None:
             needed = _wanted(collective, rank, block, number, chunk)
             if needed is not None:
                 wanted[rank, chunk] = needed
+    if any(any(t.places) for t in schedule.transfers):
+        return _judge_places(schedule, given, wanted)
     events = [
         _Event(after=list(t.after), source=[(t.src, t.chunk)], target=[(t.dst, t.chunk)], adds=t.reduce)
         for t in schedule.transfers
@@ -157,6 +159,33 @@ def judge_schedule(schedule: Schedule) -> str | None:
     switches = range(collective.num_ranks, schedule.num_compute_vertices)
     sums = frozenset((switch, chunk) for switch in switches for chunk in range(len(schedule.chunks)))
     return _defect(events, [event.after for event in events], given, wanted, sums)
+
+
+def _judge_places(schedule: Schedule, given: dict[Hashable, int], wanted: dict[Hashable, int]) -> str | None:
+    """The same where ranks have several places: a transfer is two events, as what it adds to is the other end's."""
+    events: list[_Event] = []
+    written: dict[tuple[int, int], list[tuple[int, int]]] = {}  # by rank and chunk: place and event, of sums in turn
+    top = dict.fromkeys([*given, *wanted], 0)
+    for t in schedule.transfers:
+        read, place = t.places
+        events.append(
+            _Event(after=[2 * other + 1 for other in t.after], source=[(t.src, t.chunk, read)], is_sender=True)
+        )
+        taken = _Event(after=[], target=[(t.dst, t.chunk, place)], sender=len(events) - 1, adds=t.reduce)
+        mine = written.setdefault((t.dst, t.chunk), [])
+        if t.reduce:
+            same = [event for at, event in mine if at == place]
+            below = [event for at, event in mine if at == place - 1]
+            if place and not same:
+                taken.source, taken.adds = [(t.dst, t.chunk, place - 1)], False
+            taken.after = (same or below)[-1:]
+            mine.append((place, len(events)))
+        top[t.dst, t.chunk] = max(top.get((t.dst, t.chunk), 0), place)
+        events.append(taken)
+    edges = [[*event.after, *([event.sender] if event.sender >= 0 else [])] for event in events]
+    cells = {(*cell, 0): number for cell, number in given.items()}  # type: ignore[misc]
+    results = {(*cell, top[cell]): number for cell, number in wanted.items()}  # type: ignore[misc,index]
+    return _defect(events, edges, cells, results)
 
 
 # -- programs -------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
-from mycel.collectives.synth import NAMED_ONLY, methods_for, synthesize
+from mycel.collectives.synth import NAMED_ONLY, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.collectives.verify.blocks import verify_blocks
@@ -69,7 +69,7 @@ def subjects() -> list[Subject]:
         for where in range(len(FABRICS))
         for name in COLLECTIVES
         for method in (
-            *methods_for(name),
+            *candidates_for(name),
             *(m for m, served in NAMED_ONLY.items() if name in served),
             *classics_for(name),
         )
@@ -122,6 +122,19 @@ def schedule_mutant(schedule: Schedule, kind: str, chance: random.Random) -> Sch
         ts[i] = replace(t, reduce=not t.reduce)
     elif kind == "other chunk":
         ts[i] = replace(t, chunk=chance.randrange(len(schedule.chunks)))
+    elif kind in PLACE_KINDS:
+        if not schedule.has_places:
+            return None
+        most = 1 + max(max(x.places) for x in ts)
+        read, written = t.places
+        other = chance.randrange(most + 1)
+        ts[i] = replace(t, places=(other, written) if kind == "other place read" else (read, other))
+    elif kind == "swap":
+        j = chance.randrange(len(ts))
+        low, high = sorted((i, j))
+        place = {low: high, high: low}
+        ts[low], ts[high] = ts[high], ts[low]
+        ts = [replace(x, after=tuple(sorted(place.get(k, k) for k in x.after))) for x in ts]
     else:
         ends = {
             "turn": (t.dst, t.src),
@@ -135,6 +148,8 @@ def schedule_mutant(schedule: Schedule, kind: str, chance: random.Random) -> Sch
     return replace(schedule, transfers=tuple(ts))
 
 
+#: Changes that only schedules have in which partners add each other's sums.
+PLACE_KINDS = ("other place read", "other place written", "swap")
 SCHEDULE_KINDS = (
     "drop",
     "repeat",
@@ -145,6 +160,7 @@ SCHEDULE_KINDS = (
     "turn",
     "other source",
     "other destination",
+    *PLACE_KINDS,
 )
 
 # -- programs -------------------------------------------------------------------------------------------------
@@ -411,10 +427,13 @@ def run_subject(subject: Subject, count: int, seed: int) -> list[Row]:
     return rows
 
 
-def run(count: int, seed: int, processes: int) -> list[Row]:
+def run(count: int, seed: int, processes: int, *, partners: bool = False) -> list[Row]:
     """Outcomes of at least ``count`` mutants over all subjects that have a schedule."""
     chosen = subjects()
     each = -(-count * 10 // (len(chosen) * 8))  # on a fifth of them there is no schedule
+    if partners:
+        chosen = [s for s in chosen if (found := made(*s[:3])) is not None and found.has_places]
+        each = -(-count // len(chosen))
     if processes == 1:
         return [row for subject in chosen for row in run_subject(subject, each, seed)]
     rows: list[Row] = []
@@ -446,10 +465,13 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument(
+        "--partners", action="store_true", help="only schedules in which partners add each other's sums"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of tables")
     options = parser.parse_args()
     started = time.perf_counter()
-    rows = run(options.count, options.seed, options.processes)
+    rows = run(options.count, options.seed, options.processes, partners=options.partners)
     seconds = time.perf_counter() - started
     totals = Counter(row[3] for row in rows)
     bad = totals["MISSED"] + totals["REFUSED THOUGH RIGHT"]

@@ -13,9 +13,7 @@ to when all are through. With ``--output FILE`` every row is appended as a line 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,6 +28,7 @@ from loopback import group_of, processor_seconds
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.topology import load_topology
 from mycel.units import format_seconds, format_size, parse_size
+from ranks import are_launched, be_rank, run_here
 from record import append, stamp
 
 WIDTH = 256
@@ -155,18 +154,6 @@ def show(
     append(output, rows)
 
 
-def be_rank(rank: int, size: int, options: argparse.Namespace, store_file: str) -> None:
-    """One of the ranks of this machine."""
-    import mycel.runtime
-
-    mycel.runtime.warm()
-    torch.set_num_threads(1)
-    store = dist.FileStore(store_file, size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    measure(options)
-    dist.destroy_process_group()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     sizes = [1 << 20, 4 << 20, 16 << 20]
@@ -178,25 +165,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5, help="timed steps of each variant")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    if "RANK" in os.environ:  # a launcher has started the ranks
-        import mycel.runtime
-
-        mycel.runtime.warm()
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=TIMEOUT)
-        measure(options)
-        dist.destroy_process_group()
+    if are_launched():
+        be_rank(measure, options, TIMEOUT)
         return 0
-    context, worst = multiprocessing.get_context("spawn"), 0
-    for size in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            ranks = [context.Process(target=be_rank, args=(r, size, options, f"{folder}/store")) for r in range(size)]
-            for process in ranks:
-                process.start()
-            for process in ranks:
-                process.join()
-        worst = max([worst, *(abs(process.exitcode or 0) for process in ranks)])
-    return worst
+    return max(run_here(size, measure, options, TIMEOUT) for size in options.ranks)
 
 
 if __name__ == "__main__":

@@ -12,9 +12,7 @@ every row is appended as a line of JSON.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -28,6 +26,7 @@ from loopback import group_of
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.topology import load_topology
 from mycel.units import format_seconds, format_size, parse_size
+from ranks import are_launched, be_rank, run_here
 from record import append, stamp
 
 #: Round trips of a round are as many as move about this much, and at most ``MOST_CALLS``.
@@ -103,18 +102,6 @@ def show(size: int, figures: dict[str, list[float]], output: Path | None) -> Non
     append(output, rows)
 
 
-def be_rank(rank: int, options: argparse.Namespace, store_file: str) -> None:
-    """One of two ranks of this machine."""
-    import mycel.runtime
-
-    mycel.runtime.warm()
-    torch.set_num_threads(1)
-    store = dist.FileStore(store_file, 2)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=TIMEOUT)
-    measure(options)
-    dist.destroy_process_group()
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=lambda text: [parse_size(part) for part in text.split(",")], default=SIZES)
@@ -122,23 +109,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=9, help="timed rounds of each variant")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args(arguments)
-    if "RANK" in os.environ:  # a launcher has started the ranks
-        import mycel.runtime
-
-        mycel.runtime.warm()
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", timeout=TIMEOUT)
-        measure(options)
-        dist.destroy_process_group()
+    if are_launched():
+        be_rank(measure, options, TIMEOUT)
         return 0
-    context = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=be_rank, args=(rank, options, f"{folder}/store")) for rank in range(2)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-    return max(process.exitcode or 0 for process in ranks)
+    return run_here(2, measure, options, TIMEOUT)
 
 
 if __name__ == "__main__":

@@ -50,15 +50,14 @@ def _layout(plan: RankTemplate, sizes: Ints) -> tuple[Ints, Ints]:
 
 def _order(plan: RankTemplate, length: Ints, piece_elements: int) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Pieces of each chunk; role, piece and step of every message; and the order of the messages."""
-    levels, roles = plan.schedule.order_levels, plan._roles
+    roles = plan._roles
     pieces = -(-length // piece_elements)
     per_role = pieces[[r.chunk for r in roles]] if roles else np.zeros(0, dtype=np.int64)
     role = np.repeat(np.arange(len(per_role)), per_role)
     piece = np.arange(len(role)) - np.concatenate([[0], np.cumsum(per_role)])[role]
-    level = np.array([levels[r.transfer] for r in roles], dtype=np.int64)
-    transfer = np.array([r.transfer for r in roles], dtype=np.int64)
+    level = np.array([r.level for r in roles], dtype=np.int64)
     step = piece * int(pieces.max(initial=1)) // np.maximum(per_role[role], 1) + level[role]
-    return pieces, role, piece, step, np.lexsort((transfer[role], step))
+    return pieces, role, piece, step, np.lexsort((role, step))
 
 
 def _own_block(plan: RankTemplate) -> int | None:
@@ -93,10 +92,10 @@ def expand_by_columns(
     columns = np.zeros(len(role), dtype=COLUMNS)
     for i, number in enumerate(role.tolist()):
         r = roles[number]
-        adds = r.op is Op.RECV_REDUCE
+        has_operand = r.op in (Op.RECV_REDUCE, Op.COPY)
         columns[i] = (
             *(r.op, r.channel, r.buffer, base[i] + begin[i], end[i] - begin[i], r.operand),
-            operand[i] + begin[i] if adds else 0,
+            operand[i] + begin[i] if has_operand else 0,
             r.final,
         )
     columns = columns[order]
@@ -130,6 +129,8 @@ def steps_by_columns(
     """The steps that ``plan.steps`` has to give."""
     sizes = block_sizes(plan.schedule.collective, num_elements, block_elements)
     _, _, length = _bounds(plan, sizes)
-    _, _, _, step, order = _order(plan, length, piece_elements)
+    _, role, _, step, order = _order(plan, length, piece_elements)
+    is_copy = np.array([r.op is Op.COPY for r in plan._roles], dtype=bool)
+    step = np.where(is_copy[role], -1, step) if len(role) else step
     own = _own_block(plan)
     return np.append(step[order], [-1] if own is not None and sizes[own] else []).astype(np.int64)

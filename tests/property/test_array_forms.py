@@ -20,8 +20,9 @@ from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.array_forest import grow_forest
+from mycel.collectives.synth.careful import grow_carefully
 from mycel.collectives.synth.emission import emit
-from mycel.collectives.synth.forest import grow_carefully, scale
+from mycel.collectives.synth.scales import scale
 from mycel.collectives.verify import schedule as checker
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import ScheduleError, VerificationError

@@ -27,14 +27,15 @@ NAMES = ("all_to_all", "gather", "scatter")
 
 @st.composite
 def fabrics(draw: st.DrawFn) -> Topology:
-    """A cycle through ranks and switches in any order, and more links of any capacity."""
+    """A cycle through ranks and switches in any order, and more links; capacities small, or up to 700."""
     n, switches = draw(st.integers(2, 5)), draw(st.integers(0, 3))
     everyone = list(range(n + switches))
     cycle = draw(st.permutations(everyone))
-    capacity = {hop: draw(st.integers(1, 6)) for hop in zip(cycle, cycle[1:] + cycle[:1], strict=True)}
+    widths = st.integers(1, draw(st.sampled_from((6, 700))))
+    capacity = {hop: draw(widths) for hop in zip(cycle, cycle[1:] + cycle[:1], strict=True)}
     for a, b in draw(st.lists(st.tuples(st.sampled_from(everyone), st.sampled_from(everyone)), max_size=9)):
         if a != b:
-            capacity[a, b] = draw(st.integers(1, 6))
+            capacity[a, b] = draw(widths)
     return Topology(
         name="any",
         unit="link",
@@ -99,7 +100,7 @@ def test_flow_meets_the_bound(fabric: Topology, name: str, root: int) -> None:
     schedule, best = synthesize(fabric, collective, method="flow"), bound(fabric, collective)
     verify_schedule(schedule)
     verify_link_loads(schedule, schedule.algbw)
-    if solve_flow(fabric, collective).is_exact:
+    if name != "all_to_all" or solve_flow(fabric, collective).is_exact:
         assert schedule.algbw == best.algbw
     else:
         assert 0.999 * best.algbw <= schedule.algbw <= best.algbw

@@ -464,7 +464,7 @@ def test_a_stream_waits_and_is_waited_for_in_this_order(monkeypatch: pytest.Monk
         ("ring_3", "all_reduce", "ring"),
         ("star_5", "all_gather", "tree"),
         ("star_5", "reduce_scatter", "ring"),
-        ("two_boxes_4", "all_reduce", "recursive_doubling"),
+        ("two_boxes_4", "all_reduce", "rabenseifner"),
         ("two_boxes_4", "all_gather", "ring"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -18,13 +19,14 @@ from mycel.collectives.lower import RankTemplate, lower
 from mycel.collectives.program import Buffer, Op
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.simulate import simulate
+from mycel.collectives.single_source import least_time, whole_flow
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import methods_for, synthesize
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.errors import ScheduleError, SynthesisError, UsageError, VerificationError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.load import load_topology
-from mycel.topology.model import Topology
+from mycel.topology.model import Link, Topology, Vertex
 
 CLUSTERS = Path(__file__).resolve().parents[2] / "examples" / "clusters"
 
@@ -121,12 +123,29 @@ def test_only_the_root_copies_its_block() -> None:
         assert copies == [(2, place)]
 
 
+def coprime(seed: int, num_ranks: int, *, largest: int = 700) -> Topology:
+    """A cycle through ranks and switches, and more links, whose capacities share nothing."""
+    rng = random.Random(seed)
+    count = num_ranks + rng.randint(0, 3)
+    cycle = rng.sample(range(count), count)
+    capacity = {hop: rng.randint(1, largest) for hop in zip(cycle, cycle[1:] + cycle[:1], strict=True)}
+    for _ in range(rng.randint(0, 14)):
+        a, b = rng.sample(range(count), 2)
+        capacity[a, b] = rng.randint(1, largest)
+    return Topology(
+        name="coprime",
+        unit="link",
+        vertices=tuple(Vertex(kind="rank" if i < num_ranks else "switch", label=f"v{i}") for i in range(count)),
+        links=tuple(Link(src=a, dst=b, capacity=c) for (a, b), c in capacity.items()),
+    )
+
+
 def test_flows_without_a_small_common_denominator_are_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow_bound, "_MOST_UNITS", 1)
     solve_flow.cache_clear()
     try:
-        topology = load_topology("torus:dims=2x3")
-        collective = on(topology, "scatter", 0)
+        topology = coprime(0, 5)
+        collective = on(topology, "all_to_all")
         best = solve_flow(topology, collective)
         assert (best.is_exact, best.num_units) == (False, 0)
         schedule = synthesize(topology, collective)
@@ -137,6 +156,33 @@ def test_flows_without_a_small_common_denominator_are_rounded(monkeypatch: pytes
     assert float(best.inverse_x) == pytest.approx(float(exact.inverse_x), rel=1e-8)
     assert best.inverse_x <= exact.inverse_x, "still a bound"
     assert 0.999 * exact.algbw <= schedule.algbw <= exact.algbw
+
+
+@pytest.mark.parametrize("num_ranks", [3, 5, 8])
+@pytest.mark.parametrize("name", ["gather", "scatter"])
+def test_one_source_meets_its_bound_whatever_the_capacities(name: str, num_ranks: int) -> None:
+    for seed in range(6):
+        topology = coprime(seed, num_ranks, largest=700 if seed % 2 else 10**7)
+        collective = on(topology, name, seed % num_ranks)
+        schedule = synthesize(topology, collective)
+        verify_schedule(schedule)
+        assert schedule.algbw == bound(topology, collective).algbw
+
+
+def test_whole_flows_are_found_without_floating_point() -> None:
+    topology = coprime(3, 6)
+    demand = [0, 3, 1, 0, 2, 5]
+    time, cut = least_time(topology, 0, demand)
+    units = whole_flow(topology, 0, demand, time)
+    for vertex in range(len(topology.vertices)):
+        net = sum(
+            u * ((k.dst == vertex) - (k.src == vertex)) for u, k in zip(units.tolist(), topology.links, strict=True)
+        )
+        rank = topology.rank_of.get(vertex)
+        if rank is None or rank:
+            assert net == (0 if rank is None else demand[rank]) * time.denominator
+    assert all(u <= k.capacity * time.numerator for u, k in zip(units.tolist(), topology.links, strict=True))
+    assert all(units[i] == topology.links[i].capacity * time.numerator for i in cut), "what binds is full"
 
 
 def test_too_large_a_programme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -613,19 +613,20 @@ def test_a_disagreement_is_an_error_on_both_sides(make_world: MakeWorld, size: i
 @pytest.mark.parametrize(
     ("begin", "says"),
     [
-        (lambda end: begin_receive(end, 1, 8, tag=3, timeout_s=0.2), "nothing with this tag has come from rank 1"),
+        (lambda end: begin_receive(end, 1, 8, tag=3, timeout_s=1.0), "nothing with this tag has come from rank 1"),
         (
-            lambda end: begin_receive(end, None, 8, timeout_s=0.2),
+            lambda end: begin_receive(end, None, 8, timeout_s=1.0),
             "nothing with this tag has come from any other rank",
         ),
-        (lambda end: begin_send(end, 1, bytes(1 << 20), timeout_s=0.2), "rank 1 has not received it"),
+        (lambda end: begin_send(end, 1, bytes(1 << 20), timeout_s=1.0), "rank 1 has not received it"),
     ],
 )
 def test_time_outs_name_the_rank(make_world: MakeWorld, begin: Callable[[Endpoint], Transfer], says: str) -> None:
     a, b = make_world(2).ends
+    assert a.wait(begin_send(a, 1, b""), LONG_S), "reached before the clock runs"
     under_way = begin(a)
     assert not a.wait(under_way, 0.01), "shorter than its own time-out"
-    with pytest.raises(CollectiveTimeoutError, match=rf"reached its timeout of 0.2 s: {says}"):
+    with pytest.raises(CollectiveTimeoutError, match=rf"reached its timeout of 1 s: {says}"):
         a.wait(under_way)
     with pytest.raises(CollectiveTimeoutError, match="failed earlier"):
         begin_receive(b, 0, 1)

@@ -9,9 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
+from mycel.collectives.synth import synthesize
 from mycel.errors import ScheduleError
+from mycel.topology.builders import ring
 
 OUT = Channel(src=0, dst=1, path=(0, 2, 1))
 BACK = Channel(src=1, dst=0, path=(1, 2, 0))
@@ -125,6 +128,15 @@ def test_channels_are_ones_own():
     for stranger in (replace(OUT, src=1), Channel(src=2, dst=1, path=(3, 1))):
         with pytest.raises(ScheduleError, match="is not one of its own"):
             program(channels=(stranger,))
+
+
+def test_weights_are_one_a_channel():
+    program = lower(synthesize(ring(num_ranks=3), "all_gather"), 12, piece_elements=4)[0]
+    assert len(program.weights) == len(program.channels) == 4
+    assert "channel 0 0 -> 1 via 0>1 weight 1" in program.to_text()
+    for wrong in (program.weights[1:], (0, *program.weights[1:])):
+        with pytest.raises(ScheduleError, match=r"rank 0: \d weights from \d for 4 channels"):
+            replace(program, weights=wrong)
 
 
 def test_elements_divide_into_blocks():

@@ -15,8 +15,8 @@ from mycel.cli import synth as synth_command
 from mycel.collectives.bound import bound
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
-from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import SYNTHESIZERS, synthesize
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.collectives.synth.packing import pack_shallow, pack_trees
@@ -269,8 +269,9 @@ def test_registry_refuses_what_it_does_not_know():
         synthesize(topology, on(topology, "all_gather"), method="tree", k=2)
     with pytest.raises(UsageError, match="k=0"):
         synthesize(topology, on(topology, "all_gather"), k=0)
+    served: dict[str, CollectiveName] = {"flow": "all_to_all", "direct": "all_to_all", "exchange": "all_reduce"}
     for method in SYNTHESIZERS:
-        name = "all_gather" if method in methods_for("all_gather") else "all_to_all"
+        name = served.get(method, "all_gather")
         with pytest.raises(UsageError, match="over 4 ranks"):
             synthesize(topology, Collective(name=name, num_ranks=4), method=method)
     with pytest.raises(UsageError, match="method 'flow' does not serve all_gather; methods that do: forest, tree"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from math import ceil, log2
 
 import pytest
@@ -34,10 +35,24 @@ def check(schedule: Schedule) -> None:
         verify_programs(lower(schedule, elements, piece_elements=piece))
 
 
+def fits(method: str, ranks: int) -> bool:
+    """Whether the paper has the algorithm for a number of ranks, or we do for more."""
+    if method in ("swing_latency", "bine"):
+        return ranks & (ranks - 1) == 0
+    if method in ("trivance", "trivance_latency"):
+        return ranks in (3, 9, 27, 81)
+    return method != "swing" or ranks % 2 == 0
+
+
 @pytest.mark.parametrize(("method", "name"), [case for case in CASES if case[0] not in BOXED])
 @pytest.mark.parametrize("ranks", range(2, 18))
 def test_right_on_one_switch(method: str, name: str, ranks: int) -> None:
-    schedule = made(star(num_ranks=ranks), name, method, ranks - 1)
+    try:
+        schedule = made(star(num_ranks=ranks), name, method, ranks - 1)
+    except SynthesisError as error:
+        assert not fits(method, ranks), error
+        return
+    assert fits(method, ranks)
     if ranks <= 9:
         check(schedule)
     else:
@@ -70,8 +85,11 @@ def test_right_with_nodes_of_any_size(method: str, name: str, nodes: int, size: 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_right_between_nodes(method: str, name: str) -> None:
-    for ranks in (6, 8):
-        check(made(two_boxes(num_ranks=ranks), name, method, 5))
+    for ranks in (6, 8, 9):
+        if method in BOXED and ranks == 9:
+            continue
+        if method in BOXED or fits(method, ranks):
+            check(made(two_boxes(num_ranks=ranks), name, method, 5))
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
@@ -106,7 +124,7 @@ def test_refusals_say_why() -> None:
 
 def test_every_classic_says_what_it_serves() -> None:
     assert set(SERVES) == set(CLASSICS)
-    assert classics_for("gather") == ("binomial_tree",)
+    assert classics_for("gather") == ("binomial_tree", "bine")
 
 
 # -- what the papers promise ----------------------------------------------------------------------------------
@@ -125,7 +143,9 @@ def test_steps(ranks: int) -> None:
     assert made(topology, "broadcast", "double_binary_tree").depth <= logarithm + 1
     folded = 0 if ranks & (ranks - 1) == 0 else 1
     assert made(topology, "all_gather", "recursive_doubling").depth <= ranks.bit_length() - 1 + 2 * folded
-    assert made(topology, "all_reduce", "recursive_doubling").depth == 2 * (ranks.bit_length() - 1 + folded)
+    # The first message of a rank to which nobody hands over does not wait for those that do.
+    assert made(topology, "all_reduce", "recursive_doubling").depth <= ranks.bit_length() - 1 + 2 * folded
+    assert made(topology, "all_reduce", "rabenseifner").depth == 2 * (ranks.bit_length() - 1 + folded)
     assert made(topology, "all_to_all", "bruck").depth == max(rank.bit_count() for rank in range(ranks))
 
 
@@ -151,7 +171,11 @@ def test_bytes_are_the_least_possible_on_a_star(name: str) -> None:
     topology = star(num_ranks=8)
     best = made(topology, name, "forest").algbw
     for method in classics_for(name):
-        if method in ("ring", "bidirectional_ring", "recursive_doubling", "bruck"):
+        if method == "recursive_doubling" and name == "all_reduce":
+            assert made(topology, name, method).algbw == topology.capacity[0, 8] / Fraction(
+                3
+            )  # three times everything
+        elif method in ("ring", "bidirectional_ring", "recursive_doubling", "rabenseifner", "swing", "bruck"):
             assert made(topology, name, method).algbw == best
 
 

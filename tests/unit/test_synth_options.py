@@ -84,10 +84,41 @@ def test_the_command_hands_options_on() -> None:
     assert by_option["k"] == by_flag["k"] == 3
     assert "given twice" in str(run("-k", "3", "--option", "k=2"))
     assert "makes no schedule: leave out --option" in str(run("--summary", "--option", "k=2"))
-    assert "makes no schedule: leave out --method, -k, --size" in str(
+    assert "makes no schedule: leave out --method, --size" in str(
         run("--summary", "--size", "1MB", "-k", "2", "--method", "tree")
     )
     assert "by method sketch: leave out -k" in str(run("--sketch", "no.json", "--method", "sketch", "-k", "2"))
     assert "give one of them" in str(run("--sketch", "no.json", "--summary"))
-    assert "--size, --time-limit would need --sketch FILE" in str(run("--size", "1MB", "--time-limit", "2"))
+    assert "--time-limit would need --sketch FILE" in str(run("--size", "1MB", "--time-limit", "2"))
     assert "has no option 'steps'" in str(run("--option", "steps=2"))
+
+
+def test_a_share_of_the_bound_and_a_size_are_handed_on() -> None:
+    assert "give one of" in str(run("-k", "2", "--within", "0.9"))
+    assert "give one of" in str(run("--size", "1MB", "--within", "0.9"))
+    assert "give at least 1, and one of" in str(run("--summary", "-k", "2", "--within", "0.9"))
+    assert "above 0 and at most 1" in str(run("--within", "1.5"))
+    assert "above 0 and at most 1" in str(run("--summary", "--within", "0"))
+    assert "has no option 'num_bytes'" in str(run("--size", "1MB", "--method", "tree"))
+    for options in (
+        ["--within", "0.7"],
+        ["--size", "1MB"],
+        ["--summary", "--within", "0.7"],
+        ["--summary", "-k", "1"],
+    ):
+        record = run(*options, "--json")
+        assert isinstance(record, dict)
+        assert record["verified"] and record["algbw"] >= 0.7 * record["bound_algbw"]
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
+@pytest.mark.parametrize("fabric", ["star:ranks=9", "torus:dims=3x4", "two_boxes:ranks=12", "dgx_h100:nodes=5"])
+def test_the_summary_is_of_what_is_made(fabric: str, collective: str) -> None:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    synth_command.register(app)
+    records = [
+        json.loads(CliRunner().invoke(app, ["synth", fabric, "-c", collective, "--json", *more]).stdout)
+        for more in ([], ["--summary"])
+    ]
+    assert len({tuple(record[key] for key in ("algbw", "optimal", "depth", "num_trees")) for record in records}) == 1

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 from mycel.cli.bound import bound_record
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth.forest import by_construction, share_of
 from mycel.collectives.synth.plan import plan_all_reduce, plan_forest
+from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
@@ -19,37 +22,85 @@ _PLANNED = ("all_gather", "reduce_scatter", "broadcast", "reduce", "all_reduce")
 
 
 def summarise(
-    topology: Topology, collective: Collective, progress: Callable[[str, int, int], None]
+    topology: Topology,
+    collective: Collective,
+    progress: Callable[[str, int, int], None],
+    *,
+    k: int | None = None,
+    within: float | None = None,
 ) -> tuple[Bound, dict[str, Any]]:
     """Plan a forest, or the two of all_reduce, check them, and give the bound and the JSON object of the figures.
 
+    What is planned is what ``synthesize`` makes a schedule of.
+
+    Args:
+        topology: the fabric.
+        collective: one of forests, over all of the fabric's ranks.
+        progress: called with what is being done, how much of it is done, and how much there is.
+        k: trees a root, if asked for.
+        within: share of the bound that is enough, if asked for.
+
     Raises:
-        UsageError: the collective is not one of forests.
+        UsageError: the collective is not one of forests, or options that do not go together.
     """
     if collective.name not in _PLANNED:
         raise UsageError(f"--summary is for {', '.join(_PLANNED)}, which are forests; not {collective.name}")
+    if k is not None and (within is not None or k < 1):
+        raise UsageError(f"-k {k}: give at least 1, and one of -k and --within")
+    if k is not None and collective.name == "all_reduce":
+        raise UsageError("--summary of all_reduce takes no -k: its units go up one forest and down another")
     started = time.perf_counter()
     best = bound(topology, collective)
-    if collective.name == "all_reduce":
-        down, up, algbw = plan_all_reduce(topology, progress=progress)
-        forests, depth = [down, up], down.depth() + up.depth()
-        k = down.units if len(set(down.weights)) == 1 and down.units == up.units else None
-    else:
-        weights = root_weights(collective)
-        forest = plan_forest(topology, weights, is_reversed=collective.reduces, progress=progress)
-        inverse_x, depth = forest.check()
-        forests, algbw, k = [forest], sum(weights) / inverse_x, forest.units
+    figures = None if k is not None else _constructed(topology, collective)
+    if figures is None:
+        figures = _grown(topology, collective, progress, k, share_of(within))
+    algbw = figures.pop("algbw")
     record = bound_record(best, time.perf_counter() - started) | {
         "method": "forest",
         "algbw": float(algbw),
         "optimal": algbw >= best.algbw,
-        "k": k,
-        "num_trees": sum(forest.num_trees for forest in forests),
-        "depth": depth,
+        **figures,
         "verified": True,
-        "symmetry": min(forest.order for forest in forests),
     }
     return best, record
+
+
+def _constructed(topology: Topology, collective: Collective) -> dict[str, Any] | None:
+    """Figures of the schedule that needs no search; ``None`` where there is none."""
+    schedule = by_construction(topology, collective)
+    if schedule is None:
+        return None
+    verify_schedule(schedule)
+    trees = len(schedule.chunks) * (2 if collective.name == "all_reduce" else 1)
+    order = 1 if schedule.orbit is None else topology.num_ranks
+    k = len(schedule.chunks) // sum(root_weights(collective))
+    return {"algbw": schedule.algbw, "k": k, "num_trees": trees, "depth": schedule.depth, "symmetry": order}
+
+
+def _grown(
+    topology: Topology,
+    collective: Collective,
+    progress: Callable[[str, int, int], None],
+    k: int | None,
+    share: Fraction,
+) -> dict[str, Any]:
+    """Figures of forests that are searched for, every tree and link checked."""
+    if collective.name == "all_reduce":
+        down, up, algbw = plan_all_reduce(topology, within=share, progress=progress)
+        forests, depth = [down, up], down.depth() + up.depth()
+        units = down.units if len(set(down.weights)) == 1 and down.units == up.units else None
+    else:
+        weights = root_weights(collective)
+        forest = plan_forest(topology, weights, is_reversed=collective.reduces, k=k, within=share, progress=progress)
+        inverse_x, depth = forest.check()
+        forests, algbw, units = [forest], sum(weights) / inverse_x, forest.units
+    return {
+        "algbw": algbw,
+        "k": units,
+        "num_trees": sum(forest.num_trees for forest in forests),
+        "depth": depth,
+        "symmetry": min(forest.order for forest in forests),
+    }
 
 
 def show_plan(best: Bound, record: dict[str, Any]) -> str:

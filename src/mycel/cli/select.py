@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from statistics import median
 from typing import Annotated
 
 import typer
@@ -60,6 +61,8 @@ def _record(chosen: Selection) -> dict[str, object]:
                 "tied": [method for method in row.tied if method != row.method],
                 "piece_bytes": row.piece_bytes[row.method],
                 "simulated_s": row.seconds,
+                "bound_s": row.least_s,
+                "gap": row.gap,
             }
             for row in chosen.rows
         ],
@@ -69,14 +72,19 @@ def _record(chosen: Selection) -> dict[str, object]:
 
 def _show(chosen: Selection) -> None:
     table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
-    for heading in ("size", "fastest", "time", "next", "time", "slowest", "time"):
-        table.add_column(heading, justify="right" if heading in ("size", "time") else "left")
+    for heading in ("size", "fastest", "time", "at least", "next", "time"):
+        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right")
     for row in chosen.rows:
-        ranked = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
-        shown = [ranked[0], ranked[1], ranked[-1]] if len(ranked) > 1 else ranked
-        cells = [text for method in shown for text in (method, format_seconds(row.seconds[method]))]
-        table.add_row(format_size(row.num_bytes), *cells)
+        best, *others = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
+        rest = [others[0], format_seconds(row.seconds[others[0]])] if others else []
+        times = format_seconds(row.seconds[best]), format_seconds(row.least_s)
+        table.add_row(format_size(row.num_bytes), best, *times, *rest)
     consoles.output().print(table)
     print(chosen.explain())
+    gaps = sorted(row.gap for row in chosen.rows)
+    print(
+        f"No schedule takes less than the time under 'at least'; the fastest takes {median(gaps):.2f} times that in "
+        f"the median, {gaps[-1]:.2f} at most."
+    )
     for reason in chosen.refused.values():
         print(f"left out: {reason}")

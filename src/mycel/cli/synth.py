@@ -29,6 +29,7 @@ from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.cli.write import NAMES, SIZE, form_of, write_schedule
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.schedule import Schedule
+from mycel.collectives.simulate import attained
 from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS
@@ -92,18 +93,26 @@ def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: 
     }
 
 
-def method_options(method: str, texts: Sequence[str], k: int | None) -> dict[str, Any]:
-    """Arguments for a method from ``--option NAME=VALUE`` and ``-k``.
+def method_options(
+    method: str,
+    texts: Sequence[str],
+    k: int | None = None,
+    within: float | None = None,
+    num_bytes: int | None = None,
+) -> dict[str, Any]:
+    """Arguments for a method from ``--option NAME=VALUE``, ``-k``, ``--within`` and ``--size``.
 
     Raises:
         UsageError: an option that the method does not have, given twice, or of the wrong kind.
     """
     methods = SYNTHESIZERS | CLASSICS
     options = parse_options(method, methods[method], texts) if method in methods else {}
-    if k is not None:
-        if "k" in options:
-            raise UsageError("option 'k' is given twice")
-        options["k"] = k
+    for name, value in (("k", k), ("within", within), ("num_bytes", num_bytes)):
+        if value is None:
+            continue
+        if name in options:
+            raise UsageError(f"option {name!r} is given twice")
+        options[name] = value
     return options
 
 
@@ -128,7 +137,11 @@ def register(app: typer.Typer) -> None:
         ] = None,
         k: Annotated[
             int | None,
-            typer.Option("-k", help="For a schedule: trees a root; the fewest that meet the bound if not given."),
+            typer.Option("-k", help="Trees a root; the fewest found that meet the bound if not given."),
+        ] = None,
+        within: Annotated[
+            float | None,
+            typer.Option(help="Share of the bound that is enough, such as 0.95: the shallowest forest found there."),
         ] = None,
         option: Annotated[
             list[str] | None,
@@ -147,7 +160,10 @@ def register(app: typer.Typer) -> None:
         ] = None,
         size: Annotated[
             str | None,
-            typer.Option(help="With --sketch: size of the array, such as 8MB; chunks of 10^6 bytes if not given."),
+            typer.Option(
+                help="Size of the array, such as 8MB: the forest that is simulated to be fastest there. With "
+                "--sketch, chunks of 10^6 bytes if not given."
+            ),
         ] = None,
         time_limit: Annotated[
             float | None, typer.Option(help=f"With --sketch: seconds to search, {TIME_LIMIT_S:.0f} if not given.")
@@ -167,6 +183,7 @@ def register(app: typer.Typer) -> None:
         given = {
             "--method": method is not None,
             "-k": k is not None,
+            "--within": within is not None,
             "--option": bool(option),
             "--size": size is not None,
             "--time-limit": time_limit is not None,
@@ -184,11 +201,11 @@ def register(app: typer.Typer) -> None:
             text, made = show_sketched(plan, record), plan.schedule
         elif way == "--summary":
             with _drawn_progress() as report:
-                best, record = summarise(fabric, wanted, report)
+                best, record = summarise(fabric, wanted, report, k=k, within=within)
             text = show_plan(best, record)
         else:
             method = method or methods_for(wanted.name)[0]
-            options = method_options(method, option or [], k)
+            options = method_options(method, option or [], k, within, None if size is None else num_bytes)
             made, record, text = _synthesize(fabric, wanted, method, options)
         written = [] if made is None or output is None else write_schedule(made, output, form, num_bytes=num_bytes)
         print(json.dumps(record | group_record(ranks)) if json_output else "\n".join([text, *written]))
@@ -196,9 +213,9 @@ def register(app: typer.Typer) -> None:
 
 #: Three ways to plan: what each does, and the options that belong to it.
 _WAYS = {
-    "": ("a schedule is planned for all sizes", ("--method", "-k", "--option", "-o")),
+    "": ("a schedule is planned by a method", ("--method", "-k", "--within", "--option", "--size", "-o")),
     "--sketch": ("--sketch plans by method sketch", ("--size", "--time-limit", "-o")),
-    "--summary": ("--summary plans a forest and makes no schedule", ()),
+    "--summary": ("--summary plans a forest and makes no schedule", ("-k", "--within")),
 }
 
 
@@ -234,7 +251,15 @@ def _synthesize(
         schedule = synthesize(fabric, wanted, method, **options)
         verify_schedule(schedule)
     record = schedule_record(best, schedule, k=options.get("k"), seconds=time.perf_counter() - started)
-    return schedule, record, _in_words(best, schedule, record)
+    shares = attained(schedule)
+    words = _in_words(best, schedule, record)
+    if shares is not None:
+        record |= {"simulated_share": shares.by_load, "simulated_share_equal": shares.equally}
+        words += (
+            f"\nsimulated in {shares.num_pieces} pieces without latency: {shares.by_load:.1%} of that rate where "
+            f"channels share links by load, {shares.equally:.1%} where equally"
+        )
+    return schedule, record, words
 
 
 @contextmanager

@@ -37,6 +37,8 @@ class Transfer:
         reduce: add to what ``dst`` holds instead of overwriting it.
         path: topology vertices from ``src``'s to ``dst``'s; everything between is a switch that forwards.
         after: indices of earlier transfers that must be complete before this one reads its source.
+        places: which of the source's places for the chunk is read, and which of the destination's is written; see
+            ``mycel.collectives.schedule``.
     """
 
     chunk: int
@@ -45,6 +47,7 @@ class Transfer:
     reduce: bool
     path: tuple[int, ...]
     after: tuple[int, ...] = ()
+    places: tuple[int, int] = (0, 0)
 
     __repr__ = brief
 
@@ -60,6 +63,8 @@ class Columns:
         paths: different ones, each vertices from a source to a destination.
         after_start: where the transfers that each one waits for begin in ``after``; shape ``[num_transfers + 1]``.
         after: those that transfer 0 waits for, then those of transfer 1, and so on.
+        places: place that each reads, and place that it writes, shape ``[num_transfers, 2]``; ``None`` where every
+            vertex has one place for a chunk.
     """
 
     chunk: IntArray
@@ -70,6 +75,7 @@ class Columns:
     paths: tuple[tuple[int, ...], ...]
     after_start: IntArray
     after: IntArray
+    places: IntArray | None = None
 
     @classmethod
     def of(cls, transfers: Sequence[Transfer]) -> Columns:
@@ -80,6 +86,8 @@ class Columns:
         """
         paths: dict[tuple[int, ...], int] = {}
         path = [paths.setdefault(t.path, len(paths)) for t in transfers]
+        places = [t.places for t in transfers]
+        places = [t.places for t in transfers]
         return cls(
             chunk=np.array([t.chunk for t in transfers], dtype=np.int64),
             src=np.array([t.src for t in transfers], dtype=np.int64),
@@ -89,6 +97,7 @@ class Columns:
             paths=tuple(paths),
             after_start=starts([len(t.after) for t in transfers]),
             after=np.array([i for t in transfers for i in t.after], dtype=np.int64),
+            places=np.array(places, dtype=np.int64) if any(map(any, places)) else None,
         )
 
     def __len__(self) -> int:
@@ -100,13 +109,23 @@ class Columns:
         rows = zip(
             *(column.tolist() for column in (self.chunk, self.src, self.dst, self.reduce, self.path)), strict=True
         )
+        places = [(0, 0)] * len(self) if self.places is None else _pairs(self.places)
         for number, (chunk, src, dst, reduce, path) in enumerate(rows):
             waits = tuple(after[begin[number] : begin[number + 1]])
-            yield Transfer(chunk=chunk, src=src, dst=dst, reduce=reduce, path=self.paths[path], after=waits)
+            yield Transfer(
+                chunk=chunk,
+                src=src,
+                dst=dst,
+                reduce=reduce,
+                path=self.paths[path],
+                after=waits,
+                places=places[number],
+            )
 
     def some(self, numbers: Sequence[int]) -> list[Transfer]:
         """The objects of some rows."""
         found = []
+        places = {} if self.places is None else dict(zip(numbers, _pairs(self.places[list(numbers)]), strict=True))
         for number in numbers:
             waits = tuple(self.after[self.after_start[number] : self.after_start[number + 1]].tolist())
             found.append(
@@ -117,6 +136,7 @@ class Columns:
                     reduce=bool(self.reduce[number]),
                     path=self.paths[self.path[number]],
                     after=waits,
+                    places=places.get(number, (0, 0)),
                 )
             )
         return found
@@ -134,6 +154,8 @@ class Columns:
 
     def levels(self) -> IntArray:
         """Of each transfer, how many must come before it, one after the other."""
+        if self.places is not None:  # a sum is started from the one before it at the same rank
+            return self.order_levels()
         return _levels(self.after_start, self.after)
 
     def order_levels(self) -> IntArray:
@@ -143,6 +165,10 @@ class Columns:
         width = int(self.dst.max()) + 1
         place = np.unique(self.chunk * width + self.dst, return_inverse=True)[1].reshape(-1).astype(np.int64)
         return _order_levels(self.after_start, self.after, self.reduce, place)
+
+
+def _pairs(places: IntArray) -> list[tuple[int, int]]:
+    return list(zip(*places.T.tolist(), strict=True))
 
 
 def starts(counts: Sequence[int] | IntArray) -> IntArray:

@@ -90,12 +90,15 @@ def estimate_seconds(
         *(c.tolist() for c in (columns.chunk, columns.src, columns.dst, columns.reduce, columns.path)), strict=True
     )
     after, begin = columns.after.tolist(), columns.after_start.tolist()
+    previous = schedule.slots.previous.tolist() if schedule.has_places else ()
     for number, (chunk, src, dst, reduce, path) in enumerate(rows):
         chunk_bytes = num_bytes * units[chunk] / schedule.num_units
         pieces = max(1, -(-int(chunk_bytes) // piece_bytes))
         slowest, hops_s = paths[path]
         start = max((arrival[i] + piece_s[i] for i in after[begin[number] : begin[number + 1]]), default=0.0)
         arrival[number] = start + hops_s + costs.message_s + costs.wake_s
+        if schedule.has_places and previous[number] >= 0:  # sums of one rank are formed one after the other
+            arrival[number] = max(arrival[number], arrival[previous[number]])
         piece_s[number] = chunk_bytes / pieces / slowest
         work[src] += pieces * costs.message_s + chunk_bytes * copy_s
         work[dst] += pieces * costs.message_s + chunk_bytes * (copy_s + (add_s if reduce else 0.0))

@@ -30,6 +30,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.single_source import least_time, whole_flow
 from mycel.collectives.spec import Collective
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
@@ -45,6 +46,8 @@ _MOST_UNITS = 5040
 _SLACK = 1e-6
 #: Commodities times links beyond which the linear programme would take minutes.
 _MOST_VARIABLES = 100_000
+#: Units that floating point counts exactly, with room for what is calculated with them.
+_MOST_COUNTED = 1 << 40
 #: Prices without a small common denominator are rounded to this many parts.
 _PRICE_PARTS = 10**9
 
@@ -96,6 +99,8 @@ def solve_flow(topology: Topology, collective: Collective) -> FlowOptimum:
     below = _proven(task, prices)
     if _time(fabric, flows, 1) == below:
         return _optimum(task, flows, 1, below, prices)
+    if len(task.sources) == 1 and (found := _from_one_source(task)) is not None:
+        return found
     if len(task.sources) * len(fabric.links) > _MOST_VARIABLES:
         raise SynthesisError(
             f"{collective.name} on {topology.name}: a flow of {len(task.sources)} sources over {len(fabric.links)} "
@@ -149,6 +154,21 @@ def _optimum(task: _Task, flows: Floats, num_units: int, below: Fraction, prices
         is_exact=is_exact,
         inverse_x_reached=below if is_exact else _time(task.fabric, _shortest(task), 1),
     )
+
+
+def _from_one_source(task: _Task) -> FlowOptimum | None:
+    """The exact optimum where one rank has everything; ``None`` where that is in more units than are counted here."""
+    fabric, source, demand = task.fabric, task.sources[0], task.demands[0].tolist()
+    least, cut = least_time(fabric, source, demand)
+    if sum(demand) * least.denominator > _MOST_COUNTED:
+        return None
+    # Programmes of one commodity have whole-numbered vertices; the one that floating point finds has short ways.
+    flows = np.round(_solve_flows(task, least) * least.denominator)
+    if not _conserves(task, flows, least.denominator) or _time(fabric, flows, least.denominator) > least:
+        flows = whole_flow(fabric, source, demand, least)[None].astype(np.float64)
+    prices = np.zeros(len(fabric.links), dtype=np.int64)
+    prices[cut] = 1
+    return _optimum(task, flows / least.denominator, least.denominator, least, prices.tolist())
 
 
 # -- exact checks -----------------------------------------------------------------------------------------

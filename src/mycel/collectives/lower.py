@@ -24,6 +24,7 @@ from mycel.collectives.program import COLUMNS, Buffer, Channel, Op, Program, blo
 from mycel.collectives.rows import ROW_FIELDS, TOLD, fill, measure, tabulate, work_to_measure
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import POINTED
+from mycel.collectives.weights import channel_weights
 from mycel.compiled import interpreted_while_small
 from mycel.errors import ScheduleError
 
@@ -108,7 +109,7 @@ class _Cuts:
 class _Role:
     """This rank's part in one transfer."""
 
-    transfer: int
+    level: int
     chunk: int
     op: Op
     channel: int
@@ -150,26 +151,30 @@ class RankTemplate:
             rate = min(capacity[hop] for hop in pairwise(channel.path))
             return rate if slow_first else -rate, (channel.dst - channel.src) % schedule.num_compute_vertices, channel
 
-        keys = sorted(
-            {Channel(src=t.src, dst=t.dst, path=t.path) for t in self._part.transfers.values()},
-            key=place,
-        )
+        weights = channel_weights(schedule, rank)
+        keys = sorted(weights, key=place)
         self.channels: tuple[Channel, ...] = tuple(keys)
+        #: Of each channel, in units of the schedule: see ``mycel.collectives.weights``.
+        self.weights = tuple(weights[channel] for channel in keys)
         self._roles: list[_Role] = []
         self._scratch_chunks: list[int] = []
-        self._build({channel: number for number, channel in enumerate(keys)})
+        channel_of = {channel: number for number, channel in enumerate(keys)}
+        if schedule.has_places:
+            self._build_exchange(channel_of)
+        else:
+            self._build(channel_of)
         self._tabulate()
 
     def _build(self, channel_of: dict[Channel, int]) -> None:
         schedule, rank = self.schedule, self.rank
-        final = self._part.final
+        final, levels = self._part.final, self._part.levels
         role_of: dict[int, int] = {}
         last_reduce: dict[int, int] = {}
         for number, t in self._part.transfers.items():
             channel = channel_of[Channel(src=t.src, dst=t.dst, path=t.path)]
             if t.src == rank:
                 role = _Role(
-                    transfer=number,
+                    level=levels[number],
                     chunk=t.chunk,
                     op=Op.SEND,
                     channel=channel,
@@ -184,7 +189,7 @@ class RankTemplate:
                 if first and self._place(t.chunk, reduced=True) is Buffer.SCRATCH:
                     self._scratch_chunks.append(t.chunk)
                 role = _Role(
-                    transfer=number,
+                    level=levels[number],
                     chunk=t.chunk,
                     op=Op.RECV if starts else Op.RECV_REDUCE,
                     channel=channel,
@@ -199,7 +204,7 @@ class RankTemplate:
                 if schedule.collective.name == "reduce_scatter" and not self._is_switch:
                     raise ScheduleError(f"transfer {number}: a reduce_scatter program cannot copy into a partial sum")
                 role = _Role(
-                    transfer=number,
+                    level=levels[number],
                     chunk=t.chunk,
                     op=Op.RECV,
                     channel=channel,
@@ -211,6 +216,89 @@ class RankTemplate:
                     last_reduce[t.chunk] = len(self._roles)  # what is added later is added to this
             role_of[number] = len(self._roles)
             self._roles.append(role)
+
+    def _build_exchange(self, channel_of: dict[Channel, int]) -> None:
+        """The roles of an all_reduce in which partners add each other's sums, whose places take turns in two buffers.
+
+        The last place of a chunk is in OUTPUT, the one before it in SCRATCH, and so on. What is in OUTPUT at first is
+        copied where the first place is in SCRATCH, unless an addition brings it there. A new sum is put where the one
+        before the last was, so it comes after the sends of that one.
+        """
+        mine, final = self._part.transfers, self._part.final
+        last_place: dict[int, int] = {}
+        for t in mine.values():
+            if t.dst == self.rank:
+                last_place[t.chunk] = max(last_place.get(t.chunk, 0), t.places[1])
+        role_of: dict[int, int] = {}
+        adding: dict[int, int] = {}  # the last addition to each chunk, or the copy before all
+        copying: dict[int, int] = {}
+        held = dict.fromkeys((t.chunk for t in mine.values()), 0)  # the place that was written last
+        moved: set[int] = set()  # chunks whose first place is in SCRATCH, and no longer in OUTPUT alone
+        readers: dict[tuple[int, Buffer], list[int]] = {}  # sends since a buffer was written
+
+        def buffer_of(chunk: int, place: int) -> Buffer:
+            odd = (last_place.get(chunk, 0) - place) % 2 == 1
+            return Buffer.SCRATCH if odd and (place > 0 or chunk in moved) else Buffer.OUTPUT
+
+        for number, t in mine.items():
+            chunk = t.chunk
+            starts_apart = last_place.get(chunk, 0) % 2 == 1 and chunk not in moved
+            if starts_apart and not (t.dst == self.rank and t.reduce and t.places[1] == 0):
+                moved.add(chunk)
+                adding[chunk] = copying[chunk] = len(self._roles)
+                self._roles.append(
+                    _Role(
+                        level=0,
+                        chunk=chunk,
+                        op=Op.COPY,
+                        channel=-1,
+                        buffer=Buffer.SCRATCH,
+                        operand=Buffer.OUTPUT,
+                        final=False,
+                    )
+                )
+            role = _Role(
+                level=self._part.levels[number],
+                chunk=chunk,
+                op=Op.SEND if t.src == self.rank else Op.RECV_REDUCE if t.reduce else Op.RECV,
+                channel=channel_of[Channel(src=t.src, dst=t.dst, path=t.path)],
+                buffer=Buffer.OUTPUT,
+                operand=Buffer.INPUT,
+                final=number in final and t.dst == self.rank,
+            )
+            if t.src == self.rank:
+                if not held[chunk] - 1 <= t.places[0] <= held[chunk]:
+                    raise ScheduleError(
+                        f"transfer {number} reads place {t.places[0]} of chunk {chunk} at rank {self.rank}, which "
+                        f"has written place {held[chunk]} before; a program keeps the last two sums"
+                    )
+                role.buffer = buffer_of(chunk, t.places[0])
+                role.needs = [self._need(number, earlier, role_of) for earlier in t.after]
+                if not role.needs and t.places[0] == 0 and chunk in copying:
+                    role.needs = [copying[chunk]]
+                readers.setdefault((chunk, role.buffer), []).append(len(self._roles))
+            else:
+                place = t.places[1]
+                if not held[chunk] <= place <= held[chunk] + 1:
+                    raise ScheduleError(
+                        f"transfer {number} writes place {place} of chunk {chunk} at rank {self.rank}, which has "
+                        f"written place {held[chunk]} before; a program forms its sums one after the other"
+                    )
+                role.operand = buffer_of(chunk, held[chunk])
+                if starts_apart:
+                    moved.add(chunk)
+                role.buffer = buffer_of(chunk, place)
+                role.needs = [adding[chunk]] if chunk in adding else []
+                if role.buffer != role.operand or not t.reduce:
+                    role.needs = sorted({*role.needs, *readers.pop((chunk, role.buffer), [])})
+                held[chunk] = place
+                if t.reduce:
+                    adding[chunk] = len(self._roles)
+                else:
+                    role.operand = Buffer.INPUT
+            role_of[number] = len(self._roles)
+            self._roles.append(role)
+        self._scratch_chunks = sorted({role.chunk for role in self._roles if role.buffer is Buffer.SCRATCH})
 
     def _need(self, number: int, earlier: int, role_of: dict[int, int]) -> int:
         mine = self._part.transfers
@@ -254,7 +342,7 @@ class RankTemplate:
         return Buffer.OUTPUT if own else Buffer.SCRATCH
 
     def _tabulate(self) -> None:
-        roles, levels, collective = self._roles, self._part.levels, self.schedule.collective
+        roles, collective = self._roles, self.schedule.collective
         cuts, weights = _Cuts.of(self.schedule), collective.block_weights
         self._cuts = cuts
         inputs, outputs = self._blocks_in(Buffer.INPUT), self._blocks_in(Buffer.OUTPUT)
@@ -270,7 +358,7 @@ class RankTemplate:
         #: What ``mycel.collectives.rows`` makes programs of.
         self.table = tabulate(
             chunks,
-            [(r.op, r.channel, r.buffer, number_of[r.chunk], levels[r.transfer], r.operand, r.final) for r in roles],
+            [(r.op, r.channel, r.buffer, number_of[r.chunk], r.level, r.operand, r.final) for r in roles],
             [r.needs for r in roles],
             ([(b, weights[b]) for b in inputs], [(b, weights[b]) for b in outputs]),
             [number_of[chunk] for chunk in self._scratch_chunks],
@@ -389,6 +477,7 @@ class RankTemplate:
             need_start=need_start,
             need_index=need_index,
             block_elements=None if block_elements is None else tuple(map(int, block_elements)),
+            weights=self.weights,
         )
         return program, steps
 

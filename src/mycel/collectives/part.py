@@ -9,6 +9,7 @@ import numpy as np
 
 from mycel.collectives.columns import BoolArray, Columns, IntArray, Transfer
 from mycel.collectives.orbit import Orbit
+from mycel.collectives.slots import Slots
 from mycel.compiled import compiled, interpreted_while_small
 
 __all__ = ["Part", "Parts"]
@@ -73,35 +74,52 @@ class Parts:
         return np.append(first, np.full(len(c) + self._num_ranks, first[-1])), order // 2
 
     @cached_property
+    def _slots(self) -> Slots:
+        return Slots.of(self._columns)
+
+    @cached_property
     def _levels(self) -> IntArray:
         return self._columns.order_levels()
 
     @cached_property
     def _final(self) -> BoolArray:
         """Whether each transfer completes a sum where it counts."""
-        c = self._columns
+        c, slots = self._columns, self._slots
         if self._owner is None:
             return np.zeros(len(c), dtype=np.bool_)
-        width = 1 + int(max(c.src.max(initial=0), c.dst.max(initial=0)))
-        places = np.concatenate([c.chunk * width + c.src, c.chunk * width + c.dst])
+        width = 1 + int(max(slots.source.max(initial=0), slots.target.max(initial=0)))
+        base = np.where(slots.base < 0, slots.target, slots.base)  # what is empty adds nothing
+        places = np.concatenate([c.chunk * width + slot for slot in (slots.source, slots.target, base)])
         known, place = np.unique(places, return_inverse=True)
-        held = (known % width < self._num_ranks).astype(np.int64)
+        vertex, at = np.divmod(known % width, slots.width)
+        held = ((vertex < self._num_ranks) & (at == 0)).astype(np.int64)
         counts = self._owner[c.chunk]
         matters = c.reduce & ((counts < 0) | (counts == c.dst))
-        source, target = place.reshape(2, -1).astype(np.int64)
-        return interpreted_while_small(_completed, len(c))(source, target, c.reduce, matters, held, self._num_ranks)
+        source, target, base = place.reshape(3, -1).astype(np.int64)
+        return interpreted_while_small(_completed, len(c))(
+            source, target, base, c.reduce, matters, held, self._num_ranks
+        )
 
 
 @compiled
 def _completed(
-    source: IntArray, target: IntArray, reduce: BoolArray, matters: BoolArray, held: IntArray, num_ranks: int
+    source: IntArray,
+    target: IntArray,
+    base: IntArray,
+    reduce: BoolArray,
+    matters: BoolArray,
+    held: IntArray,
+    num_ranks: int,
 ) -> BoolArray:
-    """Which transfers make a place hold everyone's contribution; ``held``: how many each place holds before."""
+    """Which transfers make a place hold everyone's contribution.
+
+    ``held``: how many each place holds before; ``base``: the place from which each sum starts, or its own.
+    """
     last = np.zeros(len(source), dtype=np.bool_)
     for t in range(len(source)):
         sent = max(held[source[t]], 1)  # a switch holds nothing before, and sends nothing until it does
         if reduce[t]:
-            before = held[target[t]]
+            before = max(held[target[t]], held[base[t]])
             held[target[t]] = before + sent
             last[t] = matters[t] and before > 0 and before + sent == num_ranks
         else:

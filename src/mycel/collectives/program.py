@@ -169,6 +169,8 @@ class Program:
         need_start: row ``i`` needs ``need_index[need_start[i] : need_start[i+1]]``; shape ``[rows + 1]``.
         need_index: instruction indices.
         block_elements: length of each block; ``None`` where they are in proportion to the collective's weights.
+        weights: of each channel, against those of all ranks that share a link with it; ``None``: all have the same.
+            They say how fast, never what or in which order.
         version: of this form.
 
     Raises:
@@ -196,6 +198,7 @@ class Program:
     need_start: npt.NDArray[np.int64]
     need_index: npt.NDArray[np.int64]
     block_elements: tuple[int, ...] | None = None
+    weights: tuple[int, ...] | None = None
     version: int = PROGRAM_VERSION
 
     __repr__ = brief
@@ -207,6 +210,11 @@ class Program:
         for channel in self.channels:
             if self.rank not in (channel.src, channel.dst) or channel.src == channel.dst:
                 raise ScheduleError(f"rank {self.rank}: channel {channel} is not one of its own")
+        if self.weights is not None and (len(self.weights) != len(self.channels) or min(self.weights, default=1) < 1):
+            raise ScheduleError(
+                f"rank {self.rank}: {len(self.weights)} weights from {min(self.weights, default=1)} for "
+                f"{len(self.channels)} channels; each needs one of at least 1"
+            )
         rows = len(self.columns)
         starts = self.need_start
         if len(starts) != rows + 1 or starts[0] or starts[-1] != len(self.need_index) or (np.diff(starts) < 0).any():
@@ -294,6 +302,7 @@ class Program:
         scratch_elements: int,
         channels: tuple[Channel, ...],
         block_elements: tuple[int, ...] | None = None,
+        weights: tuple[int, ...] | None = None,
     ) -> Program:
         """Build the columns from instruction objects."""
         items = tuple(instructions)
@@ -315,6 +324,7 @@ class Program:
             need_start=starts,
             need_index=index,
             block_elements=block_elements,
+            weights=weights,
         )
 
     def to_text(self) -> str:
@@ -327,7 +337,8 @@ class Program:
         if self.block_elements is not None:
             lines.append(f"blocks {','.join(map(str, self.block_elements))}")
         for number, ch in enumerate(self.channels):
-            lines.append(f"channel {number} {ch.src} -> {ch.dst} via {'>'.join(map(str, ch.path))}")
+            weight = "" if self.weights is None else f" weight {self.weights[number]}"
+            lines.append(f"channel {number} {ch.src} -> {ch.dst} via {'>'.join(map(str, ch.path))}{weight}")
         for number, i in enumerate(self.instructions):
             text = f"{number}: {i.op.name.lower()} {i.buffer.name.lower()}[{i.offset}:+{i.count}]"
             if i.op in (Op.RECV_REDUCE, Op.COPY):

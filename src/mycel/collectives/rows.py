@@ -260,7 +260,7 @@ def fill(table, lengths, unit, piece, item_bytes, most, work, rows, need_start, 
         role = roles + r * ROW_FIELDS
         chunk = table[role + _CHUNK] * _CUT_FIELDS
         pieces, size = work[chunk + _PIECES], work[chunk + _SIZE]
-        adds = table[role + _OP] == _RECV_REDUCE
+        has_operand = table[role + _OP] >= _RECV_REDUCE
         base = work[chunk + _PLACE + table[role + _BUFFER]]
         operand = work[chunk + _PLACE + table[role + _OPERAND]]
         step, rest, left = table[role + _LEVEL], 0, 0
@@ -279,11 +279,11 @@ def fill(table, lengths, unit, piece, item_bytes, most, work, rows, need_start, 
             rows[at + 3] = base * item_bytes
             rows[at + 4] = count * item_bytes
             rows[at + 5] = table[role + _OPERAND]
-            rows[at + 6] = operand * item_bytes if adds else 0
+            rows[at + 6] = operand * item_bytes if has_operand else 0
             rows[at + 7] = table[role + _FINAL]
             need_start[number + 1] = table[role + ROW_FIELDS + _NEED] - table[role + _NEED]
             if len(steps) > 0:
-                steps[number] = step
+                steps[number] = -1 if table[role + _OP] == _COPY else step
             base += count
             operand += count
             rest += most

@@ -1,7 +1,7 @@
 """Schedule: who sends which chunk to whom, over which links, copied or reduced, after what.
 
 The array of the collective is cut into ``num_units`` equal units (a multiple of the number of blocks); a *chunk*
-is a run of units; chunks partition the array and none crosses a block. Every rank has one place for every chunk.
+is a run of units; chunks partition the array and none crosses a block. Every rank has a place for every chunk.
 A *transfer* reads the chunk at its source and, at its destination, overwrites the chunk (copy) or adds to it
 (reduce). It happens after the transfers it names, which stand before it in the tuple: the order of the tuple is
 an order in which everything may be done, and pipelining follows it.
@@ -9,6 +9,12 @@ an order in which everything may be done, and pipelining follows it.
 The ends of a transfer are *compute vertices*: the ranks, and after them the switches that can copy and add, in the
 order of ``Topology.compute_vertices``. Such a switch has a place for every chunk too, empty before; an addition into
 an empty place of a switch starts the sum there, so that contributions may come in any order.
+
+In all_reduce a rank may have further places for a chunk, 1, 2 and so on, so that partners can add each other's sums
+at the same time: each sends what it holds while it forms the next sum apart from it. A transfer says which place of
+its source it reads and which of its destination it writes (``places``). The first addition to a place after the first
+starts from what the place before it holds; additions at one rank follow each other in the order of the tuple. In the
+end the last place that a rank has written holds its result.
 
 Sizes in bytes do not occur here: a schedule serves every size (see ``lower``).
 """
@@ -30,6 +36,7 @@ from mycel.brief import brief
 from mycel.collectives.columns import BoolArray, Columns, IntArray, Transfer
 from mycel.collectives.orbit import Orbit
 from mycel.collectives.part import Parts
+from mycel.collectives.slots import Slots
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
 from mycel.topology.model import Link, Topology, Vertex
@@ -37,6 +44,8 @@ from mycel.topology.model import Link, Topology, Vertex
 __all__ = ["SCHEDULE_VERSION", "Chunk", "Schedule", "Transfer"]
 
 SCHEDULE_VERSION = 1
+#: Places that a rank can have for a chunk: more than exchanges of any number of ranks take, and little memory.
+MAX_PLACES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +236,12 @@ class Schedule:
             found |= ~exists | (end != compute_vertices[np.where(exists, vertex, 0)])
         waiting = np.repeat(np.arange(len(columns)), np.diff(columns.after_start))
         found[waiting[(columns.after < 0) | (columns.after >= waiting)]] = True
+        if columns.places is not None:
+            read, written = columns.places.T
+            outside = (columns.places < 0).any(axis=1) | (columns.places >= MAX_PLACES).any(axis=1)
+            further, n = (read > 0) | (written > 0), self.collective.num_ranks
+            is_fine = (self.collective.name == "all_reduce") & (columns.src < n) & (columns.dst < n)
+            found |= outside | (further & ~is_fine) | ((written > 0) & ~columns.reduce)
         return found
 
     def _check_transfer(self, position: int, transfer: Transfer) -> None:
@@ -247,9 +262,33 @@ class Schedule:
         for vertex in path[1:-1]:
             if self.topology.vertices[vertex].kind != "switch":
                 raise ScheduleError(f"{where}: path {path} passes through rank vertex {vertex}")
+        self._check_places(where, transfer)
         for earlier in transfer.after:
             if not 0 <= earlier < position:
                 raise ScheduleError(f"{where}: 'after' names transfer {earlier}, which does not stand before it")
+
+    def _check_places(self, where: str, transfer: Transfer) -> None:
+        if transfer.places == (0, 0):
+            return
+        read, written = transfer.places
+        if not (0 <= read < MAX_PLACES and 0 <= written < MAX_PLACES):
+            raise ScheduleError(f"{where}: reads place {read} and writes place {written}; 0..{MAX_PLACES - 1} exist")
+        if self.collective.name != "all_reduce":
+            raise ScheduleError(f"{where}: names places, which {self.collective.name} does not have; all_reduce does")
+        if max(transfer.src, transfer.dst) >= self.topology.num_ranks:
+            raise ScheduleError(f"{where}: names places, but a switch has one")
+        if written and not transfer.reduce:
+            raise ScheduleError(f"{where}: copies to place {written}; copies go to place 0, only sums to others")
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Where the transfers read and write, each place of each vertex under one number."""
+        return Slots.of(self.columns if self.orbit is None else self.orbit.columns)
+
+    @cached_property
+    def has_places(self) -> bool:
+        """Whether partners add each other's sums: some rank has several places for a chunk."""
+        return self.orbit is None and self.columns.places is not None
 
     @cached_property
     def num_compute_vertices(self) -> int:
@@ -371,12 +410,15 @@ class Schedule:
         return self._json_head() | {
             "transfers": [
                 [t.chunk, t.src, t.dst, "reduce" if t.reduce else "copy", list(t.path), list(t.after)]
+                + ([list(t.places)] if any(t.places) else [])
                 for t in self.transfers
             ],
         }
 
     def to_json_text(self) -> str:
         """What ``json.dumps`` makes of ``to_json``, with no Python object for any transfer."""
+        if self.has_places:  # few transfers: exchanges move whole arrays
+            return json.dumps(self.to_json())
         head = json.dumps(self._json_head())
         return f'{head[:-1]}, "transfers": [{self.columns.json_rows()}]}}'
 
@@ -452,8 +494,9 @@ class Schedule:
                         reduce=_is_reduce(kind),
                         path=tuple(map(_whole, path)),
                         after=tuple(map(_whole, after)),
+                        places=_places(rest),
                     )
-                    for chunk, src, dst, kind, path, after in data["transfers"]
+                    for chunk, src, dst, kind, path, after, *rest in data["transfers"]
                 ),
             )
         except KeyError as error:
@@ -482,7 +525,8 @@ class Schedule:
             after = f" after {','.join(map(str, t.after))}" if t.after else ""
             kind = "reduce" if t.reduce else "copy"
             via = ">".join(map(str, t.path))
-            lines.append(f"{i}: {kind} chunk {t.chunk} {t.src} -> {t.dst} via {via}{after}")
+            places = f" places {t.places[0]}>{t.places[1]}" if any(t.places) else ""
+            lines.append(f"{i}: {kind} chunk {t.chunk} {t.src} -> {t.dst} via {via}{places}{after}")
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -508,6 +552,16 @@ def _is_marked(rest: list[Any]) -> bool:
     if rest and (len(rest) > 1 or not isinstance(rest[0], bool)):
         raise TypeError(f"{rest!r} where nothing, or true for a switch that computes, was expected")
     return bool(rest and rest[0])
+
+
+def _places(rest: list[Any]) -> tuple[int, int]:
+    """What stands behind the other fields of a transfer: nothing, or the places that it reads and writes."""
+    if not rest:
+        return 0, 0
+    if len(rest) > 1 or len(rest[0]) != 2:
+        raise TypeError(f"{rest!r} where nothing, or two places, was expected")
+    read, written = map(_whole, rest[0])
+    return read, written
 
 
 def _whole(value: Any) -> int:

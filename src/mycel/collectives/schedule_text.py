@@ -20,7 +20,8 @@ _LINK = re.compile(r"link (\d+) -> (\d+) (\d+) (\S+)")
 _UNITS = re.compile(r"units (\d+)")
 _CHUNK = re.compile(r"chunk (\d+) (\d+)\.\.(\d+)")
 _TRANSFER = re.compile(
-    r"(\d+): (copy|reduce) chunk (\d+) (\d+) -> (\d+) via (\d+(?:>\d+)*)(?: after (\d+(?:,\d+)*))?"
+    r"(\d+): (copy|reduce) chunk (\d+) (\d+) -> (\d+) via (\d+(?:>\d+)*)"
+    r"(?: places (\d+)>(\d+))?(?: after (\d+(?:,\d+)*))?"
 )
 
 
@@ -48,8 +49,10 @@ def parse_schedule(text: str) -> dict[str, Any]:
 def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, Any]) -> None:
     if m := _TRANSFER.fullmatch(line):
         _in_order(int(m[1]), len(out["transfers"]), "transfer", number)
-        after = [int(i) for i in m[7].split(",")] if m[7] else []
-        out["transfers"].append([int(m[3]), int(m[4]), int(m[5]), m[2], [int(v) for v in m[6].split(">")], after])
+        after = [int(i) for i in m[9].split(",")] if m[9] else []
+        places = [[int(m[7]), int(m[8])]] if m[7] else []
+        via = [int(v) for v in m[6].split(">")]
+        out["transfers"].append([int(m[3]), int(m[4]), int(m[5]), m[2], via, after, *places])
     elif m := _CHUNK.fullmatch(line):
         _in_order(int(m[1]), len(out["chunks"]), "chunk", number)
         out["chunks"].append([int(m[2]), int(m[3])])

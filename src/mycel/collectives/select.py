@@ -13,10 +13,11 @@ from itertools import pairwise
 from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.simulate import simulate
+from mycel.collectives.simulate import OVERHEAD_S, simulate
 from mycel.collectives.spec import Collective, CollectiveName, as_collective
-from mycel.collectives.synth import SYNTHESIZERS, methods_for, synthesize
+from mycel.collectives.synth import SYNTHESIZERS, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.collectives.time_bound import bound_seconds
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
@@ -38,11 +39,14 @@ class Row:
         num_bytes: of the whole array.
         seconds: simulated time by method, in the order of methods, each with its better piece size.
         piece_bytes: that piece size, by method.
+        least_s: what no schedule can be quicker than in this model, from latency and bandwidth together
+            (``mycel.collectives.time_bound``).
     """
 
     num_bytes: int
     seconds: dict[str, float]
     piece_bytes: dict[str, int]
+    least_s: float
 
     __repr__ = brief
 
@@ -50,6 +54,11 @@ class Row:
     def method(self) -> str:
         """The fastest; the earlier one where times are equal."""
         return min(self.seconds, key=lambda method: self.seconds[method])
+
+    @property
+    def gap(self) -> float:
+        """Time of the fastest over the least possible: nothing can be more than so many times faster."""
+        return self.seconds[self.method] / self.least_s
 
     @property
     def tied(self) -> tuple[str, ...]:
@@ -142,7 +151,9 @@ def select(
     """
     collective = as_collective(collective, topology.num_ranks)
     known = [*SYNTHESIZERS, *CLASSICS]
-    candidates = [*methods_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
+    candidates = (
+        [*candidates_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
+    )
     if unknown := [method for method in candidates if method not in known]:
         raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if not sizes:
@@ -158,6 +169,7 @@ def select(
         verify_schedule(made[method])
     if not made:
         raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
+    least = bound_seconds(topology, collective, overhead_s=OVERHEAD_S)
     rows = []
     for size in sorted(set(sizes)):
         seconds: dict[str, float] = {}
@@ -166,5 +178,5 @@ def select(
             tried = [(simulate(schedule, size, piece_bytes=piece).seconds, -piece) for piece in PIECE_BYTES]
             best = min(tried)
             seconds[method], pieces[method] = best[0], -best[1]
-        rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces))
+        rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces, least_s=least.seconds(size)))
     return Selection(collective=collective, topology=topology, rows=tuple(rows), refused=refused)

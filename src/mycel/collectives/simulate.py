@@ -3,7 +3,8 @@
 What is simulated are the lowered programs, so pieces, their order and who waits for whom are those of a real run:
 
 - A channel sends one message at a time, in the order of its program, each as soon as what it needs is complete.
-- Messages in flight share links max-min fairly: no message can go faster without a slower one going slower still.
+- Messages in flight share links max-min fairly by the weights of their channels (``mycel.collectives.weights``): no
+  message can go faster without one that is slower for its weight going slower still. Equal shares can be asked for.
 - A message arrives ``latency`` of its path plus ``overhead_s`` after its last byte has left; the channel goes on
   with its next message meanwhile. Receivers have room for everything that arrives.
 - Sums, copies and the processors' time cost nothing beyond ``overhead_s``.
@@ -11,13 +12,12 @@ What is simulated are the lowered programs, so pieces, their order and who waits
 A simulated time is never below the bytes on the busiest link over its capacity, and so never below the bound.
 
 References:
-    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition, 1992, section 6.5.2 (max-min fair rates by progressive
-    filling). R. W. Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994 (alpha-beta).
+    D. Bertsekas, R. Gallager, "Data Networks", 2nd edition, 1992, section 6.5.2 (max-min fair rates). R. W.
+    Hockney, "The communication challenge for MPP", Parallel Computing 20(3), 1994 (alpha-beta).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,15 +28,15 @@ import numpy.typing as npt
 
 from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
+from mycel.collectives.fair_shares import play
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Channel, Op, Program
 from mycel.collectives.schedule import Schedule
-from mycel.compiled import compiled_at_once
 from mycel.cost import bytes_per_second
 from mycel.cost.processors import EMULATED_EFFICIENCY, EMULATED_START_S, MESSAGE_S, WAKE_S
 from mycel.errors import ScheduleError, UsageError
 
-__all__ = ["EVENTS", "OVERHEAD_S", "Machine", "Simulation", "simulate"]
+__all__ = ["EVENTS", "OVERHEAD_S", "Attained", "Machine", "Simulation", "attained", "simulate"]
 
 #: Seconds from a message's arrival until what waits for it can start, beyond the links' latency.
 OVERHEAD_S = MESSAGE_S + WAKE_S
@@ -125,6 +125,7 @@ def simulate(
     piece_bytes: int = PIECE_BYTES[-1],
     overhead_s: float = OVERHEAD_S,
     machine: Machine | None = None,
+    is_weighted: bool = True,
 ) -> Simulation:
     """Run a schedule in simulation.
 
@@ -135,6 +136,7 @@ def simulate(
         overhead_s: seconds added to every message's latency.
         machine: the one that plays all ranks; if not given, every rank starts at once and links carry nothing but
             the bytes of messages.
+        is_weighted: whether channels share links by what they carry, as paced ones do, or equally.
 
     Returns:
         The run: its time, each link's share of it, and every message.
@@ -156,6 +158,19 @@ def simulate(
             f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes} with {overhead_s} s a message; "
             f"at least 1 byte, {_ELEMENT_BYTES} bytes and 0 s are needed"
         )
+    return _simulated(schedule, num_bytes, piece_bytes, overhead_s, machine, is_weighted=is_weighted)
+
+
+def _simulated(
+    schedule: Schedule,
+    num_bytes: int,
+    piece_bytes: int,
+    overhead_s: float | None,
+    machine: Machine | None,
+    *,
+    is_weighted: bool,
+) -> Simulation:
+    """What ``simulate`` gives; without an overhead, links have no latencies either."""
     collective, parts = schedule.collective, schedule.collective.num_parts
     share = _ELEMENT_BYTES * collective.total_weight
     blocks = [-(-num_bytes * parts * weight // share) for weight in collective.block_weights]
@@ -167,16 +182,19 @@ def simulate(
     link_number = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
     paths = [[link_number[hop] for hop in pairwise(channel.path)] for channel in traffic.channels]
     capacity = np.array([link.capacity * rate for link in topology.links])
-    delay = np.array([sum(topology.links[i].latency_s for i in path) + overhead_s for path in paths])
+    delay = np.zeros(len(paths))
+    if overhead_s is not None:
+        delay += [sum(topology.links[i].latency_s for i in path) + overhead_s for path in paths]
     size = (traffic.num_elements * _ELEMENT_BYTES).astype(np.float64)
     start_s, efficiency = 0.0, 1.0
     if machine is not None:
         start_s, efficiency = machine.start_s * topology.num_ranks / machine.cores, machine.efficiency
-    times, finished = _run(
+    times, finished = play(
         traffic.channel,
         size,
         *_rows(paths),
         capacity * efficiency,
+        traffic.weight if is_weighted else np.ones(len(paths)),
         delay,
         start_s,
         traffic.waits_for.copy(),
@@ -203,6 +221,64 @@ def simulate(
     )
 
 
+#: Pieces that the longest chunk is cut into where only the order and the sharing of links are to count.
+_MANY_PIECES, _FEW_PIECES = 256, 16
+#: Messages that are played out for that, at most.
+_MOST_MESSAGES = 200_000
+#: Elements that a unit of the array stands for there: enough that rounding plays no part.
+_UNIT_ELEMENTS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attained:
+    """Which part of its own rate (``Schedule.algbw``) a schedule gets where nothing but links takes time.
+
+    Attributes:
+        by_load: where channels share links by what they carry, 0 to 1.
+        equally: where all that share a link have the same rate.
+        num_pieces: of the longest chunk.
+    """
+
+    by_load: float
+    equally: float
+    num_pieces: int
+
+
+def attained(schedule: Schedule) -> Attained | None:
+    """Play a schedule out in many pieces, without latency and without costs of messages.
+
+    What is lost then is the pipeline's fill and drain, and what channels lose that wait for others.
+
+    Returns:
+        Simulated shares; ``None`` where that would be too many messages.
+
+    Examples:
+        >>> from mycel.collectives.synth import synthesize
+        >>> from mycel.topology import load_topology
+        >>> found = attained(synthesize(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather"))
+        >>> found.num_pieces, 0.99 < found.by_load <= 1
+        (256, True)
+    """
+    units = schedule.chunk_stops - schedule.chunk_starts
+    longest = int(units.max())
+    if schedule.num_units * _UNIT_ELEMENTS >= 1 << 60:  # elements are counted in 64 bits
+        return None
+    columns = schedule.columns if schedule.orbit is None else schedule.orbit.columns
+    copies = 1 if schedule.orbit is None else schedule.collective.num_ranks
+    sent = float(units[columns.chunk].astype(np.float64).sum()) * copies / longest
+    num_pieces = min(_MANY_PIECES, int((_MOST_MESSAGES - len(columns) * copies) / sent))
+    if num_pieces < _FEW_PIECES:
+        return None
+    num_bytes = schedule.num_units * _UNIT_ELEMENTS * _ELEMENT_BYTES // schedule.collective.num_parts
+    piece_bytes = -(-longest * _UNIT_ELEMENTS // num_pieces) * _ELEMENT_BYTES
+    runs = [
+        _simulated(schedule, num_bytes, piece_bytes, None, None, is_weighted=is_weighted)
+        for is_weighted in (True, False)
+    ]
+    by_load, equally = (run.least_s / run.seconds for run in runs)
+    return Attained(by_load=by_load, equally=equally, num_pieces=num_pieces)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Traffic:
     """All ranks' instructions as one graph: first the sends, then the receives in the same order, then copies.
@@ -211,6 +287,7 @@ class _Traffic:
         channels: all channels of all ranks.
         channel: of each message; messages stand by channel, then in order.
         num_elements: of each message.
+        weight: of each channel.
         waits_for: of each instruction, how many others, and for a receive the arrival, must come before it.
         successors: instructions that wait for each one, in compressed rows (starts, indices).
     """
@@ -218,6 +295,7 @@ class _Traffic:
     channels: tuple[Channel, ...]
     channel: Ints
     num_elements: Ints
+    weight: Floats
     waits_for: Ints
     successors: tuple[Ints, Ints]
 
@@ -225,6 +303,10 @@ class _Traffic:
     def of(cls, programs: Sequence[Program]) -> _Traffic:
         channels = tuple(sorted({channel for program in programs for channel in program.channels}))
         number = {channel: i for i, channel in enumerate(channels)}
+        weight = np.ones(len(channels))
+        for program in programs:
+            for channel, units in zip(program.channels, program.weights or (), strict=program.weights is not None):
+                weight[number[channel]] = units
         first_row = np.cumsum([0, *(len(p.columns) for p in programs)])
         columns = np.concatenate([p.columns for p in programs])
         wire = np.concatenate(
@@ -245,10 +327,8 @@ class _Traffic:
             waiting = np.repeat(np.arange(len(program.columns)), np.diff(program.need_start))
             before.append(place[start + program.need_index])
             after.append(place[start + waiting])
-        channel = wire[sends]
-        follows = np.flatnonzero(
-            channel[1:] == channel[:-1]
-        )  # one message after the other on a channel, at both ends
+        wires = wire[sends]
+        follows = np.flatnonzero(wires[1:] == wires[:-1])  # one message after the other on a channel, at both ends
         before += [follows, follows + len(sends)]
         after += [follows + 1, follows + 1 + len(sends)]
         source, target = np.concatenate(before), np.concatenate(after)
@@ -258,8 +338,9 @@ class _Traffic:
         np.cumsum(np.bincount(source, minlength=len(order)), out=starts[1:])
         return cls(
             channels=channels,
-            channel=channel,
+            channel=wires,
             num_elements=columns["count"][sends],
+            weight=weight,
             waits_for=waits_for,
             successors=(starts, target[np.argsort(source, kind="stable")]),
         )
@@ -269,115 +350,3 @@ def _rows(lists: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
     """Lists of different lengths as starts and values."""
     starts = np.cumsum([0, *(len(row) for row in lists)]).astype(np.int64)
     return starts, np.array([value for row in lists for value in row], dtype=np.int64)
-
-
-# -- compiled ---------------------------------------------------------------------------------------------------
-
-
-@compiled_at_once
-def _share(
-    active: Ints, num_active: int, channel: Ints, path_start: Ints, path_link: Ints, capacity: Floats, rate: Floats
-) -> None:
-    """Max-min fair rates of the active messages into ``rate``, by progressive filling."""
-    left = capacity.copy()
-    users = np.zeros(len(capacity), dtype=np.int64)
-    tight = np.zeros(len(capacity), dtype=np.bool_)
-    for i in range(num_active):
-        c = channel[active[i]]
-        rate[i] = -1.0
-        for p in range(path_start[c], path_start[c + 1]):
-            users[path_link[p]] += 1
-    unsettled = num_active
-    while unsettled > 0:
-        share = np.inf
-        for link in range(len(capacity)):
-            if users[link] > 0:
-                share = min(share, left[link] / users[link])
-        for link in range(len(capacity)):
-            tight[link] = users[link] > 0 and left[link] / users[link] <= share * (1.0 + 1e-9)
-        for i in range(num_active):
-            if rate[i] >= 0.0:
-                continue
-            c = channel[active[i]]
-            stopped = False
-            for p in range(path_start[c], path_start[c + 1]):
-                stopped = stopped or tight[path_link[p]]
-            if stopped:
-                rate[i] = share
-                unsettled -= 1
-                for p in range(path_start[c], path_start[c + 1]):
-                    left[path_link[p]] = max(left[path_link[p]] - share, 0.0)
-                    users[path_link[p]] -= 1
-
-
-@compiled_at_once
-def _run(
-    channel: Ints,
-    size: Floats,
-    path_start: Ints,
-    path_link: Ints,
-    capacity: Floats,
-    delay: Floats,
-    start_s: float,
-    waits_for: Ints,
-    next_start: Ints,
-    next_index: Ints,
-) -> tuple[Floats, int]:
-    """Times ``[3, messages]`` of first byte, last byte and completion, and how many instructions completed."""
-    num_messages = len(size)
-    times = np.zeros((3, num_messages))
-    remaining = size.copy()
-    active = np.empty(len(delay), dtype=np.int64)
-    rate = np.empty(len(delay))
-    num_active = 0
-    arrivals = [(0.0, 0)]
-    arrivals.pop()
-    ready = [i for i in range(len(waits_for)) if waits_for[i] == 0]
-    now, finished, changed = start_s, 0, False
-    while True:
-        while len(ready) > 0:
-            node = ready.pop()
-            if node < num_messages and remaining[node] > 0.0:
-                times[0, node] = now
-                active[num_active] = node
-                num_active += 1
-                changed = True
-                continue
-            finished += 1
-            if node < num_messages:
-                times[1, node] = now
-                heapq.heappush(arrivals, (now + delay[channel[node]], node))
-            elif node < 2 * num_messages:
-                times[2, node - num_messages] = now
-            for i in range(next_start[node], next_start[node + 1]):
-                waits_for[next_index[i]] -= 1
-                if waits_for[next_index[i]] == 0:
-                    ready.append(next_index[i])
-        if num_active == 0 and len(arrivals) == 0:
-            return times, finished
-        if changed:
-            _share(active, num_active, channel, path_start, path_link, capacity, rate)
-            changed = False
-        then = arrivals[0][0] if len(arrivals) > 0 else np.inf
-        for i in range(num_active):
-            then = min(then, now + remaining[active[i]] / rate[i])
-        before, now = now, then
-        i = 0
-        while i < num_active:
-            message = active[i]
-            last = before + remaining[message] / rate[i] <= now  # the one that ends now ends, however time is rounded
-            remaining[message] -= rate[i] * (now - before)
-            if last or remaining[message] <= 1e-9 * size[message]:
-                remaining[message] = 0.0
-                ready.append(message)
-                num_active -= 1
-                active[i] = active[num_active]
-                rate[i] = rate[num_active]
-                changed = True
-            else:
-                i += 1
-        while len(arrivals) > 0 and arrivals[0][0] <= now:
-            node = heapq.heappop(arrivals)[1] + num_messages
-            waits_for[node] -= 1
-            if waits_for[node] == 0:
-                ready.append(node)

@@ -101,7 +101,7 @@ class Exchange:
         self.notes: dict[int, deque[dict[str, Any]]] = {}
         self._matching = Matching()
         self._arriving: dict[tuple[int, int], Transfer | Arrival] = {}
-        self._pieces = Pieces(self._come)
+        self._pieces = Pieces(self._come, self._whole)
         self._owed: dict[int, int] = {}
 
     # -- what callers ask for -----------------------------------------------------------------------------
@@ -147,11 +147,15 @@ class Exchange:
             outlet = self.outlets[transfer.peer]
             outlet.offered.pop(transfer.number, None)
             outlet.early.pop(transfer.number, None)
-            if outlet.pool is not None:
-                outlet.pool.forget(transfer)
-            for connection in (*outlet.connections, *outlet.relays):
-                connection.forget(transfer)
+            self._forget(transfer, outlet)
         self.finish(transfer, error)
+
+    @staticmethod
+    def _forget(transfer: Transfer, outlet: Outlet) -> None:
+        if outlet.pool is not None:
+            outlet.pool.forget(transfer)
+        for connection in (*outlet.connections, *outlet.relays):
+            connection.forget(transfer)
 
     def lose_relay(self, connection: Connection) -> None:
         """A way through other ranks has ended: what was under way there goes by a direct one."""
@@ -159,9 +163,9 @@ class Exchange:
         if connection.flight is None or outlet is None or outlet.pool is None or connection not in outlet.relays:
             return
         outlet.relays.remove(connection)
-        pieces = [piece for piece, _ in connection.flight.flying if piece.transfer in self.open]
+        flying = [piece for piece, _ in connection.flight.flying]
         connection.flight.flying.clear()
-        outlet.pool.tell_again(pieces)
+        outlet.pool.tell_again([piece for piece in flying if piece.transfer in self.open and piece.transfer.left > 0])
         for direct in tuple(outlet.connections):
             self._write(direct)
 
@@ -211,12 +215,28 @@ class Exchange:
         """The other end of a way through other ranks is there, or has a piece."""
         if connection.flight is None:
             raise CommunicationError("a piece was taken that was not sent (corrupted stream?)")
+        if connection not in self.outlets[connection.peer].relays:
+            return  # given up, with more of its answers here: what they are about has been told again
         if frame.kind == Kind.READY:
             connection.flight.is_ready = True
         else:
             piece = connection.flight.taken(frame.number, frame.value)
             self._advance(piece.transfer, piece.end - piece.begin)
         self._write(connection)
+
+    def _whole(self, peer: int, number: int) -> None:
+        """Say that a message is there: its sender may still be telling again what went through others, unread."""
+        inlet = self.inlets[peer]
+        inlet.post(Frame(Kind.WHOLE, number=number))
+        self._write(inlet)
+
+    def _end_copies(self, peer: int, number: int) -> None:
+        """A message of this rank's is there, whatever has become of pieces that went through others."""
+        for transfer in self.open:
+            if transfer.verb == "send" and (transfer.peer, transfer.number) == (peer, number):
+                self._forget(transfer, self.outlets[peer])
+                self._advance(transfer, transfer.left)
+                return
 
     def end(self, connection: Connection, frame: Frame) -> None:
         """See ``Reader``."""
@@ -233,6 +253,8 @@ class Exchange:
             self.outlets[peer].credit += frame.value
         elif kind in (Kind.READY, Kind.TAKEN):
             self._end_flight(connection, frame)
+        elif kind == Kind.WHOLE:
+            self._end_copies(peer, frame.number)
         else:
             self.notes.setdefault(peer, deque()).append(json.loads(connection.note))
 

@@ -9,6 +9,7 @@
 ``CREDIT`` (back) bytes of eager messages that found their receiver, and may be sent again
 ``READY``  (back) a way through other ranks has come to its end, and may be used
 ``TAKEN``  (back) a piece that came through other ranks is in its place: which one
+``WHOLE``  (back) a message of which pieces came through other ranks is there: no copy of them is needed any more
 ``NOTE``   a JSON object for the other rank itself (``monitored_barrier``): its bytes follow
 ========== =====================================================================================
 """
@@ -44,6 +45,7 @@ class Kind(IntEnum):
     READY = 6
     TAKEN = 7
     EARLY = 8
+    WHOLE = 9
 
 
 _KINDS = tuple(Kind)

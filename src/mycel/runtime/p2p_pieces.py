@@ -31,11 +31,13 @@ class _Coming:
         target: the receive, or what is kept until there is one.
         view: where its bytes go.
         pieces: by place: the connection that brings it; ``None`` once it is there.
+        may_repeat: whether pieces came through other ranks, so that their sender may tell them again.
     """
 
     target: Transfer | Arrival
     view: memoryview
     pieces: dict[int, Connection | None] = field(default_factory=dict)
+    may_repeat: bool = False
 
 
 class Pieces:
@@ -43,14 +45,15 @@ class Pieces:
 
     Args:
         advance: told of bytes that are there of a receive, or of what is kept; whether these were the last.
+        whole: told of messages, by sender and number, that are there and of which pieces may come twice.
     """
 
-    def __init__(self, advance: Callable[[Transfer | Arrival, int], bool]) -> None:
-        self._advance = advance
+    def __init__(self, advance: Callable[[Transfer | Arrival, int], bool], whole: Callable[[int, int], None]) -> None:
+        self._advance, self._whole = advance, whole
         self._coming: dict[Key, _Coming] = {}
         #: The last message that each rank has announced.
         self._announced: dict[int, int] = {}
-        self._aside: dict[Key, list[tuple[int, bytearray]]] = {}
+        self._aside: dict[Key, list[tuple[int, bytearray, bool]]] = {}
 
     def announce(self, peer: int, number: int) -> None:
         """A message has been announced; a sender's are in their order."""
@@ -64,7 +67,8 @@ class Pieces:
         """
         key = peer, number
         coming = self._coming[key] = _Coming(target, view)
-        for place, data in self._aside.pop(key, ()):
+        for place, data, may_repeat in self._aside.pop(key, ()):
+            coming.may_repeat |= may_repeat
             self._put(key, coming, place, data)
 
     def begin(self, connection: Connection, frame: Frame) -> memoryview:
@@ -104,13 +108,16 @@ class Pieces:
         coming = self._coming.get(key)
         if is_spare:
             return
+        may_repeat = connection.is_relayed or frame.tag == AGAIN
+        if coming is not None:
+            coming.may_repeat |= may_repeat
         if data is None and coming is not None:
             coming.pieces[frame.value] = None
             self._count(key, coming, frame.length)
         elif data is not None and coming is not None:  # it has been announced meanwhile
             self._put(key, coming, frame.value, data)
         elif data is not None and frame.number > self._announced.get(connection.peer, -1):
-            self._aside.setdefault(key, []).append((frame.value, data))
+            self._aside.setdefault(key, []).append((frame.value, data, may_repeat))
 
     def _put(self, key: Key, coming: _Coming, place: int, data: bytearray) -> None:
         if place + len(data) > len(coming.view):
@@ -123,3 +130,5 @@ class Pieces:
     def _count(self, key: Key, coming: _Coming, num_bytes: int) -> None:
         if self._advance(coming.target, num_bytes):
             self._coming.pop(key, None)
+            if coming.may_repeat:
+                self._whole(*key)

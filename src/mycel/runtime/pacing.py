@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
+from mycel.collectives.weights import channel_weights
 from mycel.topology.model import Topology
 
 __all__ = ["LONG_S", "SO_MAX_PACING_RATE", "Pacer", "is_unpaced", "path_pace", "shared_paces"]
@@ -75,13 +76,8 @@ def shared_paces(schedule: Schedule, rank: int, part: float) -> dict[Channel, in
         rank: whose channels, those on which it sends.
         part: of a path's bandwidth; no channel is paced faster than alone on its path.
     """
-    units: dict[Channel, int] = {}
-    for t in schedule.parts.of(rank).transfers.values():
-        if t.src == rank:
-            channel = Channel(src=t.src, dst=t.dst, path=t.path)
-            units[channel] = units.get(channel, 0) + int(
-                schedule.chunk_stops[t.chunk] - schedule.chunk_starts[t.chunk]
-            )
+    weights = channel_weights(schedule, rank)
+    units = {channel: load for channel, load in weights.items() if channel.src == rank}
     # All units cross in num_units / (algbw * parts); a channel with some of them needs as many in that time.
     per_unit = schedule.algbw * schedule.collective.num_parts / schedule.num_units
     room = _ROOM if schedule.depth > 1 else Fraction(1)

@@ -15,9 +15,9 @@ from mycel.collectives.cost import Choice
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import methods_for, synthesize
+from mycel.collectives.synth import WHERE_THEY_FIT, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
-from mycel.collectives.verify import verify_schedule
+from mycel.collectives.verify import sums_agree, verify_schedule
 from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
@@ -27,6 +27,8 @@ __all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedu
 
 P = TypeVar("P", bound=Held)
 
+#: Of our own methods, those for which there are fabrics without a schedule.
+_MAY_NOT_FIT = ("flow", *WHERE_THEY_FIT)
 #: Calls that may come back, of a group, to be looked at then.
 _MOST_UNPROVED = 256
 
@@ -150,7 +152,7 @@ def verified_schedules(
 def _verified(
     topology: Topology, name: CollectiveName, root: int | None, methods: tuple[str, ...]
 ) -> dict[str, Schedule]:
-    usual = methods_for(name)
+    usual = candidates_for(name)
     candidates = tuple(m for m in methods if m in (*usual, *classics_for(name))) or usual
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     made: dict[str, Schedule] = {}
@@ -158,11 +160,18 @@ def _verified(
         try:
             schedule = synthesize(topology, collective, method=method)
         except SynthesisError:
-            # Too large a fabric to optimise over, or one that a classic does not fit: so on every rank.
-            if method == "flow" or (method in CLASSICS and method != candidates[-1]):
+            # Too large a fabric to optimise over, or one that a method does not fit: so on every rank.
+            if method in _MAY_NOT_FIT or (method in CLASSICS and method != candidates[-1]):
                 continue
             raise
         verify_schedule(schedule)
+        if schedule.has_places and not sums_agree(schedule):
+            if method != candidates[-1] or made:
+                continue
+            raise SynthesisError(
+                f"{method} on {topology.name}: ranks would form their sums in different orders, and the bits of "
+                "floating-point results would differ from rank to rank; exchange gives the same to all"
+            )
         made[method] = schedule
     return made
 

@@ -93,8 +93,9 @@ class Proofs:
 
 
 def _looks_alone(schedule: Schedule) -> bool:
-    """Whether each rank looks at its own program only; classics need all programs together."""
-    return schedule.collective.num_ranks > _TOGETHER and schedule.method in SYNTHESIZERS
+    """Whether each rank looks at its own program only; classics and exchanges need all programs together."""
+    is_ours = schedule.method in SYNTHESIZERS and not schedule.has_places
+    return schedule.collective.num_ranks > _TOGETHER and is_ours
 
 
 def _proved_sizes(schedule: Schedule, rank: int | None) -> set[int]:

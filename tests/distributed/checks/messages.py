@@ -326,11 +326,12 @@ def killed(rank: int, size: int) -> None:
 
 def left_behind(rank: int, size: int) -> None:
     """What was sent before its sender destroyed its group is received after; what was not asked for is dropped."""
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
         for tag in range(4):
             dist.send(torch.full((10_000,), float(tag)), 1, tag=tag)
         long = dist.isend(torch.full((4 << 20,), 9.0), 1, tag=9)
-        never = dist.isend(torch.zeros(1 << 20), 1, tag=10)
+        never = dist.isend(torch.zeros(4 << 20), 1, tag=10)
         assert long is not None and never is not None
         until = time.monotonic() + 20
         while not long._transfer.begun:  # type: ignore[attr-defined]
@@ -340,6 +341,7 @@ def left_behind(rank: int, size: int) -> None:
         assert long.wait()
         with pytest.raises(CommunicationError, match="destroyed"):
             never.wait()
+        store.set("left", "")
         return
     came = torch.zeros(4 << 20)
     dist.recv(came, 0, tag=9)
@@ -348,8 +350,9 @@ def left_behind(rank: int, size: int) -> None:
         came = torch.zeros(10_000)
         dist.recv(came, 0, tag=tag)
         assert (came == tag).all()
+    store.wait(["left"], timedelta(seconds=20))  # until then it could be asked for
     with pytest.raises(PeerLostError, match="rank 0 left"):
-        dist.recv(torch.zeros(1 << 20), 0, tag=10)
+        dist.recv(torch.zeros(4 << 20), 0, tag=10)
 
 
 def forked(rank: int, size: int) -> None:
@@ -392,7 +395,7 @@ def barriers(rank: int, size: int) -> None:
         if rank not in absent:
             named = "Rank 1 failed" if len(set(absent)) == 1 else f"Ranks 1, {size - 1} failed"
             with pytest.raises(CollectiveTimeoutError, match=named):
-                monitored_barrier(timeout=timedelta(seconds=0.4), wait_all_ranks=True)
+                monitored_barrier(timeout=timedelta(seconds=1.5), wait_all_ranks=True)
         dist.barrier()
         monitored_barrier(timeout=timedelta(seconds=20), wait_all_ranks=True)
     rings(rank, size)

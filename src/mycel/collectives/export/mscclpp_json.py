@@ -112,6 +112,7 @@ class _Writer:
 
     def plan(self) -> dict[str, Any]:
         """The JSON object."""
+        self._check_sources()
         name, in_place = COLLECTIVE_NAMES[self.schedule.collective.name]
         self._place()
         self._assign_semaphores()
@@ -132,6 +133,19 @@ class _Writer:
             "max_message_size": _ADDRESSABLE // most * size,
             "gpus": [self._gpu(rank, mine) for rank, mine in enumerate(chunks)],
         }
+
+    def _check_sources(self) -> None:
+        """Refuse programs that overwrite what a port may still read, as where partners add each other's sums."""
+        for program in self.programs:
+            for row, i in enumerate(program.instructions):
+                sends = (other for n in i.needs if (other := program.instructions[n]).op == Op.SEND)
+                ends = ((program.channels[s.channel].src, program.channels[s.channel].dst) for s in sends)
+                if i.op != Op.SEND and any(self._kind(*pair) == "port" for pair in ends):
+                    raise ScheduleError(
+                        f"MSCCL++ plan: rank {program.rank}, instruction {row} puts a sum where an earlier one was "
+                        "sent from, and a port reads what it sends at any time before the end; between ranks of one "
+                        "node the plan can say it, and tree and forest need no such thing"
+                    )
 
     # -- lanes --------------------------------------------------------------------------------------------
 
@@ -228,6 +242,7 @@ class _Writer:
                             "dst_buff": [self._span(i.buffer, i.offset, i.count)],
                         }
                     )
+                    block.has_met = False
                     self._announce(block, rank, row)
 
     def _write_sender(self, lane: _Lane) -> None:

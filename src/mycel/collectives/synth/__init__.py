@@ -3,6 +3,7 @@
 ===========  ==================================================================================
 ``forest``   pipelined spanning trees that meet the throughput bound exactly (large messages)
 ``tree``     one shallow tree, or direct exchange: fewest steps one after the other (small ones)
+``exchange`` all_reduce in log2 N rounds, as partners add each other's sums (the smallest)
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
 ``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
@@ -21,12 +22,20 @@ from typing import Any
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
-from mycel.collectives.synth import direct, flow, forest, sketch, steps, tree
+from mycel.collectives.synth import direct, exchange, flow, forest, sketch, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["NAMED_ONLY", "SYNTHESIZERS", "Synthesizer", "methods_for", "synthesize"]
+__all__ = [
+    "NAMED_ONLY",
+    "SYNTHESIZERS",
+    "WHERE_THEY_FIT",
+    "Synthesizer",
+    "candidates_for",
+    "methods_for",
+    "synthesize",
+]
 
 
 #: ``(topology, collective, **its own options) -> Schedule``; raises ``SynthesisError`` where none of its kind exists.
@@ -36,6 +45,7 @@ Synthesizer = Callable[..., Schedule]
 SYNTHESIZERS: dict[str, Synthesizer] = {
     "forest": forest.synthesize,
     "tree": tree.synthesize,
+    "exchange": exchange.synthesize,
     "flow": flow.synthesize,
     "direct": direct.synthesize,
     "steps": steps.synthesize,
@@ -44,21 +54,34 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
 
 #: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
 _POINTED_METHODS = ("flow", "direct")
+#: Methods that have schedules on some fabrics only, and what they serve there; they take part where they fit.
+WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {"exchange": exchange.SERVES}
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
 NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES, "sketch": COLLECTIVES}
 
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
-    """Methods that serve a collective; the first is for large messages and the default.
+    """Methods that serve a collective on any fabric; the first is for large messages and the default.
 
-    Those in ``NAMED_ONLY`` are not among them: the runtime and ``select`` try all of these.
+    Those in ``NAMED_ONLY`` and in ``WHERE_THEY_FIT`` are not among them.
 
     Examples:
         >>> methods_for("all_to_all")
         ('flow', 'direct')
     """
-    ours = [method for method in SYNTHESIZERS if method not in NAMED_ONLY]
+    ours = [method for method in SYNTHESIZERS if method not in NAMED_ONLY and method not in WHERE_THEY_FIT]
     return tuple(method for method in ours if (method in _POINTED_METHODS) == (name in POINTED))
+
+
+def candidates_for(name: CollectiveName) -> tuple[str, ...]:
+    """Our methods to try for a collective: those that serve it on any fabric, and then those that may fit.
+
+    Examples:
+        >>> candidates_for("all_reduce")
+        ('forest', 'tree', 'exchange')
+    """
+    fitting = (method for method, served in WHERE_THEY_FIT.items() if name in served)
+    return (*methods_for(name), *fitting)
 
 
 def synthesize(
@@ -100,6 +123,7 @@ def synthesize(
     if method not in methods:
         raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
     if method not in CLASSICS:
+        serving = candidates_for(collective.name)
         serving += tuple(named for named, served in NAMED_ONLY.items() if collective.name in served)
         if method not in serving:
             raise UsageError(

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import partial
 from math import lcm
 
-from mycel.collectives.bound import Optimum, find_division, find_optimum
-from mycel.collectives.synth.array_forest import Forest, Progress, grow_forest
-from mycel.collectives.synth.forest import FEW_RANKS, divided, grow_trees, scale
+from mycel.collectives.bound import find_division, find_optimum
+from mycel.collectives.synth.array_forest import Forest, Progress
+from mycel.collectives.synth.forest import FEW_RANKS, build_forest, divided, grow_optimum
 from mycel.topology.model import Topology
 
 __all__ = ["plan_all_reduce", "plan_forest"]
+
+_WHOLE = Fraction(1)
 
 
 def plan_forest(
@@ -22,15 +25,19 @@ def plan_forest(
     weights: Sequence[int],
     *,
     is_reversed: bool,
+    k: int | None = None,
+    within: Fraction = _WHOLE,
     with_symmetry: bool = True,
     progress: Progress | None = None,
 ) -> Forest:
-    """A forest that meets the bound, as arrays; see ``forest.build_forest`` for the same as objects.
+    """The forest that ``synthesize`` makes a schedule of.
 
     Args:
         topology: the fabric.
         weights: share of each rank as a root.
         is_reversed: turn every link round first (collectives that reduce).
+        k: trees a unit of weight; the fewest that were found to meet the bound if not given.
+        within: share of the bound that is enough; below 1, the shallowest forest found that reaches it.
         with_symmetry: look for a symmetry, and grow one tree of each of its orbits where there is one.
         progress: called with what is being done, how much of it is done, and how much there is.
 
@@ -43,12 +50,23 @@ def plan_forest(
         >>> forest.order, forest.check()
         (4, (Fraction(3, 25), 5))
     """
-    best = find_optimum(topology, weights, is_reversed=is_reversed)
-    return _plan(topology, best, with_symmetry, progress)
+    return build_forest(
+        topology,
+        weights,
+        is_reversed=is_reversed,
+        k=k,
+        within=within,
+        with_symmetry=with_symmetry,
+        progress=progress,
+    )
 
 
 def plan_all_reduce(
-    topology: Topology, *, with_symmetry: bool = True, progress: Progress | None = None
+    topology: Topology,
+    *,
+    within: Fraction = _WHOLE,
+    with_symmetry: bool = True,
+    progress: Progress | None = None,
 ) -> tuple[Forest, Forest, Fraction]:
     """Two forests for all_reduce, one that spreads and one, turned round, along which is added up.
 
@@ -58,6 +76,7 @@ def plan_all_reduce(
 
     Args:
         topology: the fabric.
+        within: as for ``plan_forest``.
         with_symmetry: as for ``plan_forest``.
         progress: as for ``plan_forest``.
 
@@ -68,16 +87,16 @@ def plan_all_reduce(
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
     division, composition = find_division(topology)
+    grow = partial(grow_optimum, topology, within=within, with_symmetry=with_symmetry, progress=progress)
     if division.algbw > composition and topology.num_ranks > FEW_RANKS:
-        ways = divided(topology, division)
-        down, up = (_plan(topology, best, with_symmetry, progress) for best in ways)
+        down, up = (grow(best) for best in divided(topology, division))
         return down, up, _joint_rate(down, up)
     weights = (1,) * topology.num_ranks
     spread, reduce = (find_optimum(topology, weights, is_reversed=turned) for turned in (False, True))
-    down, up = (_plan(topology, best, with_symmetry, progress) for best in (spread, reduce))
+    down, up = (grow(best) for best in (spread, reduce))
     rate = _joint_rate(down, up)
-    if rate < division.algbw:
-        down, up = (_plan(topology, best, with_symmetry, progress) for best in divided(topology, division))
+    if rate < within * division.algbw:
+        down, up = (grow(best) for best in divided(topology, division))
         rate = _joint_rate(down, up)
     return down, up, rate
 
@@ -92,10 +111,3 @@ def _joint_rate(down: Forest, up: Forest) -> Fraction:
         for link in one.keys() | two.keys()
     }
     return sum(down.weights) * common / max(Fraction(load, capacity) for load, capacity in pairs)
-
-
-def _plan(topology: Topology, best: Optimum, with_symmetry: bool, progress: Progress | None) -> Forest:
-    forest = grow_forest(topology, best, *scale(best), with_symmetry=with_symmetry, progress=progress)
-    if forest is not None:
-        return forest
-    return grow_trees(topology, best, *scale(best), progress)

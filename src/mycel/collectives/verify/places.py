@@ -1,7 +1,8 @@
 """The two halves of the check of a schedule, compiled: what places hold in the end, and whether accesses are ordered.
 
-A place is a vertex's copy of a chunk. These functions only find that something is wrong, and where; ``schedule`` says
-what it is.
+A place is a vertex's copy of a chunk, or one of the several that it has where partners add each other's sums: each is
+known by its slot (``mycel.collectives.slots``). These functions only find that something is wrong, and where;
+``schedule`` says what it is.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ RIGHT, READS_EMPTY, ADDS_TO_NOTHING, ADDS_TO_EMPTY, HOLDS_WRONG = range(5)
 def find_wrong_content(
     chunk_start: IntArray,
     members: IntArray,
-    src: IntArray,
-    dst: IntArray,
+    source: IntArray,
+    target: IntArray,
+    base: IntArray,
     reduce: BoolArray,
     reduces: bool,
-    num_vertices: int,
+    num_slots: int,
+    width: int,
     holder: IntArray,
     taker: IntArray,
     wanted: IntArray,
@@ -58,9 +61,11 @@ def find_wrong_content(
     Args:
         chunk_start: where each chunk's transfers begin in ``members``, and their end.
         members: numbers of transfers, chunk by chunk.
-        src, dst, reduce: of every transfer.
+        source, target, base: slots of every transfer, see ``Slots``.
+        reduce: of every transfer.
         reduces: whether the collective adds at all.
-        num_vertices: ranks and switches with places.
+        num_slots: of ranks and switches.
+        width: slots of each.
         holder: the only rank that holds each chunk before, its own contribution; -1: every rank holds its own.
         taker: the only rank that must hold something after; -1: every rank must.
         wanted: what that is, the number of a content.
@@ -68,33 +73,38 @@ def find_wrong_content(
 
     Returns:
         What is wrong; in which chunk; at which transfer (of wrong content: the last that wrote it, -1: none did); at
-        which rank; and the counts that it holds.
+        which slot; and the counts that it holds.
     """
     num_known, num_ranks = known.shape
-    made = np.empty((num_vertices, num_ranks), dtype=np.int64)
-    holders = np.empty(num_vertices, dtype=np.int64)  # places that hold each of the contents made
-    free = np.empty(num_vertices, dtype=np.int64)
-    compared = np.empty(num_vertices, dtype=np.int64)  # the required content that each was found equal to
-    held = np.empty(num_vertices, dtype=np.int64)
-    last = np.empty(num_vertices, dtype=np.int64)
+    made = np.empty((num_slots, num_ranks), dtype=np.int64)
+    holders = np.empty(num_slots, dtype=np.int64)  # places that hold each of the contents made
+    free = np.empty(num_slots, dtype=np.int64)
+    compared = np.empty(num_slots, dtype=np.int64)  # the required content that each was found equal to
+    held = np.empty(num_slots, dtype=np.int64)
+    last = np.empty(num_slots, dtype=np.int64)
     nothing = np.zeros(num_ranks, dtype=np.int64)
     for chunk in range(len(chunk_start) - 1):
         held[:] = EMPTY
         for rank in range(num_ranks):
             if holder[chunk] < 0 or holder[chunk] == rank:
-                held[rank] = rank
+                held[rank * width] = rank
         last[:] = -1
-        num_free = num_vertices
-        for i in range(num_vertices):
-            free[i] = num_vertices - 1 - i
+        num_free = num_slots
+        for i in range(num_slots):
+            free[i] = num_slots - 1 - i
         for t in members[chunk_start[chunk] : chunk_start[chunk + 1]]:
-            a, b = src[t], dst[t]
+            a, b = source[t], target[t]
             given, there = held[a], held[b]
+            if base[t] >= 0:  # the first addition to a further place starts from what the place before it holds
+                there = held[base[t]]
+                held[b] = there
+                if there >= num_known:
+                    holders[there - num_known] += 1
             if given == EMPTY:
                 return READS_EMPTY, chunk, t, a, nothing
             if reduce[t] and not reduces:
                 return ADDS_TO_NOTHING, chunk, t, b, nothing
-            if reduce[t] and there == EMPTY and b < num_ranks:
+            if reduce[t] and there == EMPTY and b < num_ranks * width:
                 return ADDS_TO_EMPTY, chunk, t, b, nothing
             last[b] = t
             if reduce[t] and there != EMPTY:
@@ -122,7 +132,11 @@ def find_wrong_content(
             held[b] = given
         compared[:] = EMPTY
         for rank in range(num_ranks):
-            found = held[rank]
+            slot = rank * width
+            for place in range(slot + 1, slot + width):  # the result is in the last place that was written
+                if last[place] >= 0:
+                    slot = place
+            found = held[slot]
             if found == wanted[chunk] or (taker[chunk] >= 0 and taker[chunk] != rank):
                 continue
             if found >= num_known and compared[found - num_known] == wanted[chunk]:
@@ -133,7 +147,7 @@ def find_wrong_content(
             elif found != EMPTY:
                 row = known[found]
             if (row != known[wanted[chunk]]).any():
-                return HOLDS_WRONG, chunk, last[rank], rank, row.copy()
+                return HOLDS_WRONG, chunk, last[slot], slot, row.copy()
             if found >= num_known:
                 compared[found - num_known] = wanted[chunk]
     return RIGHT, -1, -1, -1, nothing
@@ -144,65 +158,83 @@ def find_open_order(
     set_start: IntArray,
     members: IntArray,
     chunk: IntArray,
-    src: IntArray,
-    dst: IntArray,
+    source: IntArray,
+    target: IntArray,
+    base: IntArray,
+    previous: IntArray,
     reduce: BoolArray,
     after_start: IntArray,
     after: IntArray,
-    num_vertices: int,
+    num_slots: int,
     max_bits: int,
 ) -> tuple[int, int, int]:
     """Two accesses to a place that conflict and that ``after`` leaves in no fixed order.
 
     The accesses to a place come in turns: all reads between two writes are one turn, so are all additions between
     two others; every write is one. Each access must come after all of the turn before; an access two turns away is
-    then ordered through any between. What has been completed before a transfer begins is kept as a set of bits.
+    then ordered through any between. What has been completed before a transfer begins is kept as a set of bits; what
+    has been before it writes, where destinations keep additions in order by themselves, as another.
 
     Args:
         set_start: where sets of transfers that ``after`` never leaves begin in ``members``, and their end.
         members: numbers of transfers, set by set, rising in each.
-        chunk, src, dst, reduce, after_start, after: of every transfer, see ``Columns``.
-        num_vertices: ranks and switches with places.
+        chunk, reduce, after_start, after: of every transfer, see ``Columns``.
+        source, target, base, previous: of every transfer, see ``Slots``.
+        num_slots: of ranks and switches.
         max_bits: held at once; more transfers are traced in several passes.
 
     Returns:
-        The earlier and the later transfer, and the vertex whose place it is; -1 each if all is ordered.
+        The earlier and the later transfer, and the slot of the place; -1 each if all is ordered.
     """
     num_transfers, num_chunks = len(chunk), 0
     local = np.empty(num_transfers, dtype=np.int64)
     for t in range(num_transfers):
         num_chunks = max(num_chunks, chunk[t] + 1)
-    place_of = np.full(num_chunks * num_vertices, -1, dtype=np.int64)
+    place_of = np.full(num_chunks * num_slots, -1, dtype=np.int64)
+    sides = 2  # of a transfer: what it reads at its source, what a sum of its own starts from, what it writes
+    for t in range(num_transfers):
+        if base[t] >= 0:
+            sides = 3
+    chained = sides == 3
     for s in range(len(set_start) - 1):
         mine = members[set_start[s] : set_start[s + 1]]
         count = len(mine)
         # Accesses by place, places in the order in which they are first met, a transfer's source before its target.
-        place = np.empty(2 * count, dtype=np.int64)
+        place = np.empty(sides * count, dtype=np.int64)
         num_places = 0
         for e in range(count):
             local[mine[e]] = e
-            for side in range(2):
-                vertex = dst[mine[e]] if side else src[mine[e]]
-                at = chunk[mine[e]] * num_vertices + vertex
+            for side in range(sides):
+                slot = source[mine[e]] if side == 0 else target[mine[e]] if side == sides - 1 else base[mine[e]]
+                if slot < 0:
+                    place[sides * e + side] = -1
+                    continue
+                at = chunk[mine[e]] * num_slots + slot
                 if place_of[at] < 0:
                     place_of[at] = num_places
                     num_places += 1
-                place[2 * e + side] = place_of[at]
+                place[sides * e + side] = place_of[at]
         begin = np.zeros(num_places + 1, dtype=np.int64)
-        for access in range(2 * count):
-            begin[place[access] + 1] += 1
+        for access in range(sides * count):
+            if place[access] >= 0:
+                begin[place[access] + 1] += 1
         for p in range(num_places):
             begin[p + 1] += begin[p]
         cursor = begin[:-1].copy()
-        accesses = np.empty(2 * count, dtype=np.int64)
-        for access in range(2 * count):
+        accesses = np.empty(begin[-1], dtype=np.int64)
+        for access in range(sides * count):
+            if place[access] < 0:
+                continue
             accesses[cursor[place[access]]] = access
             cursor[place[access]] += 1
-            t = mine[access >> 1]
-            place_of[chunk[t] * num_vertices + (dst[t] if access & 1 else src[t])] = -1  # for the next set
+            t, side = mine[access // sides], access % sides
+            slot = source[t] if side == 0 else target[t] if side == sides - 1 else base[t]
+            place_of[chunk[t] * num_slots + slot] = -1  # for the next set
         window = max(64, max_bits // max(count, 1))
         words = (min(window, count) + 63) // 64
         begun = np.empty((count, words), dtype=np.uint64)  # those complete when each begins, of a window of them
+        # ... and when each writes; where vertices keep no order of their own the same array.
+        written = np.empty((count, words), dtype=np.uint64) if chained else begun
         wanted = np.empty(words, dtype=np.uint64)
         for low in range(0, count, window):
             high = min(low + window, count)
@@ -210,36 +242,48 @@ def find_open_order(
                 begun[e] = 0
                 for i in range(after_start[mine[e]], after_start[mine[e] + 1]):
                     other = local[after[i]]
-                    begun[e] = begun[e] | begun[other]
+                    begun[e] = begun[e] | written[other]
                     if low <= other < high:
                         begun[e, (other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
+                if chained:
+                    written[e] = begun[e]
+                    if previous[mine[e]] >= 0:
+                        other = local[previous[mine[e]]]
+                        written[e] = written[e] | written[other]
+                        if low <= other < high:
+                            written[e, (other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
             for p in range(num_places):
                 before = begin[p]
                 now = before
                 while now < begin[p + 1]:
                     stop = now + 1
                     access = accesses[now]
-                    kind = (1 + reduce[mine[access >> 1]]) if access & 1 else 0  # reads, overwrites, adds
+                    # Reads, overwrites, adds. The first addition to a further place fills it, as a write does.
+                    t = mine[access // sides]
+                    kind = 0 if access % sides < sides - 1 else 2 if reduce[t] and base[t] < 0 else 1
                     while kind != 1 and stop < begin[p + 1]:
-                        other = accesses[stop]
-                        if ((1 + reduce[mine[other >> 1]]) if other & 1 else 0) != kind:
+                        access = accesses[stop]
+                        t = mine[access // sides]
+                        other_kind = 0 if access % sides < sides - 1 else 2 if reduce[t] and base[t] < 0 else 1
+                        if other_kind != kind:
                             break
                         stop += 1
                     wanted[:] = 0
                     any_wanted = False
                     for i in range(before, now):
-                        other = accesses[i] >> 1
+                        other = accesses[i] // sides
                         if low <= other < high:
                             wanted[(other - low) >> 6] |= np.uint64(1) << np.uint64((other - low) & 63)
                             any_wanted = True
                     for i in range(now, stop if any_wanted else now):
-                        e = accesses[i] >> 1
-                        missing = wanted & ~begun[e]
+                        e, side = accesses[i] // sides, accesses[i] % sides
+                        missing = wanted & ~(begun[e] if side == 0 else written[e])
                         if missing.any():
                             bit = 0
                             while not (missing[bit >> 6] >> np.uint64(bit & 63)) & np.uint64(1):
                                 bit += 1
-                            vertex = dst[mine[e]] if accesses[i] & 1 else src[mine[e]]
-                            return mine[low + bit], mine[e], vertex
+                            t = mine[e]
+                            slot = source[t] if side == 0 else target[t] if side == sides - 1 else base[t]
+                            return mine[low + bit], t, slot
                     before, now = now, stop
     return -1, -1, -1

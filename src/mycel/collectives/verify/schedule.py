@@ -10,7 +10,10 @@ order that is allowed.
    times each rank's contribution is in it. Counts, not flags: a contribution added twice is seen.
 
 Places are those of ranks and of switches that copy and add. A switch's hold nothing before, may hold anything after,
-and additions start from zero there: they commute with the first of them, too.
+and additions start from zero there: they commute with the first of them, too. Where partners add each other's sums, a
+rank has several for a chunk, each checked by itself: the first addition to a further place reads the one before it,
+and is a write of its own. A rank keeps the order of its additions to places that follow each other by itself, so that
+order counts for what is done at the destination, though not for what is read at the source, which may happen before.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import numpy as np
 from mycel.collectives.columns import BoolArray, Columns, IntArray
 from mycel.collectives.orbit import Orbit
 from mycel.collectives.schedule import Schedule
+from mycel.collectives.slots import Slots
 from mycel.collectives.verify.grid import draw_grid
 from mycel.collectives.verify.places import (
     ADDS_TO_EMPTY,
@@ -79,24 +83,24 @@ def verify_schedule(schedule: Schedule) -> None:
         _require_moves(schedule, orbit)
         columns, num_chunks, factor = orbit.columns, len(orbit.stops), orbit.num_ranks
     steps = len(columns) + num_chunks * schedule.collective.num_ranks
-    wrong, chunk, transfer, rank, counts = interpreted_while_small(find_wrong_content, steps)(
-        *_by_chunk(schedule, columns, num_chunks), *_contents(schedule, num_chunks)
+    slots = schedule.slots
+    wrong, chunk, transfer, slot, counts = interpreted_while_small(find_wrong_content, steps)(
+        *_by_chunk(schedule, columns, slots, num_chunks), *_contents(schedule, num_chunks)
     )
     if wrong:
         transfer = transfer * factor if transfer >= 0 else transfer
-        raise _wrong(
-            schedule, chunk, rank, _describe_content(schedule, wrong, chunk, transfer, rank, counts), transfer
-        )
+        problem = _describe_content(schedule, wrong, chunk, transfer, slot // slots.width, counts)
+        raise _wrong(schedule, chunk, slot, problem, transfer)
     steps = 4 * len(columns)
-    first, second, vertex = interpreted_while_small(find_open_order, steps)(
+    first, second, slot = interpreted_while_small(find_open_order, steps)(
         *_tied(columns, num_chunks),
-        *(columns.chunk, columns.src, columns.dst),
+        *(columns.chunk, slots.source, slots.target, slots.base, slots.previous),
         columns.reduce,
         *(columns.after_start, columns.after),
-        *(schedule.num_compute_vertices, _MAX_BITS),
+        *(schedule.num_compute_vertices * slots.width, _MAX_BITS),
     )
     if first >= 0:
-        raise _conflict(schedule, vertex, first * factor, second * factor)
+        raise _conflict(schedule, slot, first * factor, second * factor)
 
 
 def describe_counts(counts: Sequence[int], required: frozenset[int]) -> str:
@@ -144,13 +148,14 @@ def _require_moves(schedule: Schedule, orbit: Orbit) -> None:
 
 
 def _by_chunk(
-    schedule: Schedule, columns: Columns, num_chunks: int
-) -> tuple[IntArray, IntArray, IntArray, IntArray, BoolArray, bool, int]:
+    schedule: Schedule, columns: Columns, slots: Slots, num_chunks: int
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, BoolArray, bool, int, int]:
     """Transfers chunk by chunk, for ``find_wrong_content``."""
     begin = np.concatenate([[0], np.cumsum(np.bincount(columns.chunk, minlength=num_chunks))])
     members = np.argsort(columns.chunk, kind="stable")
-    ends = columns.src, columns.dst, columns.reduce
-    return begin, members, *ends, schedule.collective.reduces, schedule.num_compute_vertices
+    num_slots = schedule.num_compute_vertices * slots.width
+    ends = slots.source, slots.target, slots.base, columns.reduce
+    return begin, members, *ends, schedule.collective.reduces, num_slots, slots.width
 
 
 def _contents(schedule: Schedule, num_chunks: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
@@ -200,16 +205,19 @@ def _describe_content(schedule: Schedule, wrong: int, chunk: int, transfer: int,
     return f"{_name(schedule, transfer)} {problem}"
 
 
-def _conflict(schedule: Schedule, vertex: int, first: int, second: int) -> VerificationError:
+def _conflict(schedule: Schedule, slot: int, first: int, second: int) -> VerificationError:
+    targets = schedule.slots.target
+
     def access(number: int) -> str:
         t = schedule.transfers[number]
-        kind = "reads" if t.dst != vertex else "adds to" if t.reduce else "overwrites"
+        whole = number if schedule.orbit is None else number // schedule.collective.num_ranks
+        kind = "reads" if targets[whole] != slot else "adds to" if t.reduce else "overwrites"
         return f"{_name(schedule, number)} {kind} it"
 
     return _wrong(
         schedule,
         schedule.transfers[first].chunk,
-        vertex,
+        slot,
         f"{access(first)} and {access(second)} in no fixed order; let transfer {second} come after {first}",
         second,
     )
@@ -233,10 +241,12 @@ def _name(schedule: Schedule, index: int) -> str:
     return f"transfer {index} (step {schedule.levels[index]}, {t.src} -> {t.dst})"
 
 
-def _wrong(schedule: Schedule, chunk: int, rank: int, problem: str, index: int) -> VerificationError:
+def _wrong(schedule: Schedule, chunk: int, slot: int, problem: str, index: int) -> VerificationError:
     members = [i for i, t in enumerate(schedule.transfers) if t.chunk == chunk]
     step = schedule.levels[index] if index >= 0 else -1
+    rank, place = divmod(slot, schedule.slots.width)
+    where = f"chunk {chunk}, place {place}" if schedule.slots.width > 1 else f"chunk {chunk}"
     return VerificationError(
-        f"{_title(schedule)} is wrong at {_vertex(schedule, rank)}, chunk {chunk}: {problem}",
+        f"{_title(schedule)} is wrong at {_vertex(schedule, rank)}, {where}: {problem}",
         grid=draw_grid(schedule, chunk, rank, step, members),
     )

@@ -83,15 +83,15 @@ class DeviceEngine:
 
     def _run(self, call: Call, prepared: Prepared, given: Tensor, output: Tensor) -> None:
         """Queue a program's work on the lane, which is current."""
-        for copy in prepared.copies:
-            target = output[copy.offset : copy.offset + copy.count]
-            source = given[copy.source_offset : copy.source_offset + copy.count]
-            if target.data_ptr() != source.data_ptr():
-                target.copy_(source)
         scratch = torch.empty(prepared.scratch_elements, dtype=output.dtype, device=output.device)
         staging = torch.empty(prepared.staging_elements, dtype=output.dtype, device=output.device)
         buffers = (given, output, scratch, staging)
         memory = [buffer.view(torch.uint8) for buffer in buffers]
+        for copy in prepared.copies:
+            target = buffers[copy.buffer][copy.offset : copy.offset + copy.count]
+            source = buffers[copy.source][copy.source_offset : copy.source_offset + copy.count]
+            if target.data_ptr() != source.data_ptr():
+                target.copy_(source)
 
         def ends(messages: tuple[Message, ...]) -> list[End]:
             return [(memory[m.buffer][m.start : m.stop], m.peer) for m in messages]

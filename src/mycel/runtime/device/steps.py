@@ -56,9 +56,11 @@ class Addition:
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """``OUTPUT[offset : +count] = INPUT[source_offset : +count]``, in elements."""
+    """``buffer[offset : +count] = source[source_offset : +count]``, in elements; buffers as in ``Buffer``."""
 
+    buffer: int
     offset: int
+    source: int
     source_offset: int
     count: int
 
@@ -82,7 +84,7 @@ class Prepared:
     """One rank's program in steps.
 
     Attributes:
-        copies: to do at any time.
+        copies: to do before all steps.
         scratch_elements, staging_elements: lengths of the engine's own buffers.
         num_messages: sends and receives in all.
     """
@@ -108,7 +110,8 @@ def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> 
         item_bytes: bytes of an element.
 
     Raises:
-        ScheduleError: a row needs one that is not in an earlier step; only additions can share one.
+        ScheduleError: a row needs one that is not in an earlier step; only additions can share one, with each other
+            and with sends, after which they are done.
     """
     c = program.columns
     if len(steps) != len(c):
@@ -144,7 +147,7 @@ def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> 
             )
         )
     copies = tuple(
-        Copy(int(c["offset"][row]), int(c["operand_offset"][row]), int(c["count"][row]))
+        Copy(*(int(c[name][row]) for name in ("buffer", "offset", "operand_buffer", "operand_offset", "count")))
         for row in np.flatnonzero(c["op"] == Op.COPY)
     )
     return Prepared(
@@ -159,8 +162,9 @@ def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> 
 def _check_needs(program: Program, steps: npt.NDArray[np.int64]) -> None:
     needing = np.repeat(np.arange(len(steps)), np.diff(program.need_start))
     needed, op = program.need_index, program.columns["op"]
-    both_add = (op[needing] == Op.RECV_REDUCE) & (op[needed] == Op.RECV_REDUCE) & (needed < needing)
-    late = (steps[needed] > steps[needing]) | ((steps[needed] == steps[needing]) & ~both_add)
+    is_before = (op[needed] == Op.RECV_REDUCE) | (op[needed] == Op.SEND)
+    adds_later = (op[needing] == Op.RECV_REDUCE) & is_before & (needed < needing)
+    late = (steps[needed] > steps[needing]) | ((steps[needed] == steps[needing]) & ~adds_later)
     if late.any():
         at = int(np.flatnonzero(late)[0])
         raise ScheduleError(

@@ -16,7 +16,7 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import Edge, Strand, check_served, from_strands, mirrored
 from mycel.topology.model import Topology
 
-__all__ = ["SERVES", "binomial", "synthesize"]
+__all__ = ["SERVES", "along_tree", "binomial", "synthesize"]
 
 SERVES: tuple[CollectiveName, ...] = ("all_reduce", "broadcast", "reduce", "gather", "scatter")
 
@@ -46,19 +46,33 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         SynthesisError: another collective, or partners without a path that passes no other rank.
     """
     check_served(topology, collective, "binomial_tree", SERVES)
-    edges = binomial(collective.num_ranks, collective.root or 0)
+    return along_tree(topology, collective, "binomial_tree", binomial(collective.num_ranks, collective.root or 0))
+
+
+def along_tree(topology: Topology, collective: Collective, method: str, edges: Sequence[Edge]) -> Schedule:
+    """The schedule that moves everything along one tree.
+
+    Args:
+        topology: the fabric.
+        collective: what to move; between all ranks and the root of the tree.
+        method: name to put on it.
+        edges: from the root, each after that into its source.
+
+    Raises:
+        SynthesisError: partners without a path that passes no other rank.
+    """
     if collective.name in ("gather", "scatter"):
         ways = _ways(edges)
         if collective.name == "gather":
             ways = {rank: mirrored(way) for rank, way in ways.items()}
         blocks = [Strand(block=rank, down=ways.get(rank, ())) for rank in range(collective.num_ranks)]
-        return from_strands(topology, collective, "binomial_tree", blocks)
+        return from_strands(topology, collective, method, blocks)
     strand = Strand(
         block=0,
         up=mirrored(edges) if collective.reduces else (),
-        down=() if collective.name == "reduce" else edges,
+        down=() if collective.name == "reduce" else tuple(edges),
     )
-    return from_strands(topology, collective, "binomial_tree", [strand])
+    return from_strands(topology, collective, method, [strand])
 
 
 def _ways(edges: Sequence[Edge]) -> dict[int, tuple[Edge, ...]]:

@@ -7,18 +7,18 @@ dependencies between them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import POINTED, Collective
 from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.routes import shortest_routes
+from mycel.collectives.synth.routes import Route, shortest_routes
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Edge", "Strand", "check_served", "from_strands", "mirrored"]
+__all__ = ["Edge", "Strand", "check_served", "direct_paths", "from_strands", "mirrored", "spread"]
 
 #: A message between ranks, ``(src, dst)``.
 Edge = tuple[int, int]
@@ -44,6 +44,27 @@ def mirrored(edges: Sequence[Edge]) -> tuple[Edge, ...]:
     return tuple((dst, src) for src, dst in reversed(edges))
 
 
+def spread(owner: int, steps: Iterable[Callable[[int], Iterable[int]]]) -> tuple[Edge, ...]:
+    """Who gets a block in each step, and from whom, where all who have it send to partners that have not.
+
+    Args:
+        owner: rank that has it at first.
+        steps: of each, a rank's partners.
+
+    Examples:
+        >>> spread(1, [lambda rank: [rank ^ 2], lambda rank: [rank ^ 1]])
+        ((1, 3), (1, 0), (3, 2))
+    """
+    holders, edges = [owner], []
+    for partners in steps:
+        for src in tuple(holders):
+            for dst in partners(src):
+                if dst not in holders:
+                    holders.append(dst)
+                    edges.append((src, dst))
+    return tuple(edges)
+
+
 def check_served(topology: Topology, collective: Collective, method: str, serves: Sequence[str]) -> None:
     """Refuse what a method is not for.
 
@@ -56,6 +77,29 @@ def check_served(topology: Topology, collective: Collective, method: str, serves
         raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
     if collective.name not in serves:
         raise SynthesisError(f"{method} does not serve {collective.name}; it serves {', '.join(serves)}")
+
+
+def direct_paths(topology: Topology, method: str, others: str) -> Callable[[int, int], tuple[int, ...]]:
+    """Best paths between ranks that pass no other rank, by source and destination; ``SynthesisError`` for none.
+
+    Args:
+        topology: the fabric.
+        method: that asks, for the message.
+        others: methods that need no such paths, for the message.
+    """
+    routes: dict[int, dict[int, Route]] = {}
+
+    def path(src: int, dst: int) -> tuple[int, ...]:
+        if src not in routes:
+            routes[src] = shortest_routes(topology, src, relays=False)
+        if dst not in routes[src]:
+            raise SynthesisError(
+                f"{method} on {topology.name}: rank {src} has no path to rank {dst} that passes no other rank; "
+                f"{others} need none"
+            )
+        return routes[src][dst].vertices
+
+    return path
 
 
 def from_strands(topology: Topology, collective: Collective, method: str, strands: Sequence[Strand]) -> Schedule:
@@ -71,18 +115,7 @@ def from_strands(topology: Topology, collective: Collective, method: str, strand
         SynthesisError: two ranks that should exchange messages have no path between them that passes no other rank.
     """
     n = collective.num_ranks
-    routes = [shortest_routes(topology, rank, relays=False) for rank in range(n)]
-
-    others = "flow and direct" if collective.name in POINTED else "forest and tree"
-
-    def path(src: int, dst: int) -> tuple[int, ...]:
-        if dst not in routes[src]:
-            raise SynthesisError(
-                f"{method} on {topology.name}: rank {src} has no path to rank {dst} that passes no other rank; "
-                f"{others} need none"
-            )
-        return routes[src][dst].vertices
-
+    path = direct_paths(topology, method, "flow and direct" if collective.name in POINTED else "forest and tree")
     weights = collective.block_weights
     strands = [strand for strand in strands if weights[strand.block]]
     ends = list(accumulate(weights[strand.block] for strand in strands))
