@@ -37,7 +37,7 @@ from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
-from mycel.collectives.synth import NAMED_ONLY, candidates_for, synthesize
+from mycel.collectives.synth import BY_SIZE, NAMED_ONLY, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.collectives.verify.blocks import verify_blocks
@@ -70,7 +70,7 @@ def subjects() -> list[Subject]:
         for name in COLLECTIVES
         for method in (
             *candidates_for(name),
-            *(m for m, served in NAMED_ONLY.items() if name in served),
+            *(m for m, served in (NAMED_ONLY | BY_SIZE).items() if name in served),
             *classics_for(name),
         )
         for level in ("schedule", "program", *(("xml",) if name in XML else ()))

@@ -28,7 +28,7 @@ from typing import Any
 from mycel.collectives.bound import bound
 from mycel.collectives.simulate import OVERHEAD_S, simulate
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import NAMED_ONLY, methods_for, synthesize
+from mycel.collectives.synth import NAMED_ONLY, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import MycelError, SynthesisError, UsageError
@@ -61,7 +61,7 @@ def measure(name: str, topology: Topology, collective_name: CollectiveName) -> l
     rate = float(topology.bytes_per_second_per_unit or 1e9)
     overhead = OVERHEAD_S if float(max(link.capacity for link in topology.links)) * rate < SOCKET_RATE else 0.0
     lines = []
-    methods = [*methods_for(collective_name), *classics_for(collective_name)]
+    methods = [*candidates_for(collective_name), *classics_for(collective_name)]
     if collective_name in NAMED_ONLY["steps"] and topology.num_ranks <= LARGEST_STEPS:
         methods.append("steps")
     for method in methods:
@@ -134,7 +134,8 @@ def draw(lines: Sequence[dict[str, Any]], file: Path) -> None:
 
     names = list(dict.fromkeys(line["fabric"] for line in lines))
     colours = {"forest": "#1b6e5a", "tree": "#d98a2b", "flow": "#1b6e5a", "direct": "#d98a2b", "steps": "#5b4b8a"}
-    marks = dict(zip(CLASSICS, "oD^vPsX*<>hd", strict=False))
+    colours["exchange"] = "#2b6cb0"
+    marks = dict(zip(CLASSICS, "oD^vPsX*<>hd8pH", strict=False))
     figure, panels = plt.subplots(len(COLLECTIVES), 1, figsize=(12, 13), sharex=True, layout="constrained")
     for panel, collective in zip(panels, COLLECTIVES, strict=True):
         mine = [line for line in lines if line["collective"] == collective]

@@ -84,7 +84,9 @@ def extragradient(game: Game, rate: float, compressor: Compressor) -> Course:
         (outcomes,) = exchange([compressor.converse(items, keep_residual=keep)], group, stats)
         for item, outcome in zip(items, outcomes, strict=True):
             if outcome.residual is not None:
-                feedback.remember(item.context.name, outcome.residual, mean=outcome.mean)
+                feedback.remember(item.context.name, outcome.residual)
+        feedback.settle(keep=True)  # nothing overflows in these games
+        compressor.settle(keep=True)
         return torch.cat([outcome.mean for outcome in outcomes])
 
     step = 0

@@ -60,7 +60,7 @@ def summed(world_size: int, kept: int, seed: int = 0) -> dict[str, Any]:
         "world_size": world_size,
         "density": kept / ELEMENTS,
         "load": len(places) / counters,
-        "estimated": estimated / len(places),
+        "estimated": len(estimated) / len(places),
         "max_error": float((found - exact[places]).abs().max()),
     }
 

@@ -98,7 +98,6 @@ def make_runner(name: str, sizes: Sizes, mesh: DeviceMesh, nodes: Sequence[Seque
     if exchange is not None:
         feed = partial(experts, sizes, ExpertParallel(mesh, dispatcher=exchange[0], codec=exchange[1]))
     model = ByteModel(sizes, feed, seed=seed)
-    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameter_names(model))
     return Runner(
         name=name,
         model=model,

@@ -46,6 +46,27 @@ def test_feedback_telescopes(run_ranks: RunRanks) -> None:
             assert half or without > 1e-4, name
 
 
+NAMES_ANYHOW = ["powersgd", "top_k", "sign", "fp8", "tagc", "random_k"]
+
+
+def test_nothing_that_is_owed_is_lost(run_ranks: RunRanks) -> None:
+    for results in run_ranks(2, "compression", "each", "telescopes_anyhow", NAMES_ANYHOW, backend="gloo"):
+        for name, lost in results.items():
+            assert lost < 1e-5, name
+
+
+def test_a_step_that_overflowed_changes_nothing(run_ranks: RunRanks) -> None:
+    for fine in run_ranks(2, "compression", "each", "overflow_changes_nothing", NAMES_ANYHOW, backend="gloo"):
+        assert all(fine.values()), fine
+
+
+def test_complex_sparse_and_double_gradients_are_exact(run_ranks: RunRanks) -> None:
+    for found in run_ranks(2, "compression", "complex_sparse_and_double", backend="gloo"):
+        assert set(found) == {"embedding.weight", "turn", "last"}
+        assert found.pop("last") < 1e-12
+        assert max(found.values()) < 1e-6, found
+
+
 def test_zeros_give_zeros(run_ranks: RunRanks) -> None:
     for fine in run_ranks(2, "compression", "each", "zeros", EVERY):
         assert all(fine.values()), fine

@@ -106,6 +106,26 @@ def test_memory_pays_back_what_rounding_lost(run_ranks: RunRanks) -> None:
         assert without > 3 * with_memory
 
 
+def test_a_step_that_overflowed_leaves_no_trace(run_ranks: RunRanks) -> None:
+    for found in run_ranks(2, MODULE, "overflows", backend="gloo"):
+        for name, (is_finite, is_same) in found.items():
+            assert is_finite == [True, False, True, True], name
+            assert is_same, name
+
+
+def test_steps_are_counted(run_ranks: RunRanks) -> None:
+    assert run_ranks(2, MODULE, "counts", backend="gloo") == [{"both": 3, "weights": 3, "sign": 3}] * 2
+
+
+def test_weights_may_be_kept_by_a_few_ranks(run_ranks: RunRanks) -> None:
+    for found in run_ranks(4, MODULE, "keeps_near", backend="gloo"):
+        assert found["two"] == pytest.approx(found["all"], rel=1e-6)
+        assert found["all inside"] == 0 < found["two inside"]
+        for name in ("all", "two"):
+            assert found[f"{name} sent"][0] == found[f"{name} sent"][1]
+        assert found["two sent"][0] < found["all sent"][0]
+
+
 def test_a_state_is_for_any_number_of_ranks(run_ranks: RunRanks) -> None:
     three = run_ranks(3, MODULE, "goes_on", None, backend="gloo")
     state, residuals, losses = three[0]

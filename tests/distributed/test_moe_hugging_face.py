@@ -110,7 +110,7 @@ def test_codecs_on_the_wire(run: RunRanks) -> None:
 
 def test_models_and_meshes_that_do_not_fit_are_named(run: RunRanks) -> None:
     for different, wrong, strange, uneven, shared in run(2, "moe_hugging_face", "refusals"):
-        assert "has another model.layers.0.mlp.gate than rank" in different
+        assert "has another router or first expert in model.layers.0.mlp than rank" in different
         assert wrong == "dispatcher 'hierarchical' wants a mesh of 2 dimensions, got 1"
         assert "has gates of which it is not known which up each belongs to: it cannot be cut into 2" in strange
         assert uneven == "3 shards of an expert do not divide 2 ranks"

@@ -30,6 +30,16 @@ def test_losses_are_unchanged_while_experts_and_adams_moments_move(run_ranks: Ru
             assert counted > 0 and unchanged  # what is closed sees no more
 
 
+def test_states_with_a_row_for_each_slot_move_whatever_their_rows_are(run_ranks: RunRanks) -> None:
+    for found in run_ranks(2, "moe_placement", "factored_states"):
+        assert found["moved"] == pytest.approx(found["still"], rel=1e-10, abs=0)
+        assert found["said"] == (
+            "PerExpert keeps 'shared' of down_proj in shape [3], with no row for each of the 4 slots: experts cannot "
+            "move with what several of them share"
+        )
+        assert found["unmoved"]
+
+
 def test_moves_without_replicas_change_no_bit(run_ranks: RunRanks) -> None:
     for still, moved in run_ranks(4, "moe_placement", "moves_alone_change_no_bit"):
         assert still == moved

@@ -8,12 +8,13 @@ from functools import partial
 import pytest
 import torch
 
-from mycel.data_parallel import CompressionPolicy
+from mycel.data_parallel import CompressionPolicy, ErrorFeedback
 from mycel.data_parallel.compress import (
     COMPRESSORS,
     FP8,
     Compressor,
     Context,
+    Item,
     PowerSGD,
     Quantised,
     RandomK,
@@ -126,6 +127,58 @@ def test_what_is_not_finite_is_seen() -> None:
         assert bool(found[1024:].isfinite().all())
 
 
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_no_compressor_hides_what_is_not_finite(name: str, bad: float) -> None:
+    for place in (0, 777, 1999):
+        x = tensor(40, 50)
+        x.view(-1)[place] = bad
+        assert not bool(there_and_back(KINDS[name](), x).isfinite().all())
+
+
+def test_feedback_counts_whole_steps() -> None:
+    feedback = ErrorFeedback()
+    feedback.remember("w", torch.ones(2))
+    assert feedback.memory == {}, "the step is not over"
+    feedback.settle(keep=True)
+    feedback.remember("w", torch.full((2,), 5.0))
+    assert feedback.compensate("w", torch.zeros(2)).tolist() == [5.0, 5.0], (
+        "twice in a step: what is left of the first"
+    )
+    feedback.settle(keep=False)
+    assert feedback.memory["w"].tolist() == [1.0, 1.0]
+    feedback.release("w")
+    feedback.settle(keep=True, unused={"w"})
+    assert feedback.memory["w"].tolist() == [1.0, 1.0]
+    feedback.remember("w", torch.tensor([torch.inf, 2.0]))
+    feedback.settle(keep=True)
+    assert feedback.memory["w"].tolist() == [0.0, 2.0], "nothing that is not finite is remembered"
+    feedback.release("w")
+    feedback.settle(keep=True)
+    assert feedback.memory == {}
+
+
+def test_feedback_follows_a_scaler() -> None:
+    class Falling:
+        scale = 1024.0
+
+        def get_scale(self) -> float:
+            return self.scale
+
+    scaler = Falling()
+    feedback = ErrorFeedback(scaler=scaler)
+    feedback.remember("w", torch.full((1,), 64.0))
+    feedback.settle(keep=True)
+    scaler.scale = 64.0
+    feedback.follow_scaler()
+    assert feedback.compensate("w", torch.zeros(1)).tolist() == [4.0]
+    feedback.rescale(0.5)
+    assert (feedback.memory["w"].item(), feedback.scale) == (2.0, 32.0)
+    for factor in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(UsageError, match="rescaled"):
+            feedback.rescale(factor)
+
+
 @pytest.mark.parametrize("bits", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 100])
 def test_packing_loses_nothing(bits: int, count: int) -> None:
@@ -221,6 +274,28 @@ def test_powersgd_begins_with_what_the_last_exact_step_showed() -> None:
         assert float((found - gradient).norm()) <= 1.01 * best
     cold = there_and_back(PowerSGD(4), gradients["w"])
     assert float((cold - gradients["w"]).norm()) > 1.2 * best, "or there would be nothing to gain"
+
+
+def test_powersgd_keeps_a_ranks_own_difference() -> None:
+    """``M - P (M^T P)^T`` has nothing in the span of P, on any rank; the difference from the mean's product has."""
+    matrices = [tensor(60, 40, seed=seed) for seed in range(3)]
+    compressor = PowerSGD(4)
+    talks = []
+    for rank, matrix in enumerate(matrices):
+        context = Context(name="w", rank=rank, world_size=3)
+        talks.append(compressor.converse([Item(tensor=matrix, context=context)], keep_residual=True))
+    requests = [next(talk) for talk in talks]
+    total = torch.stack([request.tensor for request in requests]).sum(dim=0)  # type: ignore[union-attr]
+    requests = [talk.send(total.clone()) for talk in talks]
+    total = torch.stack([request.tensor for request in requests]).sum(dim=0)  # type: ignore[union-attr]
+    for talk in talks:
+        with pytest.raises(StopIteration) as end:
+            talk.send(total.clone())
+        (outcome,) = end.value.value
+        assert float((outcome.mean.T @ outcome.residual).abs().max()) < 1e-4
+        assert compressor.state_dict() == {}, "the step is not over"
+    compressor.settle(keep=True)
+    assert list(compressor.state_dict()) == ["w"]
 
 
 def test_powersgd_is_not_primed_by_what_is_not_finite() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
+import io
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 pytest.importorskip("transformers")
 
@@ -24,11 +27,12 @@ from mycel.moe import (
     ZLoss,
     apply,
     expert_mlp,
+    full_state_dict,
     moe_loss,
     restore,
     update_balancing,
 )
-from mycel.moe.hugging_face import applied_to, full_state_dict, trainer_callback
+from mycel.moe.hugging_face import applied_to, trainer_callback
 from mycel.moe.hugging_face.blocks import find_blocks
 
 #: Of float32 results, relative to those of the library's eager experts.
@@ -68,10 +72,11 @@ def test_results_are_those_of_eager_experts_and_restore_brings_the_model_back(fa
     values = {name: value.clone() for name, value in model.state_dict().items()}
     before = snapshot(model)
 
+    kinds = [block.kind for block in find_blocks(model)]
+    assert all(kind is not None and kind.score == models.SCORES[family] for kind in kinds)
     applied = apply(model)
     assert model.config._experts_implementation == "mycel"
     assert len(applied.blocks) == (1 if family == "deepseek_v3" else 2)
-    assert all(block.kind.score == models.SCORES[family] for block in applied.blocks)
     got = models.results(model, tokens)
     assert got.keys() == wanted.keys()
     for name, value in got.items():
@@ -218,6 +223,96 @@ def test_losses_over_accumulated_calls_are_their_mean_by_tokens() -> None:
         total.append(with_items - task * share)
         parts.append(share * moe_loss(model).detach())
     torch.testing.assert_close(torch.stack(total).sum(), torch.stack(parts).sum(), rtol=1e-5, atol=1e-5)
+
+
+def test_losses_under_reentrant_checkpointing_are_those_without() -> None:
+    """Two passes with masks of their own before the backward pass, and a scaler's factor."""
+    tokens = models.tokens(2, 12)
+    masks = [torch.ones_like(tokens), torch.ones_like(tokens)]
+    masks[0][1, 4:], masks[1][0, 9:] = 0, 0
+    found = []
+    for kind in (None, True, False):
+        model = models.make("qwen3_moe").double().train()
+        apply(model, balancing=[SwitchLoss(1.0), ZLoss(0.1)])
+        if kind is not None:
+            model._set_gradient_checkpointing(
+                gradient_checkpointing_func=functools.partial(checkpoint, use_reentrant=kind)
+            )
+            model.enable_input_require_grads()
+        losses = [
+            model(tokens, attention_mask=mask, labels=tokens.masked_fill(mask == 0, -100)).loss for mask in masks
+        ]
+        (1024 * torch.stack(losses).sum()).backward()
+        found.append([torch.stack(losses).detach(), *(p.grad for p in model.parameters())])
+    for other in found[1:]:
+        for got, wanted in zip(other, found[0], strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)  # some sums are in float32
+
+
+def test_applied_models_pickle_and_can_be_restored_then() -> None:
+    model = models.make("mixtral").train()
+    classes = {path: type(module) for path, module in model.named_modules()}
+    backend, coefficient = model.config._experts_implementation, model.router_aux_loss_coef
+    apply(model, balancing=SwitchLoss(0.5))
+    model.enable_input_require_grads()
+    tokens = models.tokens(2, 12)
+    model(tokens, labels=tokens).loss.backward()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (torch.load(file, weights_only=False), copy.deepcopy(model)):
+        torch.testing.assert_close(other(tokens, labels=tokens).loss, model(tokens, labels=tokens).loss)
+        other(tokens, labels=tokens).loss.backward()
+        restore(other)
+        assert {path: type(module) for path, module in other.named_modules()} == classes
+        assert (other.config._experts_implementation, other.router_aux_loss_coef) == (backend, coefficient)
+        assert not other._forward_hooks and not other._forward_pre_hooks
+
+
+class TwoWants(nn.Module):
+    """A router that wants more than tokens, as some families' do."""
+
+    def __init__(self, own: nn.Module) -> None:
+        super().__init__()
+        self.own = own
+
+    def forward(self, hidden: Tensor, bias: Tensor) -> Any:
+        return self.own(hidden + bias)
+
+
+def test_routers_are_asked_only_where_a_policy_needs_them() -> None:
+    model = models.make("mixtral")
+    for layer in model.model.layers:
+        layer.mlp.gate = TwoWants(layer.mlp.gate)
+    with pytest.raises(UsageError, match=r"gate \(TwoWants\): raises TypeError.*forward"):
+        apply(model, balancing=SwitchLoss())
+    applied = apply(model)
+    assert [block.router for block in applied.blocks] == [None, None]
+    restore(model)
+
+
+class Around(nn.Module):
+    """In the place of experts, as PEFT's adapters of parameters are."""
+
+    def __init__(self, base_layer: nn.Module) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.base_layer(*args, **kwargs)
+
+
+def test_experts_within_adapters_are_found() -> None:
+    model = models.make("mixtral")
+    tokens = models.tokens(2, 12)
+    wanted = model(tokens).logits
+    for layer in model.model.layers:
+        layer.mlp.experts = Around(Around(layer.mlp.experts))
+    applied = apply(model, balancing=SwitchLoss())
+    assert applied.blocks[0].experts_path == "model.layers.0.mlp.experts.base_layer.base_layer"
+    assert applied.blocks[0].path == "model.layers.0.mlp" and applied.blocks[0].adapted
+    torch.testing.assert_close(model(tokens).logits, wanted)
+    restore(model)
 
 
 def test_the_bias_of_a_router_follows_the_counts_of_a_step() -> None:

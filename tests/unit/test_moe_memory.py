@@ -141,6 +141,37 @@ def test_results_are_the_same_and_buffers_as_few_as_promised(name: str, ahead: b
             assert store.fetched == EXPERTS + sum(map(sum, later)) and store.resident == EXPERTS
 
 
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_ring_brings_the_layers_in_their_order(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ahead of use, ``slots`` layers further than the one that has computed, and round again."""
+    brought: list[int] = []
+    late: list[int] = []
+    start, take = ExpertStore.start, ExpertStore.take
+
+    def noted(store: ExpertStore, layer: int, experts: Any) -> None:
+        before = store.fetched
+        start(store, layer, experts)
+        if store.fetched > before:
+            brought.append(layer)
+
+    def taken(store: ExpertStore, layer: int, experts: Any) -> Any:
+        before = store.fetched
+        found = take(store, layer, experts)
+        if store.fetched > before:
+            late.append(layer)
+        return found
+
+    monkeypatch.setattr(ExpertStore, "start", noted)
+    monkeypatch.setattr(ExpertStore, "take", taken)
+    torch.manual_seed(0)
+    model = make_model()
+    with torch.inference_mode(), Offload(model, LateLink(), Ring(slots=slots)):
+        for _ in range(2):
+            model(torch.randn(5, DIM))
+    assert brought == [place % LAYERS for place in range(2 * LAYERS + slots)]
+    assert late == []  # nothing was missing when a layer computed
+
+
 def test_two_blocks_of_one_token_are_four_experts_of_many() -> None:
     model = make_model()
     pre_gate(model)

@@ -91,6 +91,54 @@ def test_flex_expands_shrinks_and_migrates() -> None:
     assert all(len(flex([90.0, 10.0, 1.0, 1.0], start, cost=dear).replicas(e)) == 1 for e in range(4))
 
 
+def every_move(slots: tuple[tuple[int, ...], ...], loads: list[float]) -> list[tuple[tuple[int, ...], ...]]:
+    """Everything one move away that takes load from the busiest rank, written out."""
+    counts = {e: sum(held.count(e) for held in slots) for e in range(len(loads))}
+    of_ranks = [sum(loads[e] / counts[e] for e in held if e != EMPTY) for held in slots]
+    busy = of_ranks.index(max(of_ranks))
+    found = []
+
+    def changed(*cells: tuple[int, int, int]) -> None:
+        after = [list(held) for held in slots]
+        for rank, place, expert in cells:
+            after[rank][place] = expert
+        found.append(tuple(tuple(held) for held in after))
+
+    for place, expert in enumerate(slots[busy]):
+        if expert == EMPTY:
+            continue
+        if counts[expert] > 1:
+            changed((busy, place, EMPTY))
+        for rank, held in enumerate(slots):
+            for there, other in enumerate(held if expert not in held else ()):
+                if other == EMPTY or counts[other] > 1:
+                    changed((rank, there, expert))
+                if other == EMPTY or other not in slots[busy]:
+                    changed((rank, there, expert), (busy, place, other))
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(situations())
+def test_flex_takes_the_cheapest_of_all_moves(situation: tuple[list[float], ExpertPlacement]) -> None:
+    loads, current = situation
+    for cost in (PlacementCost(token_s=1.0), PlacementCost(token_s=1.0, carry_s=0.2, expert_s=3.0)):
+        least = min((cost.of(slots, loads) for slots in every_move(current.slots, loads)), default=np.inf)
+        placed = flex(loads, current, max_moves=1, cost=cost, min_gain=0.0)
+        if placed != current:
+            assert cost.of(placed.slots, loads) == pytest.approx(least, rel=1e-9)
+        else:
+            assert least >= cost.of(current.slots, loads) * (1 - 1e-9)
+
+
+def test_flex_makes_no_move_that_changes_nothing() -> None:
+    """Two ranks are the busiest: whatever leaves one of them, the other stays as busy."""
+    even = ExpertPlacement(num_experts=4, slots=((0, EMPTY), (1, EMPTY), (2, 3)))
+    for min_gain in (0.0, 0.01):
+        for max_moves in (1, 2):  # a second one may undo the first
+            assert flex([10.0, 10.0, 10.0, 0.0], even, max_moves=max_moves, min_gain=min_gain) == even
+
+
 def test_shadows_stand_on_every_rank_while_they_pay() -> None:
     start = ExpertPlacement.contiguous(8, 4, spare=2)
     loads = [100.0, 1, 1, 1, 90.0, 1, 1, 1]

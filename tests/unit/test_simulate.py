@@ -19,7 +19,7 @@ from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.select import TIE, Row, Selection, select
 from mycel.collectives.simulate import Machine, Simulation, simulate
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import synthesize
+from mycel.collectives.synth import BY_SIZE, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.errors import UsageError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
@@ -184,7 +184,8 @@ def test_no_time_beats_links_or_bound(topology: Topology, name: CollectiveName) 
     assert {"forest", "tree"} <= set(chosen.rows[0].seconds)
     for row in chosen.rows:
         for method, seconds in row.seconds.items():
-            schedule = synthesize(topology, collective, method)
+            sized = {"num_bytes": row.num_bytes} if method in BY_SIZE else {}
+            schedule = synthesize(topology, collective, method, **sized)
             run = simulate(schedule, row.num_bytes, piece_bytes=row.piece_bytes[method])
             assert run.seconds == seconds >= run.least_s * (1 - 1e-9)
             assert all(0 <= busy <= 1 + 1e-9 for busy in run.link_busy.values())
@@ -254,7 +255,7 @@ def test_small_goes_by_steps_and_large_by_bytes() -> None:
     assert small.method != "forest" and large.method in ("forest", "hierarchical")
     assert f"{large.method} overtakes {small.method}" in chosen.explain()
     assert set(chosen.refused) == {"trivance", "trivance_latency"}  # eight ranks are no power of three
-    ours = {"forest", "tree", "exchange"}
+    ours = {"forest", "tree", "exchange", "greedy"}
     assert set(chosen.rows[0].seconds) - ours == set(classics_for("all_reduce")) - set(chosen.refused)
 
 

@@ -15,7 +15,7 @@ from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import OVERHEAD_S, simulate
 from mycel.collectives.spec import Collective, CollectiveName, as_collective
-from mycel.collectives.synth import SYNTHESIZERS, candidates_for, synthesize
+from mycel.collectives.synth import BY_SIZE, SYNTHESIZERS, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
 from mycel.collectives.time_bound import bound_seconds
 from mycel.collectives.verify import verify_schedule
@@ -151,32 +151,35 @@ def select(
     """
     collective = as_collective(collective, topology.num_ranks)
     known = [*SYNTHESIZERS, *CLASSICS]
-    candidates = (
-        [*candidates_for(collective.name), *classics_for(collective.name)] if methods is None else list(methods)
-    )
+    by_size = [method for method, served in BY_SIZE.items() if collective.name in served]
+    usual = [*candidates_for(collective.name), *by_size, *classics_for(collective.name)]
+    candidates = usual if methods is None else list(methods)
     if unknown := [method for method in candidates if method not in known]:
         raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
     if not sizes:
         raise UsageError("no sizes to compare at")
-    made: dict[str, Schedule] = {}
+    rows: list[Row] = []
     refused: dict[str, str] = {}
-    for method in candidates:
-        try:
-            made[method] = synthesize(topology, collective, method)
-        except (SynthesisError, UsageError) as error:
-            refused[method] = str(error)
-            continue
-        verify_schedule(made[method])
-    if not made:
-        raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
+    made: dict[str, Schedule] = {}
     least = bound_seconds(topology, collective, overhead_s=OVERHEAD_S)
-    rows = []
     for size in sorted(set(sizes)):
         seconds: dict[str, float] = {}
         pieces: dict[str, int] = {}
-        for method, schedule in made.items():
-            tried = [(simulate(schedule, size, piece_bytes=piece).seconds, -piece) for piece in PIECE_BYTES]
+        for method in candidates:
+            if method in refused:
+                continue
+            if method not in made or method in BY_SIZE:
+                options = {"num_bytes": size} if method in BY_SIZE else {}
+                try:
+                    made[method] = synthesize(topology, collective, method, **options)
+                except (SynthesisError, UsageError) as error:
+                    refused[method] = str(error)
+                    continue
+                verify_schedule(made[method])
+            tried = [(simulate(made[method], size, piece_bytes=piece).seconds, -piece) for piece in PIECE_BYTES]
             best = min(tried)
             seconds[method], pieces[method] = best[0], -best[1]
+        if not made:
+            raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
         rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces, least_s=least.seconds(size)))
     return Selection(collective=collective, topology=topology, rows=tuple(rows), refused=refused)

@@ -68,11 +68,17 @@ class CompressionPolicy:
                 found.append(compressor)
         return found
 
+    @property
+    def learns(self) -> bool:
+        """Whether what comes later depends on the means of a step: something is primed, or kept, or chosen."""
+        keeps = any(type(compressor).settle is not Compressor.settle for compressor in self.compressors())
+        return keeps or self.start_step > 0 or type(self).observe is not CompressionPolicy.observe
+
     def observe(self, means: Mapping[str, Tensor], step: int) -> None:
         """Sees what every step came to: mean gradients by name, the same on all ranks. Adaptive policies learn here.
 
-        Called from the thread that communicates, once for each group of buckets; must not change the tensors. The
-        means of the last exact step prime the compressors that will take over.
+        Called once a step, from the thread that communicates, where all means of the step are finite; must not change
+        the tensors. The means of the last exact step prime the compressors that will take over.
         """
         if step + 1 != self.start_step:
             return

@@ -21,7 +21,7 @@ from mycel.errors import UsageError
 __all__ = ["mean_residuals", "pack_state", "unpack_state"]
 
 #: Of the layout below.
-_VERSION = 1
+_VERSION = 2
 
 
 def mean_residuals(
@@ -34,13 +34,13 @@ def mean_residuals(
         shapes: of all parameters, in the same order on all ranks; those without a residual anywhere are left out.
         group: whose mean it is.
     """
-    device = next((kept.device for kept in feedback.residuals.values()), torch.device("cpu"))
-    known = torch.tensor([name in feedback.residuals for name in shapes], dtype=torch.uint8, device=device)
+    device = next((kept.device for kept in feedback.memory.values()), torch.device("cpu"))
+    known = torch.tensor([name in feedback.memory for name in shapes], dtype=torch.uint8, device=device)
     dist.all_reduce(known, op=dist.ReduceOp.MAX, group=group)
     means = {}
     for (name, shape), is_known in zip(shapes.items(), known.tolist(), strict=True):
         if is_known:
-            kept = feedback.residuals.get(name)
+            kept = feedback.memory.get(name)
             mean = torch.zeros(shape, device=device) if kept is None else kept.clone()
             dist.all_reduce(mean, group=group)
             means[name] = mean.div_(group.size())
@@ -48,12 +48,18 @@ def mean_residuals(
 
 
 def pack_state(
-    step: int, residuals: Mapping[str, Tensor], compressors: Iterable[Compressor], owner: tuple[int, int] | None
+    step: int,
+    residuals: Mapping[str, Tensor],
+    compressors: Iterable[Compressor],
+    owner: tuple[int, int] | None,
+    *,
+    scale: float = 1.0,
 ) -> dict[str, Any]:
     """A state as ``torch.save`` takes it and ``torch.load(weights_only=True)`` gives it back.
 
     Args:
         owner: rank and world size where residuals are one rank's own and not the mean.
+        scale: of the losses whose gradients the residuals are part of.
     """
     held: dict[str, dict[str, Tensor]] = {}
     for compressor in compressors:
@@ -61,6 +67,7 @@ def pack_state(
     return {
         "version": _VERSION,
         "step": step,
+        "scale": scale,
         "residuals": {name: kept.clone() for name, kept in residuals.items()},
         "compressors": {name: state for name, state in held.items() if state},
         "owner": None if owner is None else list(owner),
@@ -100,5 +107,5 @@ def unpack_state(
     for compressor in compressors:
         if found := state["compressors"].get(compressor.name):
             compressor.load_state_dict(found)
-    feedback.load_state_dict(state["residuals"])
+    feedback.load_state_dict(state["residuals"], scale=state["scale"])
     return int(state["step"])

@@ -27,7 +27,7 @@ from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.experts import Experts, SharedExpert
 from mycel.moe.hugging_face import apply, restore
 from mycel.moe.kernels import use_kernels
-from mycel.moe.layer import MoE, expert_parameter_names, moe_loss, update_balancing
+from mycel.moe.layer import MoE, attach_moe_loss, expert_parameter_names, moe_loss, update_balancing
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routers import (
@@ -41,6 +41,7 @@ from mycel.moe.routers import (
 )
 from mycel.moe.schedule import ExpertSchedule, Tuner
 from mycel.moe.slots import RoutingResult
+from mycel.moe.training import clip_grad_norm, full_state_dict, grad_norm
 from mycel.planning.placement import ExpertLayout
 from mycel.wire import WireCodec
 
@@ -74,8 +75,12 @@ __all__ = [
     "WireCodec",
     "ZLoss",
     "apply",
+    "attach_moe_loss",
+    "clip_grad_norm",
     "expert_parameter_names",
     "experts_apart",
+    "full_state_dict",
+    "grad_norm",
     "keep_exchanges",
     "make_dispatcher",
     "moe_loss",

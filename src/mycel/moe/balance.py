@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
+from mycel.moe.recompute import recomputing
 from mycel.moe.slots import RoutingResult, count_tokens
 
 __all__ = [
@@ -28,6 +29,8 @@ __all__ = [
     "LoadImportanceLoss",
     "SwitchLoss",
     "ZLoss",
+    "attach",
+    "losses_of",
 ]
 
 
@@ -275,6 +278,10 @@ class ExpertBias(LoadBalancing):
         self.rate = rate
         self.register_buffer("bias", torch.zeros(num_experts))
 
+    def reset_parameters(self) -> None:
+        """No bias, as in the beginning; for layers made on the meta device."""
+        self.bias.zero_()
+
     def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
         """See ``LoadBalancing``."""
         counts = tokens_per_expert.to(self.bias)
@@ -316,7 +323,12 @@ class AdaptiveL1(LoadBalancing):
         super().__init__()
         self.top_k = top_k
         self.growth = growth
+        self.initial = initial
         self.register_buffer("factor", torch.tensor(initial))
+
+    def reset_parameters(self) -> None:
+        """The first factor; for layers made on the meta device."""
+        self.factor.fill_(self.initial)
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
@@ -343,27 +355,47 @@ class Balanced(ABC):
     loss: Tensor
     _counts: Tensor
     _tokens: Tensor
+    #: The latest pass had no graph: its losses reach routers when, and if, it is computed again.
+    _blind: bool
+    #: Factor of the losses in the backward pass that runs; ``None``: nobody added them.
+    _factor: Tensor | None
 
     def start_counting(self, num_experts: int) -> None:
         """Begin with no tokens seen. Counts are no buffers: DDP would overwrite each rank's with those of rank 0."""
         self._counts = torch.zeros(num_experts, dtype=torch.int64, device="cpu")
         self._tokens = torch.zeros((), dtype=torch.int64, device="cpu")
         self.loss = torch.zeros((), device="cpu")
+        self._blind, self._factor = False, None
 
     @abstractmethod
     def policies(self) -> Sequence[LoadBalancing]:
         """In the order in which their losses add up."""
 
-    def observe(self, routing: RoutingResult) -> None:
-        """Let the policies see a batch."""
-        policies = self.policies()
+    def observe(self, routing: RoutingResult) -> Tensor | None:
+        """Let the policies see a batch.
+
+        Reentrant activation checkpointing computes a pass without a graph, and in the backward pass again with one,
+        that nothing leads to but the layer's output.
+
+        Returns:
+            In that case what is to be attached to the weights of slots, else ``None``.
+        """
+        policies, again, graph = self.policies(), recomputing(), torch.is_grad_enabled()
         losses = [policy.loss(routing) for policy in policies]
-        self.loss = torch.stack(losses).sum() if losses else routing.router_logits.new_zeros(())
-        if self.training and torch.is_grad_enabled() and policies:
-            # Recomputation under checkpointing counts twice, tokens and choices alike: policies look at ratios only.
+        loss = torch.stack(losses).sum() if losses else routing.router_logits.new_zeros(())
+        if not again:
+            self.loss, self._factor, self._blind = loss, None, self.training and not graph
+        if self.training and graph and policies and (self._blind or not again):  # every pass once
             with torch.no_grad():
                 self._counts = self._counts.to(routing.tokens_per_expert.device) + routing.tokens_per_expert
                 self._tokens = self._tokens + routing.top_k_index.shape[0]
+        if not (again and graph and self._blind and self._factor is not None and loss.requires_grad):
+            return None
+        return loss * self._factor.to(loss)
+
+    def deferred(self, factor: Tensor) -> None:
+        """The backward pass begins, in which losses without a graph count by this factor."""
+        self._factor = factor
 
     def take_counts(self) -> Tensor:
         """Slots of each expert and, last, tokens, of this rank since the last call; shape ``[E + 1]``."""
@@ -377,4 +409,61 @@ class Balanced(ABC):
 
         (Not defined here: ``nn.Module`` has one of its own, and comes first among the bases.)
         """
-        return {**state, "loss": self.loss.detach()}
+        return {**state, "loss": self.loss.detach(), "_factor": None}
+
+
+def losses_of(layers: Sequence[Balanced]) -> Tensor:
+    """The sum of the layers' losses. Where a layer's pass had no graph, the backward pass tells it the factor."""
+    losses = [layer.loss for layer in layers]
+    if not losses:
+        return torch.zeros(())
+    total = torch.stack([loss.to(losses[0].device) for loss in losses]).sum()
+    blind = [layer for layer in layers if layer._blind and layer.policies()]
+    if not blind or not torch.is_grad_enabled():
+        return total
+    # Made after all layers' nodes, it goes backward before them.
+    anchor = torch.zeros_like(total, requires_grad=True)
+    nothing: Tensor = _Tell.apply(blind, anchor)  # type: ignore[no-untyped-call]
+    return total + nothing
+
+
+def attach(x: Tensor, loss: Tensor) -> Tensor:
+    """``x``, whose backward pass is that of ``loss`` as well.
+
+    References:
+        Megatron-Core, ``MoEAuxLossAutoScaler`` (auxiliary losses that reach routers through the output).
+    """
+    attached: Tensor = _Attach.apply(x, loss)  # type: ignore[no-untyped-call]
+    return attached
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(x: Tensor, loss: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.loss_like = inputs[1].detach()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], torch.ones_like(ctx.loss_like)
+
+
+class _Tell(torch.autograd.Function):
+    """Zero, whose backward pass tells layers by which factor their losses count."""
+
+    @staticmethod
+    def forward(layers: Sequence[Balanced], anchor: Tensor) -> Tensor:
+        return anchor.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.layers = inputs[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        for layer in ctx.layers:
+            layer.deferred(grads[0])
+        return None, None

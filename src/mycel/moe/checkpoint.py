@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from mycel.errors import UsageError
+from mycel.moe.divided import stacks_of
 from mycel.moe.experts import parameters_of_experts
+from mycel.moe.sharded import is_sharded
 from mycel.moe.slices import Cut
 
 __all__ = ["experts_apart"]
@@ -53,8 +53,8 @@ def _slices(model: nn.Module) -> _Slices:
         if cuts:
             held: Any = module  # Experts, or those of a Hugging Face model
             team = held.routed.team() if held.shard[1] > 1 else None
-            for name, _ in module.named_parameters(recurse=False):
-                found[f"{path}.{name}" if path else name] = (cuts[name], team)
+            for name, stack in stacks_of(module).items():
+                found[f"{path}.{name}" if path else name] = (cuts[stack], team)
     return found
 
 
@@ -79,7 +79,10 @@ def _by_expert(
     name: str, stacked: Tensor, experts: Sequence[int], how: tuple[Cut, DeviceMesh | None] | None
 ) -> dict[str, Tensor]:
     local = stacked
-    if isinstance(stacked, DTensor):
+    if is_sharded(stacked):
+        from torch.distributed.tensor import Shard
+        from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
         if any(isinstance(p, Shard) and p.dim != 0 for p in stacked.placements):
             raise UsageError(
                 f"{name}: sharded as {stacked.placements}; experts can be told apart along dimension 0 only"
@@ -103,4 +106,6 @@ def _whole(row: Tensor, how: tuple[Cut, DeviceMesh | None] | None) -> Tensor:
         row, dim = row.view(*shape[:dim], cut.blocks, -1, *shape[dim + 1 :]), dim + 1
     if team is None:
         return row
+    from torch.distributed.tensor import DTensor, Shard  # nearly a second, for those who have slices
+
     return DTensor.from_local(row, team, [Shard(dim)], run_check=False)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from mycel.errors import UsageError
 from mycel.moe.activations import activation as activation_named
+from mycel.moe.divided import stacks_of
 from mycel.moe.expert_mlp import ExpertKind, ExpertWeights
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routed import RoutedExperts
@@ -111,8 +112,9 @@ class Experts(nn.Module):
         """Draw weights anew: normal, ``1/sqrt(fan in)``; biases zero. Nothing on the meta device."""
         seed = int(torch.randint(2**31, (), device="cpu"))
         index, shards = self.shard
+        stacked = {stack: self.get_parameter(name) for name, stack in stacks_of(self).items()}
         for name in ("gate_up_proj", "down_proj"):
-            weight, cut = self.get_parameter(name), self.cuts[name]
+            weight, cut = stacked[name], self.cuts[name]
             seed += self.num_experts
             if weight.device.type == "meta":
                 continue
@@ -123,9 +125,9 @@ class Experts(nn.Module):
                 whole.normal_(std=1.0 / math.sqrt(shape[2]), generator=generator)
                 if shards > 1:
                     weight[place] = cut.slice_of(whole, index, shards)[0]
-        for bias in (self.gate_up_bias, self.down_bias):
-            if bias is not None:
-                bias.zero_()
+        for name in ("gate_up_bias", "down_bias"):
+            if name in stacked:
+                stacked[name].zero_()
 
     def forward(self, x_TD: Tensor, call: ExpertCall) -> Tensor:
         """Tokens to their experts, through them, and back, shape ``[T, D]``.
@@ -136,7 +138,7 @@ class Experts(nn.Module):
 
     def weights(self, use: WeightUse) -> ExpertWeights:
         """See ``HeldExperts``."""
-        stacked = {name: self.get_parameter(name) for name in self.cuts if getattr(self, name) is not None}
+        stacked = {name: getattr(self, name) for name in self.cuts if getattr(self, name) is not None}
         return call_weights(stacked, self.cuts, use, shard=self.shard)
 
     def extra_repr(self) -> str:
@@ -195,8 +197,7 @@ def parameters_of_experts(model: nn.Module) -> dict[str, Sequence[int]]:
     for path, module in model.named_modules():
         owned = getattr(module, "owned", None)
         if isinstance(owned, range | tuple):
-            names = (name for name, _ in module.named_parameters(recurse=False))
-            found |= {f"{path}.{name}" if path else name: owned for name in names}
+            found |= {f"{path}.{name}" if path else name: owned for name in stacks_of(module)}
     return found
 
 
@@ -208,9 +209,9 @@ def take_own(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> 
     index, shards = getattr(module, "shard", (0, 1))
     if shards == 1 and list(owned) == list(range(num_experts)):
         return  # all of them, perhaps as DTensors
-    for name, parameter in module.named_parameters(recurse=False):
-        whole = state.get(prefix + name)
-        cut = cuts[name] if shards > 1 else Cut(dim=1)
+    for name, stack in stacks_of(module).items():
+        parameter, whole = module.get_parameter(name), state.get(prefix + name)
+        cut = cuts[stack] if shards > 1 else Cut(dim=1)
         expected = cut.resized(parameter.shape, num_experts, shards)
         if isinstance(whole, Tensor) and parameter.dim() > 1 and whole.shape == expected:
             state[prefix + name] = cut.slice_of(whole[[max(0, expert) for expert in owned]], index, shards)

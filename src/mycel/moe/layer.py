@@ -12,17 +12,18 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
-from mycel.moe.balance import Balanced, LoadBalancing
+from mycel.moe.balance import Balanced, LoadBalancing, attach, losses_of
 from mycel.moe.capacity import CapacityPolicy
+from mycel.moe.divided import divided_experts
 from mycel.moe.expert_mlp import compute_dtype
-from mycel.moe.experts import ExpertCall, Experts, SharedExpert, parameters_of_experts
+from mycel.moe.experts import ExpertCall, Experts, SharedExpert
 from mycel.moe.flex.choice import Chooser
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routed import RoutedExperts
 from mycel.moe.routers import make_router
 from mycel.moe.schedule import Partition
 
-__all__ = ["MoE", "expert_parameter_names", "moe_loss", "update_balancing"]
+__all__ = ["MoE", "attach_moe_loss", "expert_parameter_names", "moe_loss", "update_balancing"]
 
 
 class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the layout of the first base
@@ -144,7 +145,9 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         """
         x_TD = x.reshape(-1, x.shape[-1])
         routing = self.router(x_TD, top_k=top_k, bias=self._selection_bias())
-        self.observe(routing)
+        deferred = self.observe(routing)
+        if deferred is not None:
+            routing = routing._replace(top_k_weights=attach(routing.top_k_weights, deferred))
         routing = self.capacity.apply(routing, top_k=self.top_k if top_k is None else top_k, factor=capacity_factor)
         schedule = None
         if (r, degree, algorithm, partition) != (None,) * 4:
@@ -178,7 +181,8 @@ def moe_loss(model: nn.Module) -> Tensor:
         model: with MoE layers; or of Hugging Face, after ``mycel.moe.apply``, whose ``output.loss`` has it already.
 
     Returns:
-        A scalar, to be added to the training loss; its gradient reaches the routers.
+        A scalar, to be added to the training loss; its gradient reaches the routers, also where activation
+        checkpointing is reentrant.
 
     Examples:
         >>> from mycel.moe.balance import SwitchLoss, ZLoss
@@ -187,8 +191,35 @@ def moe_loss(model: nn.Module) -> Tensor:
         >>> bool(moe_loss(model) == model[0].loss + model[1].loss)
         True
     """
-    losses = [layer.loss for layer in _layers(model)]
-    return torch.stack(losses).sum() if losses else torch.zeros(())
+    return losses_of(_layers(model))
+
+
+def attach_moe_loss(output: Tensor, model: nn.Module, *, factor: float | Tensor = 1.0) -> Tensor:
+    """``output``, through which the gradient of ``moe_loss`` of the same pass reaches the routers as well.
+
+    For a model that has no loss to add it to, as a stage of a pipeline that is not the last: call this at the end of
+    its ``forward``, for every micro-batch. Values stay what they are.
+
+    Args:
+        output: of the model, or of its last layer.
+        model: with MoE layers, whose latest call made ``output``.
+        factor: of the losses: that of the scaler, where gradients are scaled; one over the micro-batches, where
+            the schedule does not divide.
+
+    Examples:
+        >>> class Stage(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.layer = MoE(8, 16, 4, balancing=SwitchLoss())
+        ...
+        ...     def forward(self, x):
+        ...         return attach_moe_loss(self.layer(x), self)
+        >>> from mycel.moe.balance import SwitchLoss
+        >>> Stage()(torch.randn(5, 8)).shape
+        torch.Size([5, 8])
+    """
+    loss = moe_loss(model)
+    return attach(output, loss * factor) if loss.requires_grad and output.requires_grad else output
 
 
 def update_balancing(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -218,20 +249,22 @@ def update_balancing(model: nn.Module, group: dist.ProcessGroup | None = None) -
 
 
 def expert_parameter_names(model: nn.Module) -> Iterable[str]:
-    """Names of the parameters that differ between the ranks of a mesh: those of experts.
+    """Names of the parameters that differ between ranks: those of divided experts, and of adapters around them.
 
-    DDP over ranks among which experts are divided must leave them alone::
-
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, expert_parameter_names(model))
+    For optimizers that treat them otherwise, and for loops that average gradients by themselves. DDP knows.
 
     Args:
         model: with MoE layers; or of Hugging Face, after ``mycel.moe.apply`` with a mesh.
 
     Returns:
-        Names as ``model.named_parameters()`` has them.
+        Names as ``model.named_parameters()`` has them; none where every rank has all experts.
 
     Examples:
-        >>> expert_parameter_names(nn.Sequential(nn.Linear(8, 8), MoE(8, 16, num_experts=4)))
-        ['1.experts.gate_up_proj', '1.experts.down_proj']
+        Gradients averaged by hand, as DDP does::
+
+            apart = set(expert_parameter_names(model))
+            for name, parameter in model.named_parameters():
+                if name not in apart and parameter.grad is not None:
+                    dist.all_reduce(parameter.grad, op=dist.ReduceOp.AVG)
     """
-    return list(parameters_of_experts(model))
+    return [name for divided in divided_experts(model) for name in divided.names]

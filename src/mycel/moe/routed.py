@@ -15,6 +15,7 @@ from mycel.comm.groups import flat_group, is_in_order, subgroup
 from mycel.errors import UsageError
 from mycel.moe.dispatch import DISPATCHERS, LocalDispatcher, TokenDispatcher, make_dispatcher
 from mycel.moe.dispatch.token_replicas import TokenReplicas
+from mycel.moe.divided import leave_alone
 from mycel.moe.expert_mlp import ApartWeights, ExpertKind, ExpertWeights, expert_mlp, tokens_mlp
 from mycel.moe.overlap import overlapped_experts, overlapped_tokens
 from mycel.moe.parallel import ExpertParallel
@@ -93,6 +94,8 @@ class RoutedExperts:
         self.replicas = None if replicas is None else TokenReplicas(replicas.get_group(), self.meter)
         if self.replicas is not None and same:
             raise UsageError(f"dispatcher {name!r} has the same tokens on all ranks already")
+        if self.layout.num_ranks > 1:
+            leave_alone()
         num_senders = self.layout.num_ranks // (1 if self.replicas is None else self.replicas.size)
         self.gradient_scale = 1.0 if same or parallel.gradients == "sum" else 1.0 / num_senders
 
@@ -158,6 +161,16 @@ class RoutedExperts:
     def shard(self) -> tuple[int, int]:
         """Which slice of them this rank has, of how many."""
         return self.rank % self.layout.tensor_shards, self.layout.tensor_shards
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """Ranks that the experts are divided over; ``None``: they are whole, or a dispatcher made elsewhere hides it.
+
+        The first use may make a group: all of them make it.
+        """
+        if self.layout.num_ranks == 1:
+            return None
+        return getattr(self.dispatcher, "group", None) if self.mesh is None else flat_group(self.mesh)
 
     def team(self) -> DeviceMesh:
         """Ranks that share experts with this one. The first call may make a group: all of them make it."""

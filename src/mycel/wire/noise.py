@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mycel.compiled import compiled_without_lock
 
-__all__ = ["GOLDEN", "mixed", "one_of", "round_at_random", "row_noise", "ternary", "uniform"]
+__all__ = ["GOLDEN", "mixed", "mixed_one", "one_of", "round_at_random", "row_noise", "ternary", "uniform"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST = 0xBF58476D1CE4E5B9
@@ -120,7 +120,8 @@ def _shifted(z: Tensor, by: int) -> Tensor:
 
 
 @compiled_without_lock
-def _mixed(z: Any) -> Any:
+def mixed_one(z: Any) -> Any:
+    """``mixed`` for compiled loops: of one ``uint64``."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(_FIRST)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(_SECOND)
     return z ^ (z >> np.uint64(31))
@@ -129,7 +130,7 @@ def _mixed(z: Any) -> Any:
 @compiled_without_lock
 def one_of(seed: Any, i: int) -> Any:
     """Number ``i`` of ``uniform(seed, ...)``, for compiled loops."""
-    return np.float32(_mixed(seed + np.uint64(i + 1) * np.uint64(_GOLDEN)) >> np.uint64(40)) * np.float32(_ONE)
+    return np.float32(mixed_one(seed + np.uint64(i + 1) * np.uint64(_GOLDEN)) >> np.uint64(40)) * np.float32(_ONE)
 
 
 @compiled_without_lock
@@ -141,10 +142,10 @@ def _row_noise(bits: Any, seed: Any, first_row: int, words: Any) -> None:
         total = np.int64(0)
         for j in range(len(weights)):
             total += np.int64(bits[row, j]) * np.int64(weights[j])
-        place = _mixed(np.uint64(first_row + row + 1) * np.uint64(_GOLDEN) + seed)
-        key = _mixed(np.uint64(total) + place)
+        place = mixed_one(np.uint64(first_row + row + 1) * np.uint64(_GOLDEN) + seed)
+        key = mixed_one(np.uint64(total) + place)
         for j in range(words.shape[1]):
-            words[row, j] = _mixed(key + np.uint64(j + 1) * np.uint64(_GOLDEN))
+            words[row, j] = mixed_one(key + np.uint64(j + 1) * np.uint64(_GOLDEN))
 
 
 @compiled_without_lock

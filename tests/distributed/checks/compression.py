@@ -184,6 +184,124 @@ def overflow_is_forgotten(rank: int, size: int, name: str) -> bool:
     return seen == [True, False, True]
 
 
+class Layers(nn.Module):
+    """Three layers, of which the middle one may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.middle, self.last = nn.Linear(32, 48), nn.Linear(48, 48), nn.Linear(48, 16)
+
+    def forward(self, x: Tensor, *, skip: bool) -> Tensor:
+        x = self.first(x).tanh()
+        return self.last(x if skip else x + self.middle(x).tanh())
+
+
+class Scale:
+    """A scaler that overflows when it is told to."""
+
+    def __init__(self) -> None:
+        self.scale = 1024.0
+
+    def get_scale(self) -> float:
+        return self.scale
+
+
+def telescopes_anyhow(rank: int, size: int, name: str) -> float:
+    """Largest part of a layer's gradients that is neither applied nor kept: unused layers, overflows, scales."""
+    model, reference, scaler = Layers(), Layers(), Scale()
+    ddp = DistributedDataParallel(model, find_unused_parameters=True)
+    handle = compress(ddp, make_compressor(name), feedback=True, scaler=scaler, fuse_bytes=0)
+    applied, exact = ({n: torch.zeros_like(p) for n, p in model.named_parameters()} for _ in range(2))
+    generator = torch.Generator().manual_seed(rank)
+    for step in range(9):
+        x, skip, bad = torch.randn(8, 32, generator=generator), step in (2, 5), step in (3, 6)
+        model.zero_grad()
+        reference.zero_grad()
+        factor = float("inf") if bad and rank == size - 1 else 1.0
+        hook = model.first.weight.register_hook(lambda g, factor=factor: g * factor)
+        (ddp(x, skip=skip).square().sum() * scaler.scale).backward()
+        hook.remove()
+        gradients_now = [p.grad for p in model.parameters() if p.grad is not None]
+        assert all(bool(g.isfinite().all()) for g in gradients_now) != bad
+        assert all(bool(kept.isfinite().all()) for kept in handle.feedback.memory.values())
+        if bad:
+            scaler.scale /= 2
+            continue
+        reference(x, skip=skip).square().sum().backward()
+        for parameter, (n, other) in zip(model.parameters(), reference.named_parameters(), strict=True):
+            own = torch.zeros_like(other) if other.grad is None else other.grad.clone()
+            dist.all_reduce(own)
+            exact[n] += own / size
+            if parameter.grad is not None:
+                applied[n] += parameter.grad / scaler.scale
+        if step == 4:
+            scaler.scale *= 4
+    state = handle.state_dict()
+    for n, kept in state["residuals"].items():
+        applied[n] += kept / state["scale"]
+    return max(float((applied[n] - exact[n]).norm() / exact[n].norm()) for n in exact)
+
+
+def overflow_changes_nothing(rank: int, size: int, name: str) -> bool:
+    """One layer overflows on one rank: residuals and what compressors keep, of every layer, are what they were."""
+    model = Layers()
+    ddp = DistributedDataParallel(model)
+    handle = compress(ddp, make_compressor(name), feedback=True, fuse_bytes=0)
+    generator = torch.Generator().manual_seed(rank)
+
+    def kept() -> dict[str, Tensor]:
+        directions = handle.policy.compressors()[0].state_dict()
+        return {
+            n: t.clone() for n, t in (handle.feedback.memory | {f"of {n}": t for n, t in directions.items()}).items()
+        }
+
+    def step(factor: float) -> None:
+        hook = model.first.bias.register_hook(lambda g: g * factor)  # which travels exact
+        ddp(torch.randn(8, 32, generator=generator), skip=False).square().sum().backward()
+        hook.remove()
+        model.zero_grad()
+
+    step(1.0)
+    before = kept()
+    step(float("nan") if rank == 0 else 1.0)
+    after = kept()
+    fine = bool(before) and set(before) == set(after) and all(torch.equal(before[n], after[n]) for n in before)
+    step(1.0)
+    return fine and not torch.equal(before["middle.weight"], kept()["middle.weight"])
+
+
+class ComplexLayer(nn.Module):
+    """Complex weights, and an embedding with sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(40, 32, sparse=True)
+        self.turn = nn.Parameter(torch.randn(32, 32, dtype=torch.complex64))
+        self.last = nn.Parameter(torch.randn(32, 8, dtype=torch.float64))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (self.embedding(tokens).to(torch.complex64) @ self.turn).abs().double() @ self.last
+
+
+def complex_sparse_and_double(rank: int, size: int) -> dict[str, float]:
+    """Distance of gradients from plain DDP's, for parameters that no compressor is for."""
+    found: list[dict[str, Tensor]] = []
+    for compressed in (False, True):
+        model = ComplexLayer()
+        ddp = DistributedDataParallel(model)
+        if compressed:
+            compress(ddp, CompressionPolicy(Quantised(4), rules={"last": None}))
+        generator = torch.Generator().manual_seed(rank)
+        for _ in range(2):
+            model.zero_grad()
+            ddp(torch.randint(0, 40, (16,), generator=generator)).square().sum().backward()
+        grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        found.append({n: g.to_dense() if g.is_sparse else g for n, g in grads.items()})
+    return {n: float((g - found[1][n]).abs().max() / g.abs().max()) for n, g in found[0].items()}
+
+
 def _steps(handle_state: Any, rank: int, size: int, first: int, last: int, weights: Any, method: Compressor) -> Any:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False))

@@ -173,6 +173,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("model = DistributedDataParallel(model)\n", "from torch import nn\nmodel = nn.Linear(64, 64)"),
         ("policy = CompressionPolicy(", NET),
         ("QSDP(weight_bits", FSDP),
+        ("GradScaler(device)", NET + 'device = "cpu"'),
         ("torch.save(state", NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
         ("class Compress(", TRAINER),
     ],
@@ -203,7 +204,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ('algorithm="all_to_all", degree=2', WORLD + "torch.manual_seed(0)\nx = torch.randn(10, 64)"),
         ("fully_shard(layer.experts", ""),
         (
-            "expert_parameter_names(model)",
+            "clip_grad_norm(model, max_norm=1.0)",
             "from torch import nn\n"
             "experts = MoE(64, 128, 8, 2, parallel=init_device_mesh('cpu', (4,)))\n"
             "model = nn.Sequential(nn.Linear(64, 64), experts)",

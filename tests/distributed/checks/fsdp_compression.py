@@ -289,3 +289,59 @@ def refuses(rank: int, size: int) -> list[str]:
     mixed = sharded()
     tried(lambda: attach(mixed, QSDP(), topology=two_boxes(num_ranks=2 * size)))
     return messages
+
+
+def overflows(rank: int, size: int) -> dict[str, tuple[list[bool], bool]]:
+    """Whether gradients are finite, step by step, and whether the step that overflowed has changed residuals."""
+    found = {}
+    for name in ("sign", "top_k", "tagc", "fp8"):
+        model = sharded()
+        made = attach(model, make_compressor(name))
+        assert made.feedback is not None
+        seen, kept = [], {}
+        for step in range(4):
+            model.zero_grad()
+            factor = float("inf") if step == 1 and rank == 0 else 1.0
+            (loss_of(model, batch(rank, step)) * factor).backward()
+            grads = [p.grad for p in model.parameters() if p.grad is not None]
+            seen.append(all(bool(g.full_tensor().isfinite().all()) for g in grads))  # type: ignore[attr-defined]
+            if step == 0:
+                kept = {n: t.clone() for n, t in made.feedback.memory.items()}
+            elif step == 1:
+                same = all(torch.equal(kept[n], t) for n, t in made.feedback.memory.items())
+        assert made.stats.steps == 4
+        found[name] = (seen, same and bool(kept))
+    return found
+
+
+def counts(rank: int, size: int) -> dict[str, float]:
+    """Steps that are counted, for several ways of sharding and compressing."""
+    found = {}
+    for name, method in {
+        "both": QSDP(),
+        "weights": QSDP(gradient_bits=None),
+        "sign": make_compressor("sign"),
+    }.items():
+        model = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 16))
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+        made = compress(model, method)
+        for _ in range(3):
+            model(torch.randn(4, 32)).sum().backward()
+        found[name] = made.stats.steps
+    return found
+
+
+def keeps_near(rank: int, size: int) -> dict[str, Any]:
+    """Losses with weights kept between two ranks after the forward pass, beside those kept by all four."""
+    found: dict[str, Any] = {}
+    for name, reshard in {"all": True, "two": 2}.items():
+        model = sharded(reshard_after_forward=reshard)
+        made = compress(model, QSDP())
+        train(model, rank, steps=1)
+        before = made.stats.sent_bytes
+        found[name] = train(model, rank, begin=1, steps=1)
+        found[f"{name} sent"] = (made.stats.sent_bytes - before, made.bytes_per_step())
+        found[f"{name} inside"] = made.inside_bytes
+    return found

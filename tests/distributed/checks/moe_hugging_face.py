@@ -18,15 +18,19 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.errors import UsageError
-from mycel.moe import ExpertParallel, SwitchLoss, Tuner, apply, experts_apart, make_dispatcher, restore
-from mycel.moe.experts import parameters_of_experts
-from mycel.moe.hugging_face import (
-    applied_to,
+from mycel.moe import (
+    ExpertParallel,
+    SwitchLoss,
+    Tuner,
+    apply,
     clip_grad_norm,
+    experts_apart,
     full_state_dict,
-    register_expert_parallel,
-    trainer_callback,
+    make_dispatcher,
+    restore,
 )
+from mycel.moe.experts import parameters_of_experts
+from mycel.moe.hugging_face import applied_to, register_expert_parallel, trainer_callback
 
 _spec = importlib.util.spec_from_file_location(
     "hugging_face_models", Path(__file__).with_name("hugging_face_models.py")

@@ -159,6 +159,64 @@ def losses_with_and_without_moves(rank: int, size: int) -> dict[str, Any]:
     return out
 
 
+class PerExpert(torch.optim.Optimizer):
+    """Second moments of an expert, and of its rows: states whose rows have shapes of their own."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for parameter in self.param_groups[0]["params"]:
+            squares = parameter.grad.square()
+            dims = tuple(range(1, parameter.dim()))
+            new = [squares.mean(dims, keepdim=True), squares.mean(-1), squares.mean(dims)]
+            state = self.state[parameter]
+            kept = state.setdefault("moments", {"of": [torch.zeros_like(one) for one in new]})["of"]
+            for old, one in zip(kept, new, strict=True):
+                old.mul_(0.9).add_(one, alpha=0.1)
+            shape = (-1, *[1] * (parameter.dim() - 1))
+            scale = kept[0] + kept[1].unsqueeze(-1) + kept[2].view(shape)
+            parameter.add_(parameter.grad / (scale.sqrt() + 1e-6), alpha=-1e-2)
+
+
+def factored_states(rank: int, size: int) -> dict[str, Any]:
+    """Losses with and without moves, and what is said of states that several experts share."""
+    mesh = DeviceMesh("cpu", list(range(size)))
+    start = ExpertPlacement.contiguous(moe.EXPERTS, size)
+    flat = [expert for some in start.slots for expert in some]
+    found: dict[str, Any] = {}
+    for move in (False, True):
+        torch.manual_seed(0)
+        parallel = ExpertParallel(mesh, dispatcher=PlacedDispatcher(start, mesh))
+        layer = MoE(6, 6, moe.EXPERTS, 2, bias=True, parallel=parallel).double()
+        optimizer, losses = PerExpert(list(layer.experts.parameters())), []
+        for step in range(6):
+            x = torch.randn(40, 6, generator=torch.Generator().manual_seed(10 * step + rank), dtype=torch.float64)
+            optimizer.zero_grad()
+            loss = (layer(x) - x.flip(1)).square().mean()
+            loss.backward()
+            optimizer.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total)
+            losses.append(float(total))
+            if move:
+                by = 3 * (step + 1) % len(flat)
+                turned = flat[by:] + flat[:by]
+                width = start.slots_per_rank
+                slots = tuple(tuple(turned[r * width : (r + 1) * width]) for r in range(size))
+                move_experts(layer, ExpertPlacement(num_experts=moe.EXPERTS, slots=slots), [optimizer])
+        found["moved" if move else "still"] = losses
+    optimizer.state[layer.experts.down_proj]["shared"] = torch.zeros(3)
+    before = layer.dispatcher.placement
+    try:
+        move_experts(layer, start, [optimizer])
+    except UsageError as error:
+        found["said"] = str(error)
+    found["unmoved"] = layer.dispatcher.placement == before
+    return found
+
+
 def moves_alone_change_no_bit(rank: int, size: int) -> tuple[list[float], list[float]]:
     """Without replicas, in float32: an expert computes the same wherever it is."""
     start = ExpertPlacement.contiguous(moe.EXPERTS, size)

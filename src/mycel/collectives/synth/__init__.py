@@ -4,6 +4,7 @@
 ``forest``   pipelined spanning trees that meet the throughput bound exactly (large messages)
 ``tree``     one shallow tree, or direct exchange: fewest steps one after the other (small ones)
 ``exchange`` all_reduce in log2 N rounds, as partners add each other's sums (the smallest)
+``greedy``   message by message in time for one size: between the smallest and the largest
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
 ``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
@@ -22,12 +23,13 @@ from typing import Any
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
-from mycel.collectives.synth import direct, exchange, flow, forest, sketch, steps, tree
+from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = [
+    "BY_SIZE",
     "NAMED_ONLY",
     "SYNTHESIZERS",
     "WHERE_THEY_FIT",
@@ -46,6 +48,7 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "forest": forest.synthesize,
     "tree": tree.synthesize,
     "exchange": exchange.synthesize,
+    "greedy": greedy.synthesize,
     "flow": flow.synthesize,
     "direct": direct.synthesize,
     "steps": steps.synthesize,
@@ -59,17 +62,20 @@ WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {"exchange": exchange.SE
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
 NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES, "sketch": COLLECTIVES}
 
+#: Methods that plan for a size, their option ``num_bytes``, and what they serve; ``select`` asks them at every size.
+BY_SIZE: dict[str, tuple[CollectiveName, ...]] = {"greedy": greedy.SERVES}
+
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
     """Methods that serve a collective on any fabric; the first is for large messages and the default.
 
-    Those in ``NAMED_ONLY`` and in ``WHERE_THEY_FIT`` are not among them.
+    Those in ``NAMED_ONLY``, ``WHERE_THEY_FIT`` and ``BY_SIZE`` are not among them.
 
     Examples:
         >>> methods_for("all_to_all")
         ('flow', 'direct')
     """
-    ours = [method for method in SYNTHESIZERS if method not in NAMED_ONLY and method not in WHERE_THEY_FIT]
+    ours = [method for method in SYNTHESIZERS if method not in {*NAMED_ONLY, *WHERE_THEY_FIT, *BY_SIZE}]
     return tuple(method for method in ours if (method in _POINTED_METHODS) == (name in POINTED))
 
 
@@ -124,7 +130,8 @@ def synthesize(
         raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
     if method not in CLASSICS:
         serving = candidates_for(collective.name)
-        serving += tuple(named for named, served in NAMED_ONLY.items() if collective.name in served)
+        named = NAMED_ONLY | BY_SIZE
+        serving += tuple(method for method, served in named.items() if collective.name in served)
         if method not in serving:
             raise UsageError(
                 f"method {method!r} does not serve {collective.name}; methods that do: {', '.join(serving)}"

@@ -37,6 +37,7 @@ from mycel.data_parallel.compress.rounds import Item
 from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.local.state import load_tensors
+from mycel.data_parallel.open_step import OpenStep
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.state import mean_residuals, pack_state, unpack_state
 from mycel.data_parallel.stats import CommStats
@@ -117,6 +118,7 @@ class MASHA(torch.optim.Optimizer):
         self._policy, self._exact = method, Cast(torch.float32)
         self._wants_feedback, self._seed = feedback, seed
         self.feedback = ErrorFeedback()
+        self._open = OpenStep(self._policy, self.feedback)
         self.stats = CommStats()
         self.steps = 0
         self.probability = self._even_probability() if probability is None else probability
@@ -176,7 +178,7 @@ class MASHA(torch.optim.Optimizer):
         Returns:
             Names, numbers and tensors, for ``torch.load(..., weights_only=True)``.
         """
-        residuals = self.feedback.residuals if own else mean_residuals(self.feedback, self._shapes, self._group)
+        residuals = self.feedback.memory if own else mean_residuals(self.feedback, self._shapes, self._group)
         state = pack_state(
             self.steps, residuals, self._policy.compressors(), (self._rank, self._size) if own else None
         )
@@ -250,10 +252,12 @@ class MASHA(torch.optim.Optimizer):
             for item, outcome in zip(items, found, strict=True):
                 means[item.context.name] = outcome.mean
                 if outcome.residual is None:  # all came through, whatever was before
-                    self.feedback.residuals.pop(item.context.name, None)
+                    self.feedback.release(item.context.name)
                 else:
-                    self.feedback.remember(item.context.name, outcome.residual, mean=outcome.mean)
-        self._policy.observe(means, self.steps)
+                    self.feedback.remember(item.context.name, outcome.residual)
+        for name, mean in means.items():
+            self._open.add(mean, {name: mean}, self.steps)
+        self._open.settle(keep=self._open.is_finite())
         return [means[name] for name in self._names]
 
     def _compressor(self, name: str, tensor: Tensor, step: int) -> Compressor:

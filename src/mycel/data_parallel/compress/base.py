@@ -123,6 +123,14 @@ class Compressor(Payloads):
         Must not change the tensor.
         """
 
+    def settle(self, *, keep: bool) -> None:
+        """The step is over. Compressors that keep something from step to step take it over now, or forget it.
+
+        Args:
+            keep: all means of the step, of every parameter, are finite. Otherwise the step will not be applied, and
+                what the compressor keeps must be what it was.
+        """
+
     def state_dict(self) -> dict[str, Tensor]:
         """State by parameter name; the same on all ranks. Tensors only, so ``weights_only=True`` loads it."""
         return {}

@@ -21,7 +21,7 @@ class Cast(Compressor):
 
     Args:
         dtype: ``torch.bfloat16`` (the range of float32, 8 bits of precision) or ``torch.float16`` (11 bits, up to
-            65504), or ``torch.float32``, which changes nothing.
+            65504), or ``torch.float32`` or ``torch.float64``, which change nothing.
 
     Raises:
         UsageError: another type.
@@ -36,10 +36,10 @@ class Cast(Compressor):
     is_elementwise: ClassVar[bool] = True
 
     def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        if dtype not in (torch.bfloat16, torch.float16, torch.float32):
-            raise UsageError(f"gradients travel as bfloat16, float16 or float32, not as {dtype}")
+        if dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+            raise UsageError(f"gradients travel as bfloat16, float16, float32 or float64, not as {dtype}")
         self.dtype = dtype
-        self.is_unbiased = dtype == torch.float32
+        self.is_unbiased = dtype.itemsize >= torch.float32.itemsize
         self.is_contractive = True
 
     @property
@@ -57,4 +57,4 @@ class Cast(Compressor):
 
     def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
         """See ``Compressor``."""
-        return payload.to(torch.float32, copy=True).view(tuple(shape))
+        return payload.to(torch.promote_types(self.dtype, torch.float32), copy=True).view(tuple(shape))

@@ -2,9 +2,10 @@
 
     P = sum M Q,  orthonormal P,  Q = sum M^T P,  mean = P Q^T
 
-Q is kept for the next step, where it is nearly right already. Both sums are linear, so each is one all_reduce for
-all layers together. A rank's residual is its own matrix minus its own share of the product, ``M - P (M^T P)^T``, as
-in the paper; taking the mean's product instead gives the same means, but lets the residuals of ranks drift apart.
+Q is kept for the next step, where it is nearly right already, once all of its step's means are known to be finite.
+Both sums are linear, so each is one all_reduce for all layers together. A rank's residual is its own matrix minus its
+own share of the product, ``M - P (M^T P)^T``, as in the paper; taking the mean's product instead gives the same
+means, but lets the residuals of ranks drift apart.
 
 References:
     Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019, arXiv 1905.13727, algorithms 1 and 2;
@@ -64,6 +65,7 @@ class PowerSGD(Compressor):
             raise UsageError(f"PowerSGD's factors travel as float32, bfloat16 or float16, not as {wire}")
         self.rank, self.wire, self.min_ratio = rank, wire, min_ratio
         self._q: dict[str, Tensor] = {}
+        self._next_q: dict[str, Tensor] = {}  # of the step under way
 
     def wire_bytes(self, shape: Sequence[int]) -> int:
         """See ``Compressor``: both factors."""
@@ -114,11 +116,9 @@ class PowerSGD(Compressor):
             if keep_residual:
                 multiply = torch.addmm if mean.dim() == 2 else torch.baddbmm
                 residual = multiply(matrices[k], ps[k], own[k].mT, alpha=-world_size)
-            finite = bool(torch.isfinite(q.sum()))
             for j, i in enumerate(s):
                 pick: slice | int = j if len(s) > 1 else slice(None)
-                if finite:
-                    self._q[items[i].context.name] = q[pick].contiguous()
+                self._next_q[items[i].context.name] = q[pick].contiguous()
                 shape = items[i].tensor.shape
                 rest = None if residual is None else residual[pick].reshape(shape)
                 outcomes[i] = Outcome(mean=mean[pick].reshape(shape), residual=rest)
@@ -150,6 +150,12 @@ class PowerSGD(Compressor):
             q = matrix.t() @ orthonormal(matrix @ q)
         if bool(torch.isfinite(q.sum())):
             self._q[name] = q
+
+    def settle(self, *, keep: bool) -> None:
+        """See ``Compressor``: Q of the step becomes what the next one starts with."""
+        if keep:
+            self._q.update(self._next_q)
+        self._next_q = {}
 
     def state_dict(self) -> dict[str, Tensor]:
         """Q by parameter name, the same on all ranks."""

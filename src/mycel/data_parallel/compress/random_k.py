@@ -57,9 +57,13 @@ class RandomK(Compressor):
         return 4 * self._kept(numel(shape))
 
     def compress(self, tensor: Tensor, context: Context) -> Tensor:
-        """See ``Compressor``."""
+        """See ``Compressor``. One value that is not finite makes all of them NaN: places may have missed it."""
         flat = tensor.reshape(-1)
-        return flat[self._places(len(flat), context, flat.device)[0]]
+        if not len(flat):
+            return flat
+        values = flat[self._places(len(flat), context, flat.device)[0]]
+        largest = torch.linalg.vector_norm(flat, ord=torch.inf)
+        return torch.where(largest.isfinite(), values, torch.nan)
 
     def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
         """See ``Compressor``."""

@@ -3,7 +3,8 @@
 Each rank keeps the largest ``density`` of its elements. Bitmaps are or-ed, one bit an element (a sum of such bits
 would carry into neighbours), then sketches are summed; the sum is taken apart without loss while the union of all
 ranks' elements fits: see ``mycel.data_parallel.compress.sketch``. The union grows with the number of ranks, so the
-density has to shrink with it, and does where none is given.
+density has to shrink with it, and does where none is given. What cannot be taken apart is not guessed: it counts as
+not sent, error feedback keeps it, and the next step hashes it to other counters.
 
 References:
     I. Polyakov, A. Dukhanov, E. Spirin, "TAGC: Optimizing Gradient Communication in Distributed Transformer
@@ -25,7 +26,8 @@ from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.data_parallel.compress.sketch import insert, num_counters, peel
 from mycel.errors import UsageError
-from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
+from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes
+from mycel.wire.selection import largest_places, places_in
 
 __all__ = ["TAGC", "heavy_layers"]
 
@@ -40,15 +42,15 @@ class TAGC(Compressor):
 
     Args:
         ratio: elements a counter.
-        density: part of the elements that each rank keeps; by default as many as surely fit, ``0.7 / (ratio W)``
-            for ``W`` ranks.
+        density: part of the elements that each rank keeps; by default as many as nearly always fit,
+            ``0.7 / (ratio W)`` for ``W`` ranks.
 
     Raises:
         UsageError: a ratio below 1, or a density that is not in (0, 1].
 
     Attributes:
-        num_estimated: elements so far that were estimated because a sketch was too full to take apart.
-        num_decoded: elements that were decoded in all.
+        num_left: elements so far that were left out because a sketch was too full to take apart.
+        num_decoded: elements that were in sketches in all.
 
     Examples:
         >>> TAGC(ratio=2.0).wire_bytes((1024, 3))  # 1536 counters of 4 bytes, 3072 bits
@@ -63,7 +65,7 @@ class TAGC(Compressor):
         if ratio < 1 or not (density is None or 0 < density <= 1):
             raise UsageError(f"TAGC with {ratio} elements a counter, density {density}: want >= 1, and in (0, 1]")
         self.ratio, self.density = ratio, density
-        self.num_estimated, self.num_decoded = 0, 0
+        self.num_left, self.num_decoded = 0, 0
 
     def wire_bytes(self, shape: Sequence[int]) -> int:
         """See ``Compressor``."""
@@ -96,7 +98,28 @@ class TAGC(Compressor):
     def decompress(self, payload: Tensor, shape: Sequence[int], context: Context) -> Tensor:
         """See ``Compressor``."""
         cut = packed_bytes(numel(shape), 1)
-        return self._joined(payload[:cut], floats_in(payload[cut:]), shape, context)
+        out, left = self._joined(payload[:cut], floats_in(payload[cut:]), shape, context)
+        self.num_left += len(left)
+        return out
+
+    def accumulate_all(self, payloads: Sequence[Tensor], out: Tensor, contexts: Sequence[Context]) -> None:
+        """Add what several ranks' payloads for one tensor stand for to ``out``.
+
+        Their sum is taken apart at once. Where it is too full for that, each payload is alone, as its sender has
+        done: what its sender finds in it arrives.
+
+        Args:
+            payloads: one or more.
+            out: float32, contiguous.
+            contexts: of the payloads.
+        """
+        total, cut = self.added(payloads, out.shape), packed_bytes(out.numel(), 1)
+        together, left = self._joined(total[:cut], floats_in(total[cut:]), out.shape, contexts[0])
+        if not len(left):
+            out.add_(together)
+            return
+        for payload, context in zip(payloads, contexts, strict=True):
+            self.accumulate(payload, out, context)
 
     def converse(self, items: Sequence[Item], *, keep_residual: bool) -> Conversation:
         """See ``Compressor``: or, then sum."""
@@ -108,32 +131,36 @@ class TAGC(Compressor):
         sketches = total.split_with_sizes([len(sketch) for _, sketch, _ in parts])
         outcomes = []
         for item, bitmap, sketch, (_, _, kept) in zip(items, bitmaps, sketches, parts, strict=True):
+            mean, left = self._joined(bitmap, sketch, item.tensor.shape, item.context)
+            self.num_left += len(left)
             residual: Any = None
             if keep_residual:
                 residual = item.tensor.clone()
                 residual.view(-1)[kept] = 0
-            mean = self._joined(bitmap, sketch, item.tensor.shape, item.context)
+                residual.view(-1)[left] = item.tensor.view(-1)[left]
             outcomes.append(Outcome(mean=mean, residual=residual))
         return outcomes
 
     def _split(self, tensor: Tensor, context: Context) -> tuple[Tensor, Tensor, Tensor]:
         """Bitmap, sketch, and the indices that are in them."""
         flat = tensor.reshape(-1)
-        kept = torch.topk(flat.abs(), self.num_kept(len(flat), context.world_size), sorted=False).indices
-        kept = kept[flat[kept] != 0]
+        kept = largest_places(flat, self.num_kept(len(flat), context.world_size))
         bits = torch.zeros(len(flat), dtype=torch.uint8, device=flat.device)
         bits[kept] = 1
         counters = num_counters(len(flat), self.ratio)
         return pack(bits, 1), insert(kept, flat[kept], counters, context.random_seed(shared=True)), kept
 
-    def _joined(self, bitmap: Tensor, sketch: Tensor, shape: Sequence[int], context: Context) -> Tensor:
+    def _joined(
+        self, bitmap: Tensor, sketch: Tensor, shape: Sequence[int], context: Context
+    ) -> tuple[Tensor, Tensor]:
+        """What can be taken apart, and the indices of what cannot, which are zeros."""
         out = sketch.new_zeros(numel(shape))
-        indices = unpack(bitmap, len(out), 1).nonzero().view(-1)
-        values, estimated = peel(sketch, indices, context.random_seed(shared=True))
-        self.num_estimated += estimated
-        self.num_decoded += len(indices)
+        indices = places_in(bitmap, len(out))
+        values, places = peel(sketch, indices, context.random_seed(shared=True))
+        values[places] = 0.0
         out[indices] = values
-        return out.view(tuple(shape))
+        self.num_decoded += len(indices)
+        return out.view(tuple(shape)), indices[places]
 
 
 def heavy_layers(model: nn.Module, share: float = 0.8) -> list[str]:

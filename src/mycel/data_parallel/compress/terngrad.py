@@ -95,7 +95,9 @@ class TernGrad(Compressor):
         rank, world_size = items[0].context.rank, items[0].context.world_size
         clipped = [self._clipped(item.tensor.reshape(-1)) for item in items]
         own = torch.stack([_largest(flat) for flat in clipped])
-        scales: Tensor = _finite((yield AllReduce(tensor=own.nan_to_num(nan=torch.inf), op="max")))
+        # Not by nan_to_num, which makes the largest finite number of an infinity, and hides it.
+        seen = torch.where(own.isfinite(), own, torch.inf)
+        scales: Tensor = _finite((yield AllReduce(tensor=seen, op="max")))
         digits = joined([_digits(f, s, item.context) for f, s, item in zip(clipped, scales, items, strict=True)])
         sizes = share_sizes(len(digits), world_size)
         shares = digits.split_with_sizes(sizes)

@@ -10,11 +10,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mycel.data_parallel.compress import Compressor
-from mycel.data_parallel.feedback import ErrorFeedback
+from mycel.data_parallel.feedback import ErrorFeedback, Scaler
 from mycel.data_parallel.fsdp.layout import Unit, units_of
 from mycel.data_parallel.fsdp.qsdp import QSDP
 from mycel.data_parallel.fsdp.replicas import ReplicaMean
 from mycel.data_parallel.fsdp.route import Route, nodes_between
+from mycel.data_parallel.fsdp.steps import Steps
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
@@ -30,9 +31,9 @@ class FSDPCompression(Handle):
 
     Attributes:
         units: what ``fully_shard`` made, in the order of modules.
-        feedback: this rank's residuals; ``None`` keeps none.
-        stats: bytes that have left this rank, as the collectives' direct form sends them, without headers: of
-            gathers and reductions, or of means over replicas.
+        feedback: this rank's residuals, in ``memory``; ``None`` keeps none.
+        stats: steps, and bytes that have left this rank, as the collectives' direct form sends them, without headers:
+            of gathers and reductions, or of means over replicas.
 
     Examples:
         >>> from torch.distributed.fsdp import fully_shard
@@ -45,9 +46,17 @@ class FSDPCompression(Handle):
         >>> dist.destroy_process_group()
     """
 
-    def __init__(self, units: list[Unit], route: Route, feedback: ErrorFeedback | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        units: list[Unit],
+        route: Route,
+        policy: CompressionPolicy | None,
+        feedback: ErrorFeedback | None,
+    ) -> None:
         self.units, self.feedback = units, feedback
         self.stats = route.stats
+        self._steps = Steps(model, policy, feedback, units[0].group, route.stats)
         self._route = route
         self._hooks: dict[str, ReplicaMean] = {}
         self._gathers: dict[str, Any] = {}
@@ -56,30 +65,44 @@ class FSDPCompression(Handle):
 
     @property
     def inside_bytes(self) -> int:
-        """Bytes that have left this rank in full precision inside its node."""
+        """Bytes that have left this rank in full precision inside its node, or to those with whom it shares weights
+        between the passes (``reshard_after_forward`` as a number)."""
         return self._route.inside.total()
 
     def bytes_per_step(self) -> int:
         """Compressed bytes that one rank sends in a step such as the last one, by the formula.
 
         A unit sends ``n - 1`` rows of a gather before its forward pass, as many again before its backward pass
-        where it is resharded between (which torch decides in the first forward pass), and ``n - 1`` rows of its
-        gradients; ``n`` is the number of ranks or, where bytes are compressed between nodes, of nodes.
+        where it is resharded over all ranks between (which torch decides in the first forward pass), and ``n - 1``
+        rows of its gradients; ``n`` is the number of ranks or, where bytes are compressed between nodes, of nodes.
         """
         total = 0
         for unit in self.units:
             if unit.name in self._gathers:
-                total += self._gathers[unit.name].row_bytes * (2 if unit.param_group._reshard_after_forward else 1)
+                again = unit.param_group._reshard_after_forward and not unit.param_group._use_post_forward_mesh
+                total += self._gathers[unit.name].row_bytes * (2 if again else 1)
             if unit.name in self._reducers:
                 total += self._reducers[unit.name].row_bytes
         return total * (self._route.num_sent - 1)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Steps by unit and, with error feedback, residuals by parameter. Every rank calls it and gets the same.
+    def rescale(self, factor: float) -> None:
+        """Multiply what is remembered: losses are scaled by so many times as much from the next step on.
 
-        Tensors only, so that ``torch.load(weights_only=True)`` reads it.
+        For whoever scales losses without a ``scaler`` that was given to ``compress``; every rank calls it, between
+        steps.
+
+        Raises:
+            UsageError: the factor is not a positive number.
         """
-        state = {}
+        if self.feedback is not None:
+            self.feedback.rescale(factor)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Steps by unit and, with error feedback, residuals by parameter and the scale of their losses.
+
+        Every rank calls it and gets the same. Tensors only, so that ``torch.load(weights_only=True)`` reads it.
+        """
+        state = {} if self.feedback is None else {"scale": torch.tensor(self.feedback.scale, dtype=torch.float64)}
         for name, hook in self._steppers().items():
             state[f"step.{name}"] = torch.tensor(hook.step)
             if self.feedback is not None:
@@ -101,13 +124,16 @@ class FSDPCompression(Handle):
             hook.step = int(state[f"step.{name}"])
             if self.feedback is not None:
                 hook.residual_rows().load_state_dict(self.feedback, kept)
+        if self.feedback is not None:
+            self.feedback.scale = float(state["scale"])
 
     def steps(self) -> int:
         """Steps that have been reduced so far; of those since the start of this process where nothing is."""
-        return max((reducer.step for reducer in self._reducers.values()), default=0)
+        return max((hook.step for hook in self._steppers().values()), default=0)
 
     def close(self) -> None:
         """Have FSDP2 communicate as it did before; twice is as good as once."""
+        self._steps.close()
         for unit in self.units if self._hooks else ():
             unit.module.set_all_reduce_hook(None)
         for unit, gather, reducer in self._before:
@@ -120,6 +146,7 @@ class FSDPCompression(Handle):
 
     def _keys(self) -> list[str]:
         keys = [f"step.{name}" for name in self._steppers()]
+        keys += ["scale"] if self.feedback is not None else []
         for unit in self.units if self.feedback is not None else ():
             if unit.name in self._steppers():
                 keys += [f"residual.{segment.name}" for segment in unit.segments if segment.trainable]
@@ -136,6 +163,7 @@ def attach(
     feedback: bool | None = None,
     seed: int = 0,
     timeout_s: float | None = None,
+    scaler: Scaler | None = None,
 ) -> FSDPCompression:
     """Compress what the FSDP2 units of a model gather and reduce. Every rank calls it.
 
@@ -153,6 +181,8 @@ def attach(
             for compressors that are not unbiased.
         seed: of rounding by chance.
         timeout_s: of the groups that are made for nodes; by default the backend's.
+        scaler: the ``GradScaler`` that scales the losses, whose scale the residuals then follow; without it, call
+            ``rescale`` where a scale changes.
 
     Returns:
         A handle: bytes, state, and ``close()``.
@@ -161,11 +191,11 @@ def attach(
         UsageError: the model is not fully sharded, or over meshes that are not supported; the compressor needs
             several rounds; torch has not what this needs.
     """
-    from mycel.data_parallel.fsdp.comms import CompressedAllGather, CompressedReduceScatter
+    from mycel.data_parallel.fsdp.comms import CompressedAllGather, CompressedReduceScatter, CountedReduceScatter
 
     weights, gradients = _policies(method, exact)
     if replicas is not None:
-        return _between_replicas(model, gradients, replicas, topology, feedback, seed)
+        return _between_replicas(model, gradients, replicas, topology, _feedback(gradients, feedback, scaler), seed)
     for compressor in () if gradients is None else gradients.compressors():
         # Payloads that the network adds need as many rounds as their sums; element by element they can be cut too.
         if compressor.aggregation.adds_payloads and not compressor.is_elementwise:
@@ -180,16 +210,19 @@ def attach(
     route = Route(
         units[0].group, CommStats(), None if topology is None else nodes_between(topology), timeout_s=timeout_s
     )
-    made = FSDPCompression(units, route, _feedback(gradients, feedback))
+    made = FSDPCompression(model, units, route, gradients, _feedback(gradients, feedback, scaler))
     if isinstance(gradients, LGreCo):
         gradients.sharded(units[0].group)
     for unit in units:
         if gradients is not None:
-            reducer = CompressedReduceScatter(unit, gradients, route, seed, made.feedback)
+            reducer = CompressedReduceScatter(unit, gradients, route, seed, made._steps)
             unit.module.set_custom_reduce_scatter(reducer)
             if hasattr(unit.module, "set_force_sum_reduction_for_comms"):
                 unit.module.set_force_sum_reduction_for_comms(True)  # any factor to divide by, torch divides then
             made._reducers[unit.name] = reducer
+        else:
+            counted = CountedReduceScatter(unit.param_group._reduce_scatter_comm, made._steps)
+            unit.module.set_custom_reduce_scatter(counted)
         if weights is not None:
             gather = CompressedAllGather(unit, weights, route, seed, made.steps)
             unit.module.set_custom_all_gather(gather)
@@ -202,7 +235,7 @@ def _between_replicas(
     policy: CompressionPolicy | None,
     replicas: dist.ProcessGroup,
     topology: Topology | None,
-    feedback: bool | None,
+    feedback: ErrorFeedback | None,
     seed: int,
 ) -> FSDPCompression:
     if policy is None or topology is not None:
@@ -216,19 +249,19 @@ def _between_replicas(
     if isinstance(policy, LGreCo):
         policy.sharded(units[0].group)
     route = Route(units[0].group, CommStats())
-    made = FSDPCompression(units, route, _feedback(policy, feedback))
+    made = FSDPCompression(model, units, route, policy, feedback)
     for unit in units:
-        hook = ReplicaMean(unit, policy, replicas, made.feedback, route.stats, seed)
+        hook = ReplicaMean(unit, policy, replicas, made._steps, route.stats, seed)
         unit.module.set_all_reduce_hook(hook)
         made._hooks[unit.name] = hook
     return made
 
 
-def _feedback(policy: CompressionPolicy | None, wanted: bool | None) -> ErrorFeedback | None:
+def _feedback(policy: CompressionPolicy | None, wanted: bool | None, scaler: Scaler | None) -> ErrorFeedback | None:
     if policy is None:
         return None
     keeps = any(c.wants_feedback for c in policy.compressors()) if wanted is None else wanted
-    return ErrorFeedback() if keeps else None
+    return ErrorFeedback(scaler=scaler) if keeps else None
 
 
 def _policies(

@@ -15,12 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single
 from mycel.data_parallel.compress import Context
-from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp.layout import Segment, Unit, layout_of
 from mycel.data_parallel.fsdp.residuals import ResidualRows
 from mycel.data_parallel.fsdp.route import Route
 from mycel.data_parallel.fsdp.rows import RowCodec
+from mycel.data_parallel.fsdp.steps import Steps
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.errors import UsageError
 
@@ -29,7 +30,7 @@ try:
 except ImportError as error:  # this module is imported when a model is given, not with the library
     raise UsageError(f"torch {torch.__version__} has no custom communication for FSDP2: {error}") from None
 
-__all__ = ["CompressedAllGather", "CompressedReduceScatter"]
+__all__ = ["CompressedAllGather", "CompressedReduceScatter", "CountedReduceScatter"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,17 +85,20 @@ class CompressedAllGather(_Rows, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> None:
-        """Fill ``output_tensor``; see torch's ``AllGather``. It is done when this returns."""
+        """Fill ``output_tensor``; see torch's ``AllGather``. It is done when this returns.
+
+        Where ``reshard_after_forward`` is a number, a few ranks have kept the weights of the forward pass between
+        them (hpZ of ZeRO++), which have been rounded once: they travel as they are.
+        """
+        if dist.get_world_size(group) != self.route.num_rows:
+            all_gather_single(output_tensor, input_tensor, group=group)
+            self.route.inside.add_even("gather", input_tensor.nbytes, group)
+            return
         if not input_tensor.is_floating_point() or input_tensor.numel() != sum(s.numel for s in self.unit.segments):
             raise UsageError(
                 f"module {self.unit.name!r} gathers {input_tensor.numel()} elements of {input_tensor.dtype}, its "
                 "parameters have others (parameters of several types, or tensor subclasses with a gather of their "
                 "own): shard it separately and leave it out of compression"
-            )
-        if dist.get_world_size(group) != self.route.num_rows:
-            raise UsageError(
-                f"module {self.unit.name!r} is gathered in {dist.get_world_size(group)} of {self.route.num_rows} "
-                "ranks before its backward pass; with compression, reshard_after_forward is True or False, no number"
             )
         codec = self.codec(self.unit.segments, input_tensor.dtype, self.step())
         self.route.stats.exact_bytes += (self.route.num_sent - 1) * input_tensor.nbytes
@@ -115,12 +119,15 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
         feedback: residuals of what was lost on the way, to be sent later; ``None`` keeps none.
     """
 
-    def __init__(
-        self, unit: Unit, policy: CompressionPolicy, route: Route, seed: int, feedback: ErrorFeedback | None
-    ) -> None:
+    def __init__(self, unit: Unit, policy: CompressionPolicy, route: Route, seed: int, steps: Steps) -> None:
         super().__init__(unit, policy, route, seed)
-        self.step, self.feedback = 0, feedback
-        self._warned = False
+        self.step, self.feedback = 0, steps.feedback
+        self._steps, self._warned = steps, False
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See torch's ``Comm``. Called before every reduction, by a world of one rank too, which reduces nothing."""
+        self._steps.reduces()
+        return super().allocate(size, dtype=dtype, device=device)
 
     def __call__(
         self,
@@ -166,10 +173,8 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
         if divisor != 1:
             total /= divisor
         output_tensor.copy_(total)
-        self._notify(total if divisor != 1 else total / self.route.num_rows, segments)
+        self._notify(output_tensor, total if divisor != 1 else total / self.route.num_rows, segments)
         self.step += 1
-        if self.unit.name == "":
-            self.route.stats.steps += 1
 
     def residual_rows(self) -> ResidualRows:
         """Where this rank's residuals lie in whole parameters."""
@@ -182,11 +187,11 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
             share=self.route.num_rows / self.route.num_sent,
         )
 
-    def _notify(self, mean: Tensor, segments: tuple[Segment, ...]) -> None:
-        """Show the policy this rank's shards of the mean gradient."""
+    def _notify(self, applied: Tensor, mean: Tensor, segments: tuple[Segment, ...]) -> None:
+        """This rank's shards of the mean gradient, as they are applied, and for the policy."""
         shards = mean.split_with_sizes([segment.numel for segment in segments])
         named = {s.name: shard.view(s.shard_shape) for s, shard in zip(segments, shards, strict=True) if s.name}
-        self.policy.observe(named, self.step)
+        self._steps.add(applied, named, self.step)
 
     def _divisor(self, op: Any) -> int:
         if op == dist.ReduceOp.SUM:
@@ -214,4 +219,35 @@ class CompressedReduceScatter(_Rows, ReduceScatter):
             Segment(
                 name="", numel=row_numel, shape=(row_numel,), shard_shape=(row_numel,), shard_dim=0, trainable=False
             ),
+        )
+
+
+class CountedReduceScatter(ReduceScatter):
+    """What reduces gradients that travel as they are, with steps counted.
+
+    Args:
+        inner: does it.
+        steps: counts.
+    """
+
+    def __init__(self, inner: Any, steps: Steps) -> None:
+        self._inner, self._steps = inner, steps
+
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """See torch's ``Comm``."""
+        self._steps.reduces()
+        found: Tensor = self._inner.allocate(size, dtype=dtype, device=device)
+        return found
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        """See torch's ``ReduceScatter``."""
+        return self._inner(
+            output_tensor=output_tensor, input_tensor=input_tensor, group=group, op=op, async_op=async_op
         )

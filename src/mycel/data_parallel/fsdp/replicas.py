@@ -17,9 +17,9 @@ from torch import Tensor
 
 from mycel.data_parallel.compress import AllReduce, Compressor, Context, Conversation, Item, Outcome
 from mycel.data_parallel.exchange import exchange
-from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp.layout import Segment, Unit, layout_of
 from mycel.data_parallel.fsdp.residuals import ResidualRows
+from mycel.data_parallel.fsdp.steps import Steps
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
 
@@ -33,7 +33,7 @@ class ReplicaMean:
         unit: whose gradients.
         policy: says how each parameter's shard travels.
         group: the ranks that hold the same shard.
-        feedback: residuals; ``None`` keeps none.
+        steps: whose residuals are kept.
         stats: counts bytes.
         seed: of chance.
 
@@ -46,16 +46,17 @@ class ReplicaMean:
         unit: Unit,
         policy: CompressionPolicy,
         group: dist.ProcessGroup,
-        feedback: ErrorFeedback | None,
+        steps: Steps,
         stats: CommStats,
         seed: int,
     ) -> None:
         self.unit, self.policy, self.group, self.stats, self.seed = unit, policy, group, stats, seed
-        self.feedback, self.step = feedback, 0
+        self.feedback, self.step, self._steps = steps.feedback, 0, steps
         self._shard = dist.get_rank(unit.group)
 
     def __call__(self, shard: Tensor) -> None:
         """Replace a flat gradient shard by its mean over replicas; torch's all-reduce hook."""
+        self._steps.reduces()
         segments = layout_of(self.unit.segments, shard.numel())
         if segments is None:
             segments = (_anonymous(shard.numel()),)
@@ -70,18 +71,18 @@ class ReplicaMean:
             self._converse(chosen, [(segments[i], parts[i]) for i in members]) for chosen, members in groups.values()
         ]
         self.stats.exact_bytes += self._exact_bytes(shard)
+        named = {}
         for (chosen, members), outcomes in zip(
             groups.values(), exchange(conversations, self.group, self.stats), strict=True
         ):
             for i, outcome in zip(members, outcomes, strict=True):
                 parts[i].copy_(outcome.mean.view(-1))
+                if segments[i].name:  # torch divides the shard itself later; the mean stays what it is
+                    named[segments[i].name] = outcome.mean.view(segments[i].shard_shape)
                 if chosen is not None and self.feedback is not None and outcome.residual is not None:
-                    self.feedback.remember(segments[i].name, outcome.residual.view(1, -1), mean=outcome.mean)
-        named = {s.name: part.view(s.shard_shape) for s, part in zip(segments, parts, strict=True) if s.name}
-        self.policy.observe(named, self.step)
+                    self.feedback.remember(segments[i].name, outcome.residual.view(1, -1))
+        self._steps.add(shard, named, self.step)
         self.step += 1
-        if self.unit.name == "":
-            self.stats.steps += 1
 
     def residual_rows(self) -> ResidualRows:
         """Where this rank's residuals lie in whole parameters."""

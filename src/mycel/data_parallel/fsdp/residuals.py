@@ -46,8 +46,8 @@ class ResidualRows:
             if not segment.trainable:
                 continue
             rows = torch.zeros((self.num_rows, segment.numel), device=self.unit.param_group.device)
-            if segment.name in feedback.residuals:
-                rows[self.places] = feedback.residuals[segment.name].view(len(self.places), segment.numel)
+            if segment.name in feedback.memory:
+                rows[self.places] = feedback.memory[segment.name].view(len(self.places), segment.numel)
             for group in self.groups:
                 dist.all_reduce(rows, group=group)
             found[segment.name] = whole_of(rows / self.num_keepers, segment).clone()
@@ -58,4 +58,4 @@ class ResidualRows:
         for segment in self.unit.segments:
             if segment.name in state:
                 rows = rows_of(state[segment.name].to(self.unit.param_group.device), segment, self.num_rows)
-                feedback.residuals[segment.name] = rows[self.places] * self.share
+                feedback.memory[segment.name] = rows[self.places] * self.share

@@ -16,11 +16,11 @@ __all__ = ["RowCodec"]
 
 
 @runtime_checkable
-class _AddsPayloads(Protocol):
-    """Compressors whose payloads are added before they are taken apart."""
+class _TakesAll(Protocol):
+    """Compressors that take the payloads of all ranks apart at once."""
 
-    def added(self, payloads: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-        """The payload of the sum."""
+    def accumulate_all(self, payloads: Sequence[Tensor], out: Tensor, contexts: Sequence[Context]) -> None:
+        """Add what they stand for to a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +122,10 @@ class RowCodec:
         pieces_of = [payload.split_with_sizes(sizes) for payload in payloads]
         for place, part in enumerate(self._parts):
             pieces, named = [p[place] for p in pieces_of], [replace(c, name=part.name) for c in contexts]
-            if isinstance(part.compressor, _AddsPayloads) and pieces:
-                pieces, named = [part.compressor.added(pieces, part.shape)], named[:1]
+            if isinstance(part.compressor, _TakesAll) and pieces:
+                out = row[slice(*part.spans[0])].view(part.shape)  # not element by element, so a part of its own
+                part.compressor.accumulate_all([part.read(piece) for piece in pieces], out, named)
+                continue
             for piece, context in zip(pieces, named, strict=True):
                 self._add(part, part.read(piece), row, context)
 

@@ -20,6 +20,7 @@ from mycel.comm.groups import flat_group
 from mycel.errors import UsageError
 from mycel.moe.flex.cost import CostModel, Load
 from mycel.moe.flex.measure import measure_costs, now
+from mycel.moe.recompute import Memo, recomputing
 from mycel.moe.routed import HeldExperts, RoutedExperts
 from mycel.moe.schedule import ExpertSchedule, Tuner
 from mycel.moe.slots import RoutingResult
@@ -87,6 +88,8 @@ class Chooser:
         self._off: dict[ExpertSchedule, float] = {}
         self._runs: dict[ExpertSchedule, int] = {}
         self._last: dict[tuple[int, int], ExpertSchedule] = {}
+        #: Plans of the latest passes of a load, until all of them had the chosen one.
+        self._tried: dict[tuple[int, int], Memo[ExpertSchedule]] = {}
 
     def _plans(self) -> list[ExpertSchedule]:
         parallel, wanted = self.routed, self.settings
@@ -120,8 +123,11 @@ class Chooser:
         if record is None:
             return self.routed(experts, x_TD, routing, plan)
         begin = now(x_TD.device)
-        x_TD, weights_TK = _Watch.apply(record, False, x_TD, weights_TK)  # type: ignore[no-untyped-call]
-        routing = routing._replace(top_k_weights=weights_TK)
+        if training:  # what needs no gradient stays that way, as when it is computed again, which is not measured
+            wanted = [t for t in (x_TD, weights_TK) if t.requires_grad]
+            begun = iter(_Watch.apply(record, False, *wanted))  # type: ignore[no-untyped-call]
+            x_TD, weights_TK = [next(begun) if t.requires_grad else t for t in (x_TD, weights_TK)]
+            routing = routing._replace(top_k_weights=weights_TK)
         y_TD = self.routed(experts, x_TD, routing, plan)
         watched: tuple[Tensor, ...] = _Watch.apply(record, True, y_TD)  # type: ignore[no-untyped-call]
         record.spent_s = now(x_TD.device) - begin
@@ -133,8 +139,9 @@ class Chooser:
     ) -> tuple[ExpertSchedule, Record | None]:
         """The plan of a call, and where to note how long it takes, if that is wanted."""
         local = (x.shape[0], slots_per_token)
-        if torch._C._current_graph_task_id() != -1 and local in self._last:  # computed again by checkpointing
-            return self._last[local], None
+        if recomputing() and local in self._last:
+            tried = self._tried.get(local)
+            return self._last[local] if tried is None else tried.again(x, self._last[local]), None
         if self.costs is None:
             self.costs = measure_costs(self.routed, experts, x.detach().new_zeros(1, x.shape[1]))
             self._read(x.device)
@@ -142,8 +149,13 @@ class Chooser:
         plan = choice.chosen
         if plan is not None:
             self._last[local] = plan
+            if local in self._tried:  # passes of other plans may still be under way
+                self._tried[local].note(x, plan)
+                if self._tried[local].agrees(plan):
+                    del self._tried[local]
             return plan, None
         plan = self._last[local] = self._trials(choice)[0]
+        self._tried.setdefault(local, Memo()).note(x, plan)
         self._open.append(Record(bucket=bucket, plan=plan))
         return plan, self._open[-1]
 

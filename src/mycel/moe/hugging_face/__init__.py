@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from mycel.moe.hugging_face.applied import Applied, applied_to, apply, restore
 from mycel.moe.hugging_face.registry import register_expert_parallel
-from mycel.moe.hugging_face.training import clip_grad_norm, full_state_dict, trainer_callback
+from mycel.moe.hugging_face.training import trainer_callback
 
 __all__ = [
     "Applied",
     "applied_to",
     "apply",
-    "clip_grad_norm",
-    "full_state_dict",
     "register_expert_parallel",
     "restore",
     "trainer_callback",

@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from mycel.comm.groups import flat_group
@@ -20,14 +19,15 @@ from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
 from mycel.moe.dispatch import TokenDispatcher
-from mycel.moe.experts import parameters_of_experts, take_own
+from mycel.moe.experts import take_own
 from mycel.moe.hugging_face.backend import ForeignExperts, experts_forward
 from mycel.moe.hugging_face.blocks import Block, find_blocks
 from mycel.moe.hugging_face.losses import add_losses
 from mycel.moe.hugging_face.routers import WatchedRouter, check_policies, unwatch, watch
-from mycel.moe.hugging_face.stacks import gather_stack, keep_own
 from mycel.moe.hugging_face.transformers_api import BACKEND, experts_registry
 from mycel.moe.parallel import ExpertParallel
+from mycel.moe.sharded import is_sharded
+from mycel.moe.stacks import gather_stack, keep_own
 
 __all__ = ["Applied", "applied_to", "apply", "restore"]
 
@@ -108,7 +108,8 @@ def apply(
     Losses of policies are added to ``output.loss`` of training calls with labels, in place of the model's own
     ``router_aux_loss_coef``; ``update_balancing(model)`` after an optimizer step moves biases.
 
-    Call it before wrappers (DDP, ``fully_shard``) and before optimizers have state. DDP then leaves experts alone.
+    Call it before wrappers (DDP, ``fully_shard``) and before optimizers have state. DDP then leaves experts alone,
+    whatever is wrapped around the model.
 
     Args:
         model: of ``transformers``, with stacked experts (version 5).
@@ -143,9 +144,9 @@ def apply(
             "set_experts_implementation, which those of transformers 5 have; apply before wrapping"
         )
     experts_registry().register(BACKEND, experts_forward)
-    blocks = find_blocks(model)
     policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
-    for block in blocks:
+    blocks = find_blocks(model, routers=bool(policies))  # without policies nothing depends on what routers do
+    for block in blocks if policies else ():
         check_policies(block, policies)
     if isinstance(parallel.dispatcher, TokenDispatcher) and len(blocks) > 1:
         raise UsageError(f"{len(blocks)} layers cannot share a dispatcher; give what makes one from num_experts")
@@ -159,8 +160,14 @@ def apply(
                 f"the dispatchers are for {ranks} ranks, the mesh has {0 if mesh is None else mesh.size()}; give "
                 "apply the mesh that they were made for"
             )
+        adapted = next((block for block in blocks if block.adapted), None)
+        if adapted is not None:
+            raise UsageError(
+                f"{adapted.experts_path}: adapters stand around experts that are to be divided, and are for all of "
+                "them; call apply first, then add adapters, which are then for each rank's own experts"
+            )
         group = flat_group(mesh)
-        _check_alike(blocks, group)
+        _check_alike(model, blocks, group)
 
     applied = Applied(blocks=blocks, group=group, _model=model, _own_backend=_backend_of(model))
     set_backend(BACKEND)
@@ -179,18 +186,18 @@ def apply(
             experts.owned = held.owned
             keep_own(block.experts, experts.owned, held.cuts, experts.shard)
             applied._handles.append(experts.register_load_state_dict_pre_hook(take_own))
-        watch(block, policies)
+        if policies:
+            watch(block, policies)
     if policies:
         applied._handles += add_losses(model, [cast(WatchedRouter, block.router) for block in blocks])
         if hasattr(model, "router_aux_loss_coef"):
             _set(applied, model, "router_aux_loss_coef", 0.0)
-    if divided:
-        ignored = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *parameters_of_experts(model)]
-        _set(applied, model, "_ddp_params_and_buffers_to_ignore", ignored)
-        if hasattr(model, "save_pretrained"):
-            _set(
-                applied, model, "save_pretrained", partial(_save_pretrained, model, cast(Any, model).save_pretrained)
-            )
+    if divided and hasattr(model, "save_pretrained"):
+        save = cast(Any, model).save_pretrained
+        _set(applied, model, "save_pretrained", partial(_save_pretrained, model, save))
+    if hasattr(model, "enable_input_require_grads"):
+        own = cast(Any, model).enable_input_require_grads
+        _set(applied, model, "enable_input_require_grads", partial(_require_input_gradients, model, own))
     cast(Any, model).mycel_applied = applied
     return applied
 
@@ -219,10 +226,10 @@ def restore(model: nn.Module) -> None:
 
 
 def _take_back(model: nn.Module, applied: Applied) -> None:
-    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+    if any(is_sharded(parameter) for parameter in model.parameters()):
         raise UsageError(
             f"{type(model).__name__}: fully_shard has replaced its parameters, which restore cannot undo; take "
-            "mycel.moe.hugging_face.full_state_dict(model) and load that into a new model"
+            "mycel.moe.full_state_dict(model) and load that into a new model"
         )
     for block in applied.blocks:
         experts = cast(Any, block.experts)
@@ -232,7 +239,8 @@ def _take_back(model: nn.Module, applied: Applied) -> None:
                 parameter.data = gather_stack(experts, name, parameter.data, applied.group)
             del experts.owned
         del experts.mycel_experts, experts.cuts, experts.routed, experts.shard
-        unwatch(block.router)
+        if isinstance(block.router, WatchedRouter):
+            unwatch(block.router)
     for handle in applied._handles:
         handle.remove()
     for name, value in applied._attributes.items():
@@ -243,7 +251,8 @@ def _take_back(model: nn.Module, applied: Applied) -> None:
     del cast(Any, model).mycel_applied
 
 
-_ABSENT = object()
+class _ABSENT:
+    """In the place of an attribute that was not there; a class, which stays itself in copies and pickles."""
 
 
 def _set(applied: Applied, model: nn.Module, name: str, value: Any) -> None:
@@ -256,27 +265,47 @@ def _backend_of(model: Any) -> Any:
     return copy.copy(getter()) if getter is not None else model.config._experts_implementation
 
 
-def _check_alike(blocks: Sequence[Block], group: dist.ProcessGroup) -> None:
-    """Each rank keeps a part of what it has: all must have the same. Routers stand for the rest."""
-    sums = torch.stack([_checksum(block.router) for block in blocks])
+def _check_alike(model: nn.Module, blocks: Sequence[Block], group: dist.ProcessGroup) -> None:
+    """Each rank keeps a part of what it has: all must have the same. What is by experts stands for the rest."""
+    sums = torch.stack([_checksum(_beside(model.get_submodule(block.path), block)) for block in blocks])
     all_sums = sums.new_empty(dist.get_world_size(group) * len(blocks))
     dist.all_gather_into_tensor(all_sums, sums, group=group)
     for rank, theirs in enumerate(all_sums.view(-1, len(blocks))):
         for block, mine, other in zip(blocks, sums.tolist(), theirs.tolist(), strict=True):
             if mine != other:
                 raise UsageError(
-                    f"rank {rank} of the mesh has another {block.path}.{block.router_name} than rank "
+                    f"rank {rank} of the mesh has another router or first expert in {block.path} than rank "
                     f"{dist.get_rank(group)}; load the same model on all ranks before it is divided"
                 )
 
 
-def _checksum(router: nn.Module) -> Tensor:
+def _beside(module: nn.Module, block: Block) -> list[Tensor]:
+    """What of a block has a row for each expert, as routers have, and the first expert's vectors."""
+    experts = {id(parameter) for parameter in block.experts.parameters()}
+    rows = [p for p in module.parameters() if id(p) not in experts and p.shape[:1] == (block.num_experts,)]
+    return [*rows, *(p[0, 0] for p in block.experts.parameters(recurse=False))]
+
+
+def _checksum(tensors: Sequence[Tensor]) -> Tensor:
     """Of all bits, in integers, which have one sum on every machine."""
-    total = torch.zeros((), dtype=torch.int64, device=next(router.parameters()).device)
-    for parameter in router.parameters():
+    total = torch.zeros((), dtype=torch.int64, device=tensors[0].device)
+    for parameter in tensors:
         octets = parameter.detach().contiguous().view(-1).view(torch.uint8).long()
         total = total * 31 + (octets * (torch.arange(octets.numel(), device=octets.device) % 251 + 1)).sum()
     return total
+
+
+def _require_input_gradients(model: Any, own: Callable[[], None]) -> None:
+    """The library's own, which activation checkpointing calls, with a hook that pickles in place of a closure."""
+    own()
+    for handle in getattr(model, "_require_grads_hooks", ()):
+        hooks = handle.hooks_dict_ref()
+        if hooks is not None and handle.id in hooks:
+            hooks[handle.id] = _want_gradient
+
+
+def _want_gradient(module: nn.Module, inputs: Any, output: Tensor) -> None:
+    output.requires_grad_(True)
 
 
 def _save_pretrained(model: nn.Module, save: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -284,7 +313,7 @@ def _save_pretrained(model: nn.Module, save: Callable[..., Any], *args: Any, **k
     if kwargs.get("state_dict") is None:
         raise UsageError(
             f"{type(model).__name__}: this rank has a part of the experts, and save_pretrained would write only "
-            "that; on all ranks make mycel.moe.hugging_face.full_state_dict(model), then save with "
+            "that; on all ranks make mycel.moe.full_state_dict(model), then save with "
             "save_pretrained(folder, state_dict=...) on one"
         )
     return save(*args, **kwargs)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.dispatch import TokenDispatcher
+from mycel.moe.divided import stacks_of
+from mycel.moe.sharded import is_sharded
 
 __all__ = ["Block", "RouterKind", "find_blocks"]
 
@@ -44,11 +45,11 @@ class Block:
     """Experts with their router.
 
     Attributes:
-        path: of the block in the model; the experts are its child ``experts_name``.
+        path: of the block in the model; the experts are its child ``experts_name``, or within what adapts them there.
         experts_name, router_name: of the children.
         experts: stacked parameters.
-        router: answers a token with logits, weights and experts.
-        kind: of the router.
+        router: answers a token with logits, weights and experts; ``None``: nobody asked which child does.
+        kind: of the router; ``None``: as above.
 
     Raises:
         UsageError: of ``dispatcher``, after ``restore``.
@@ -56,10 +57,10 @@ class Block:
 
     path: str
     experts_name: str
-    router_name: str
     experts: nn.Module
-    router: nn.Module
-    kind: RouterKind
+    router_name: str | None = None
+    router: nn.Module | None = None
+    kind: RouterKind | None = None
 
     __repr__ = brief
 
@@ -67,6 +68,11 @@ class Block:
     def experts_path(self) -> str:
         """In the model."""
         return f"{self.path}.{self.experts_name}" if self.path else self.experts_name
+
+    @property
+    def adapted(self) -> bool:
+        """Something else than the experts' own parameters decides what they are."""
+        return "." in self.experts_name or any("." in name for name in stacks_of(self.experts))
 
     @property
     def num_experts(self) -> int:
@@ -83,8 +89,12 @@ class Block:
         return dispatcher
 
 
-def find_blocks(model: nn.Module) -> tuple[Block, ...]:
+def find_blocks(model: nn.Module, *, routers: bool = True) -> tuple[Block, ...]:
     """All mixture-of-experts blocks of a model.
+
+    Args:
+        model: of ``transformers``.
+        routers: find each block's router, and ask it what it does.
 
     Raises:
         UsageError: there are none, or one is not understood; says which module, and what was looked for.
@@ -92,18 +102,18 @@ def find_blocks(model: nn.Module) -> tuple[Block, ...]:
     modules = dict(model.named_modules())
     found, doubtful = [], []
     for path, module in modules.items():
-        stacked = [n for n, p in module.named_parameters(recurse=False) if n in _WEIGHTS and p.dim() == 3]
-        if "down_proj" in stacked:
+        if "down_proj" in (n for n, p in _stacked(module).items() if p.dim() == 3):
             _check_experts(path, module)
             parent, _, name = path.rpartition(".")
-            router_name, kind = _find_router(parent, modules[parent], name)
-            router = modules[f"{parent}.{router_name}" if parent else router_name]
-            found.append(
-                Block(
-                    path=parent, experts_name=name, router_name=router_name, experts=module, router=router, kind=kind
-                )
-            )
-        elif path.rpartition(".")[2] == "experts":
+            while name.startswith("base_layer"):  # adapters stand in the place of what they adapt
+                parent, _, outer = parent.rpartition(".")
+                name = f"{outer}.{name}"
+            found.append(Block(path=parent, experts_name=name, experts=module))
+            if routers:
+                router_name, kind = _find_router(parent, modules[parent], name, found[-1].num_experts)
+                router = modules[f"{parent}.{router_name}" if parent else router_name]
+                found[-1] = replace(found[-1], router_name=router_name, router=router, kind=kind)
+        elif path.rpartition(".")[2] == "experts" and not isinstance(getattr(module, "base_layer", None), nn.Module):
             doubtful.append(f"{path} ({type(module).__name__})")
     if doubtful:
         raise UsageError(
@@ -118,6 +128,11 @@ def find_blocks(model: nn.Module) -> tuple[Block, ...]:
     return tuple(found)
 
 
+def _stacked(module: nn.Module) -> dict[str, nn.Parameter]:
+    """A module's own parameters, also where they are parametrized."""
+    return {stack: module.get_parameter(name) for name, stack in stacks_of(module).items()}
+
+
 def _check_experts(path: str, module: nn.Module) -> None:
     where = f"{path} ({type(module).__name__})"
     lacking = [n for n in ("config", "num_experts", "is_transposed") if not hasattr(module, n)]
@@ -126,7 +141,7 @@ def _check_experts(path: str, module: nn.Module) -> None:
             f"{where}: stacked experts without {', '.join(lacking)}; looked for what transformers' "
             "use_experts_implementation gives its classes"
         )
-    parameters = dict(module.named_parameters(recurse=False))
+    parameters = _stacked(module)
     unknown = sorted((set(parameters) | set(dict(module.named_buffers(recurse=False)))) - _KNOWN)
     if unknown:
         raise UsageError(
@@ -135,7 +150,7 @@ def _check_experts(path: str, module: nn.Module) -> None:
         )
     num_experts = module.num_experts
     for name, parameter in parameters.items():
-        if isinstance(parameter, DTensor):
+        if is_sharded(parameter):
             raise UsageError(
                 f"{where}: {name} is a DTensor; apply before fully_shard, or give a model that is loaded with a "
                 "distributed_config an ep_implementation of mycel.moe.hugging_face.register_expert_parallel"
@@ -147,11 +162,12 @@ def _check_experts(path: str, module: nn.Module) -> None:
             )
 
 
-def _find_router(path: str, block: nn.Module, experts_name: str) -> tuple[str, RouterKind]:
-    num_experts = getattr(block, experts_name).num_experts
+def _find_router(path: str, block: nn.Module, experts_name: str, num_experts: int) -> tuple[str, RouterKind]:
     answers = []
     for name, child in block.named_children():
-        if name == experts_name or not any(p.shape[:1] == (num_experts,) for p in child.parameters()):
+        if name == experts_name.partition(".")[0] or not any(
+            p.shape[:1] == (num_experts,) for p in child.parameters()
+        ):
             continue
         answer = _ask(child, num_experts)
         if isinstance(answer, RouterKind):
@@ -160,7 +176,8 @@ def _find_router(path: str, block: nn.Module, experts_name: str) -> tuple[str, R
     raise UsageError(
         f"{path} ({type(block).__name__}): no router beside {experts_name!r} is understood; looked for a child with "
         f"a parameter of {num_experts} rows that answers tokens [T, D] with (logits [T, {num_experts}], weights "
-        f"[T, K], experts [T, K]); {'; '.join(answers) or 'no child has such a parameter'}"
+        f"[T, K], experts [T, K]), which policies of balance need; "
+        f"{'; '.join(answers) or 'no child has such a parameter'}"
     )
 
 

@@ -23,44 +23,49 @@ def add_losses(model: nn.Module, routers: Sequence[WatchedRouter]) -> list[Remov
     With ``num_items_in_batch``, as ``Trainer`` passes it when gradients are accumulated over several calls, a call's
     losses count by its share of the tokens; the sum over calls is their weighted mean.
     """
-    signature = inspect.signature(model.forward)
+    # Objects of this module and no closures: applied models pickle.
+    return [
+        model.register_forward_pre_hook(_Before(tuple(routers)), with_kwargs=True),
+        model.register_forward_hook(_with_losses, with_kwargs=True),
+    ]
 
-    def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mask = _argument(signature, "attention_mask", args, kwargs)
+
+class _Before:
+    def __init__(self, routers: tuple[WatchedRouter, ...]) -> None:
+        self.routers = routers
+
+    def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        mask = _argument(model, "attention_mask", args, kwargs)
         counted = None
         if model.training and torch.is_grad_enabled() and isinstance(mask, Tensor) and mask.dim() == 2:
             counted = mask.reshape(-1).bool()
             counted = None if bool(counted.all()) else counted
-        for router in routers:
+        for router in self.routers:
             router.mycel_mask = counted
             router.loss = router.loss.new_zeros(())
 
-    def after(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        labels = _argument(signature, "labels", args, kwargs)
-        if not (model.training and torch.is_grad_enabled() and isinstance(labels, Tensor)):
-            return output
-        task = getattr(output, "loss", None)
-        if task is None:
-            raise UsageError(
-                f"{type(model).__name__}: labels were given and there is no output.loss to add balancing losses to; "
-                "call it with return_dict=True"
-            )
-        balance = moe_loss(model)
-        output.loss = task + (balance * _share(labels, kwargs.get("num_items_in_batch"))).to(task)
-        if hasattr(output, "aux_loss"):
-            output.aux_loss = balance
+
+def _with_losses(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    labels = _argument(model, "labels", args, kwargs)
+    if not (model.training and torch.is_grad_enabled() and isinstance(labels, Tensor)):
         return output
+    task = getattr(output, "loss", None)
+    if task is None:
+        raise UsageError(
+            f"{type(model).__name__}: labels were given and there is no output.loss to add balancing losses to; "
+            "call it with return_dict=True"
+        )
+    balance = moe_loss(model)
+    output.loss = task + (balance * _share(labels, kwargs.get("num_items_in_batch"))).to(task)
+    if hasattr(output, "aux_loss"):
+        output.aux_loss = balance
+    return output
 
-    return [
-        model.register_forward_pre_hook(before, with_kwargs=True),
-        model.register_forward_hook(after, with_kwargs=True),
-    ]
 
-
-def _argument(signature: inspect.Signature, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in kwargs or not args:
         return kwargs.get(name)
-    return signature.bind_partial(*args).arguments.get(name)
+    return inspect.signature(model.forward).bind_partial(*args).arguments.get(name)
 
 
 def _share(labels: Tensor, num_items: Any) -> Any:

@@ -12,14 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
-from mycel.moe.balance import Balanced, ExpertBias, LoadBalancing
+from mycel.moe.balance import Balanced, ExpertBias, LoadBalancing, attach
 from mycel.moe.hugging_face.blocks import Block, RouterKind
+from mycel.moe.recompute import Memo, recomputing
 from mycel.moe.slots import RoutingResult, count_tokens
 
 __all__ = ["WatchedRouter", "check_policies", "unwatch", "watch"]
 
 #: What ``watch`` adds to an instance, beside the policies' own.
-_ADDED = ("mycel_kind", "mycel_policies", "mycel_mask", "loss", "_counts", "_tokens")
+_ADDED = (
+    *("mycel_kind", "mycel_policies", "mycel_mask", "mycel_masks"),
+    *("loss", "_counts", "_tokens", "_blind", "_factor"),
+)
 
 
 class WatchedRouter(Balanced):
@@ -30,11 +34,13 @@ class WatchedRouter(Balanced):
 
     Attributes:
         mycel_mask: tokens that count, of the call that is running; ``None``: all.
+        mycel_masks: the same of the latest passes, which may be computed again.
     """
 
     mycel_kind: RouterKind
     mycel_policies: tuple[LoadBalancing, ...]
     mycel_mask: Tensor | None
+    mycel_masks: Memo[Tensor | None]
 
     def policies(self) -> Sequence[LoadBalancing]:
         """See ``Balanced``."""
@@ -43,15 +49,22 @@ class WatchedRouter(Balanced):
                 policy.bias = cast(Any, self).e_score_correction_bias
         return self.mycel_policies
 
-    def look_at(self, answer: tuple[Tensor, Tensor, Tensor]) -> None:
-        """Let the policies see logits, weights and experts, in training."""
-        if self.training and torch.is_grad_enabled() and self.mycel_policies:
-            self.observe(self._routing(*answer))
+    def look_at(self, answer: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """Let the policies see logits, weights and experts, in training; the answer to go on with."""
+        if not self.training or not self.mycel_policies:
+            return answer
+        logits_TE, weights_TK, index_TK = answer
+        mask = self.mycel_mask
+        if recomputing():
+            mask = self.mycel_masks.again(logits_TE, mask)
+        else:
+            self.mycel_masks.note(logits_TE, mask)
+        deferred = self.observe(self._routing(logits_TE, weights_TK, index_TK, mask))
+        return answer if deferred is None else (logits_TE, attach(weights_TK, deferred), index_TK)
 
-    def _routing(self, logits_TE: Tensor, weights_TK: Tensor, index_TK: Tensor) -> RoutingResult:
+    def _routing(self, logits_TE: Tensor, weights_TK: Tensor, index_TK: Tensor, mask: Tensor | None) -> RoutingResult:
         E = logits_TE.shape[1]
         wide_TE = logits_TE.to(torch.promote_types(logits_TE.dtype, torch.float32))
-        mask = self.mycel_mask
         if mask is not None and mask.numel() == wide_TE.shape[0]:
             wide_TE, weights_TK, index_TK = wide_TE[mask], weights_TK[mask], index_TK[mask]
         # Policies take the first slot for the first choice; some routers leave slots in no order.
@@ -65,18 +78,25 @@ class WatchedRouter(Balanced):
 @functools.cache
 def _watched(own: Any) -> type[nn.Module]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = own.forward(self, *args, **kwargs)
-        self.look_at(answer)
-        return answer
+        return self.look_at(own.forward(self, *args, **kwargs))
 
     def state(self: Any) -> dict[str, Any]:
         kept: dict[str, Any] = self.without_graph(own.__getstate__(self))
         return kept
 
+    def reduced(self: Any, protocol: Any) -> Any:
+        return _made_again, (own,), self.__getstate__()
+
     # The own class comes first: only then may an object of it become one of the new class.
-    methods = {"__module__": own.__module__, "forward": forward, "__getstate__": state}
+    methods = {"__module__": own.__module__, "forward": forward, "__getstate__": state, "__reduce_ex__": reduced}
     made = type(f"Watched{own.__name__}", (own, WatchedRouter), methods)
     return cast(type[nn.Module], made)
+
+
+def _made_again(own: Any) -> nn.Module:
+    """An empty watched router, for pickles: no module has its class under a name."""
+    made = _watched(own)
+    return made.__new__(made)
 
 
 def check_policies(block: Block, policies: Sequence[LoadBalancing]) -> None:
@@ -86,6 +106,8 @@ def check_policies(block: Block, policies: Sequence[LoadBalancing]) -> None:
         UsageError: says which router, and why.
     """
     where = f"{block.path}.{block.router_name} ({type(block.router).__name__})"
+    if block.router is None or block.kind is None:
+        raise UsageError(f"{block.path}: nobody has asked which of its children is the router")
     if "forward" in block.router.__dict__:
         raise UsageError(
             f"{where}: its forward is replaced on the object (by accelerate's hooks?); apply before that happens"
@@ -110,14 +132,14 @@ def check_policies(block: Block, policies: Sequence[LoadBalancing]) -> None:
 
 
 def watch(block: Block, policies: Sequence[LoadBalancing]) -> None:
-    """Make a router a ``WatchedRouter``."""
-    router = block.router
+    """Make a router, which ``find_blocks`` has asked, a ``WatchedRouter``."""
+    router = cast(nn.Module, block.router)
     router.__class__ = _watched(cast(Any, type(router)))
     watched = cast(Any, router)
     watched.mycel_kind = block.kind
     # A tuple and not a ModuleList, which would add entries to the state dictionary.
     watched.mycel_policies = tuple(copy.deepcopy(policy) for policy in policies)
-    watched.mycel_mask = None
+    watched.mycel_mask, watched.mycel_masks = None, Memo()
     watched.start_counting(block.num_experts)
 
 

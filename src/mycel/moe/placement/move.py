@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from mycel.errors import UsageError
+from mycel.moe.divided import stacks_of
 from mycel.moe.placement.dispatcher import PlacedDispatcher
+from mycel.moe.sharded import is_sharded
 from mycel.planning.placement import EMPTY, ExpertPlacement
 
 __all__ = ["Moved", "move_experts"]
@@ -39,8 +40,8 @@ def move_experts(
     """Give a layer another placement, between two steps. All ranks of its mesh call this alike.
 
     An expert comes to its new rank from one that held it, of the same machine if there is one, with every tensor of
-    optimizer state that has a row for each slot; parameters stay the tensors they were. An expert that stays does not
-    move, and one that is nowhere needed any more is overwritten or forgotten.
+    optimizer state that has a row for each slot, whatever shape rows have; parameters stay the tensors they were. An
+    expert that stays does not move, and one that is nowhere needed any more is overwritten or forgotten.
 
     Args:
         layer: made with a ``PlacedDispatcher``; or one of ``mycel.moe.apply(...).blocks``.
@@ -48,13 +49,14 @@ def move_experts(
         optimizers: those that update the experts.
 
     Raises:
-        UsageError: the layer has no placement or its experts are sharded further; the placement has other sizes.
+        UsageError: the layer has no placement or its experts are sharded further; the placement has other sizes; an
+            expert would leave something behind, such as optimizer state that several experts share or an adapter.
     """
     dispatcher, experts = getattr(layer, "dispatcher", None), getattr(layer, "experts", None)
     if not isinstance(dispatcher, PlacedDispatcher) or not isinstance(experts, nn.Module):
         raise UsageError(f"{type(layer).__name__} was made without a PlacedDispatcher; its experts cannot move")
     stacks = list(_stacks(experts, optimizers))
-    if any(isinstance(stack, DTensor) for stack in stacks):
+    if any(is_sharded(stack) for stack in stacks):
         raise UsageError("experts that FSDP shards cannot move; shard the rest of the model only")
     before, rank, group = dispatcher.placement, dispatcher.rank, dispatcher.group
     dispatcher.replace(placement)
@@ -101,14 +103,38 @@ def move_experts(
 
 def _stacks(experts: nn.Module, optimizers: Iterable[torch.optim.Optimizer]) -> Iterator[Tensor]:
     """Every tensor with a row for each slot, in one order on all ranks."""
-    parameters = dict(sorted(experts.named_parameters(recurse=False)))
-    for parameter in parameters.values():
-        yield parameter
+    parameters = dict(sorted((name, experts.get_parameter(name)) for name in stacks_of(experts)))
+    slots = len(getattr(experts, "owned", ()))
+    if not parameters or not slots:
+        raise UsageError(
+            f"{type(experts).__name__} stands in the place of the experts; take adapters away to move them"
+        )
+    for name, _ in experts.named_parameters():
+        if name.startswith("parametrizations.") and name not in parameters:
+            raise UsageError(f"{name} adapts the experts of this rank, which cannot move without it; merge it first")
+    yield from parameters.values()
     for optimizer in optimizers:
-        for parameter in parameters.values():
-            for _, value in sorted(optimizer.state.get(parameter, {}).items()):
-                if isinstance(value, Tensor) and value.shape == parameter.shape:
+        for name, parameter in parameters.items():
+            for key, value in _tensors("", optimizer.state.get(parameter, {})):
+                if value.dim() and value.shape[0] == slots:
                     yield value
+                elif value.numel() > 1:
+                    raise UsageError(
+                        f"{type(optimizer).__name__} keeps {key!r} of {name} in shape {list(value.shape)}, with no "
+                        f"row for each of the {slots} slots: experts cannot move with what several of them share"
+                    )
+
+
+def _tensors(key: str, state: Any) -> Iterator[tuple[str, Tensor]]:
+    """Tensors of an optimizer's state, in one order on all ranks, also from within dictionaries and lists."""
+    if isinstance(state, Tensor):
+        yield key, state
+    elif isinstance(state, Mapping):
+        for name in sorted(state, key=str):
+            yield from _tensors(f"{key}.{name}" if key else str(name), state[name])
+    elif isinstance(state, list | tuple):
+        for place, value in enumerate(state):
+            yield from _tensors(f"{key}.{place}", value)
 
 
 def _arrivals(before: ExpertPlacement, after: ExpertPlacement) -> Iterator[tuple[int, int, int, int]]:

@@ -37,8 +37,15 @@ class LinearProjection(nn.Module):
         super().__init__()
         self.num_experts = num_experts
         self.weight = nn.Parameter(torch.empty(num_experts, dim))
-        self.bias = nn.Parameter(torch.zeros(num_experts)) if bias else None
-        nn.init.normal_(self.weight, std=1.0 / math.sqrt(dim))
+        self.bias = nn.Parameter(torch.empty(num_experts)) if bias else None
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw weights anew: normal, ``1/sqrt(dim)``; the bias is zero."""
+        nn.init.normal_(self.weight, std=1.0 / math.sqrt(self.weight.shape[1]))
+        if self.bias is not None:
+            self.bias.zero_()
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Logits, shape ``[T, E]``."""
@@ -73,9 +80,16 @@ class CosineProjection(nn.Module):
         self.num_experts = num_experts
         self.weight = nn.Parameter(torch.empty(proj_dim, dim))
         self.directions = nn.Parameter(torch.empty(num_experts, proj_dim))
-        self.log_scale = nn.Parameter(torch.tensor([math.log(1.0 / temperature)]))
-        nn.init.normal_(self.weight, std=1.0 / math.sqrt(dim))
+        self.log_scale = nn.Parameter(torch.empty(1))
+        self.temperature = temperature
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw weights anew: normal, ``1/sqrt(dim)``, and 0.01 for directions; the temperature is the first one."""
+        nn.init.normal_(self.weight, std=1.0 / math.sqrt(self.weight.shape[1]))
         nn.init.normal_(self.directions, std=0.01)
+        self.log_scale.fill_(math.log(1.0 / self.temperature))
 
     def forward(self, x_TD: Tensor) -> Tensor:
         """Logits, shape ``[T, E]``."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from mycel.errors import UsageError
 from mycel.planning.placement.model import EMPTY
@@ -51,13 +55,23 @@ class PlacementCost:
             loads: tokens of each expert.
         """
         counts = Counter(expert for held in slots for expert in held if expert != EMPTY)
-        work = traffic = sums = 0.0
+        tokens, own, sums = [], [], []
         for held in slots:
             experts = [expert for expert in held if expert != EMPTY]
-            tokens = sum(loads[expert] / counts[expert] for expert in experts)
+            tokens.append(sum(loads[expert] / counts[expert] for expert in experts))
             # A rank keeps all its own tokens for an expert that it holds: 1/W of them all.
-            own = sum(loads[expert] for expert in experts) / len(slots)
-            work = max(work, tokens)
-            traffic = max(traffic, tokens - own)
-            sums = max(sums, sum(2 * (counts[expert] - 1) / counts[expert] for expert in experts))
-        return self.token_s * work + 4 * self.carry_s * traffic + self.expert_s * sums
+            own.append(sum(loads[expert] for expert in experts) / len(slots))
+            sums.append(sum(2 * (counts[expert] - 1) / counts[expert] for expert in experts))
+        return float(self.of_ranks(np.array(tokens, float), np.array(own, float), np.array(sums, float)))
+
+    def of_ranks(self, tokens: NDArray[Any], own: NDArray[Any], replicas: NDArray[Any]) -> NDArray[Any]:
+        """Seconds of a step, of one placement or of many at once.
+
+        Args:
+            tokens: on each rank, shape ``[..., ranks]``.
+            own: those among them that did not travel.
+            replicas: sum of ``2 (n-1)/n`` of a rank's experts with n replicas.
+        """
+        work, traffic = tokens.max(axis=-1), np.maximum((tokens - own).max(axis=-1), 0.0)
+        total: NDArray[Any] = self.token_s * work + 4 * self.carry_s * traffic + self.expert_s * replicas.max(axis=-1)
+        return total

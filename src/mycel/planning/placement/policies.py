@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mycel.errors import UsageError
 from mycel.planning.placement.cost import PlacementCost
@@ -135,19 +137,110 @@ def flex(
         SIGMOD 2023 (expand, shrink and migrate, accepted by a cost model).
     """
     model = cost or PlacementCost(token_s=1.0)
-    slots = current.slots
+    placed = current
     for _ in range(max_moves):
-        moves = [*_moves(slots, loads)]
-        best = min(moves, key=lambda other: _score(other, loads, model), default=slots)
-        if not _better(best, slots, loads, model, min_gain):
+        moves = list(_moves(placed, loads))
+        if not moves:
             break
-        slots = best
-    return ExpertPlacement(num_experts=current.num_experts, slots=slots, nodes=current.nodes)
+        best = _moved(placed, moves[_cheapest(moves, placed, loads, model)])
+        if not _better(best.slots, placed.slots, loads, model, min_gain):
+            break
+        placed = best
+    return placed
 
 
-def _score(slots: _Slots, loads: Sequence[float], model: PlacementCost) -> tuple[float, list[float]]:
-    """Modelled cost, then loads of ranks, the largest first."""
-    return model.of(slots, loads), sorted(_rank_loads(slots, loads), reverse=True)
+class _Move(NamedTuple):
+    """An expert leaves the busiest rank, gets a replica elsewhere, or both; another one may take the opposite way.
+
+    Attributes:
+        expert: of the busiest rank.
+        place: its slot there.
+        rank: where it goes; -1: nowhere, other replicas take its share.
+        there: the slot that it takes.
+        other: what was in that slot.
+        stays: it is an expansion: the expert keeps its slot, and the other one loses this replica.
+    """
+
+    busy: int
+    expert: int
+    place: int
+    rank: int
+    there: int
+    other: int
+    stays: bool
+
+
+def _moves(placed: ExpertPlacement, loads: Sequence[float]) -> Iterator[_Move]:
+    """Everything one move away that takes load from the busiest rank."""
+    counts = Counter(expert for held in placed.slots for expert in held)
+    of_ranks = placed.rank_loads(loads)
+    busy = max(range(placed.num_ranks), key=lambda rank: of_ranks[rank])
+    here = set(placed.slots[busy])
+    sets = [set(held) for held in placed.slots]
+    for place, expert in enumerate(placed.slots[busy]):
+        if expert == EMPTY:
+            continue
+        if counts[expert] > 1:
+            yield _Move(busy, expert, place, -1, -1, EMPTY, False)
+        for rank, held in enumerate(placed.slots):
+            if expert in sets[rank]:
+                continue
+            for there, other in enumerate(held):
+                if other == EMPTY or counts[other] > 1:
+                    yield _Move(busy, expert, place, rank, there, other, True)
+                if other == EMPTY or other not in here:
+                    yield _Move(busy, expert, place, rank, there, other, False)
+
+
+def _moved(placed: ExpertPlacement, move: _Move) -> ExpertPlacement:
+    slots = [list(held) for held in placed.slots]
+    if not move.stays:
+        slots[move.busy][move.place] = move.other
+    if move.rank >= 0:
+        slots[move.rank][move.there] = move.expert
+    held = tuple(tuple(experts) for experts in slots)
+    return ExpertPlacement(num_experts=placed.num_experts, slots=held, nodes=placed.nodes)
+
+
+def _cheapest(moves: Sequence[_Move], placed: ExpertPlacement, loads: Sequence[float], model: PlacementCost) -> int:
+    """The move after which the cost is least, then loads of ranks, the largest first; the first of equally good ones.
+
+    A move changes the replicas of two experts: what each rank has is what it had, less these two experts' parts as
+    they were, plus what those are then. All moves are looked at in one array operation.
+    """
+    E, R = placed.num_experts, placed.num_ranks  # noqa: N806
+    holds = np.zeros((E + 1, R))  # one more: an empty slot's expert, of no load
+    for number, held in enumerate(placed.slots):
+        holds[[some for some in held if some != EMPTY], number] = 1.0
+    weights = np.append(np.asarray(loads, dtype=float), 0.0)
+    columns = [np.array(column) for column in zip(*moves, strict=True)]
+    busy, expert, _, rank, _, other, stays = columns
+    every = np.arange(len(moves))
+    before, after = (holds[expert], holds[other]), (holds[expert], holds[other])
+    arrives, leaves = rank >= 0, ~stays
+    after[0][every[arrives], rank[arrives]] = 1.0
+    after[0][every[leaves], busy[leaves]] = 0.0
+    after[1][every[arrives], rank[arrives]] = 0.0
+    comes = leaves & arrives
+    after[1][every[comes], busy[comes]] = 1.0
+    after[1][other == EMPTY] = 0.0
+    total = _parts(holds, weights, R).sum(axis=1)[:, None, :]  # of all experts; then of each move, [3, moves, R]
+    for which, old, new in zip((expert, other), before, after, strict=True):
+        total = total + _parts(new, weights[which], R) - _parts(old, weights[which], R)
+    tokens, own, replicas = total
+    costs = model.of_ranks(tokens, own, replicas)
+    # Sums in another order differ by rounding, which must not choose between moves that are equally good.
+    grain = 1e-9 * max(float(weights.sum()), 1e-300)
+    close = np.flatnonzero(costs <= costs.min() * (1 + 1e-9))
+    ordered = np.rint(-np.sort(-tokens[close], axis=1) / grain)
+    return int(close[np.lexsort((*ordered.T[::-1],))[0]])
+
+
+def _parts(holds: NDArray[Any], weights: NDArray[Any], num_ranks: int) -> NDArray[Any]:
+    """Of experts, on each rank: tokens, the rank's own among them, and sums over replicas, ``[3, experts, R]``."""
+    counts = np.maximum(holds.sum(axis=1), 1.0)[:, None]
+    load = weights[:, None] * holds
+    return np.stack([load / counts, load / num_ranks, 2 * (counts - 1) / counts * holds])
 
 
 def _better(new: _Slots, old: _Slots, loads: Sequence[float], model: PlacementCost, min_gain: float) -> bool:
@@ -163,33 +256,6 @@ def _better(new: _Slots, old: _Slots, loads: Sequence[float], model: PlacementCo
 def _rank_loads(slots: _Slots, loads: Sequence[float]) -> list[float]:
     counts = Counter(expert for held in slots for expert in held)
     return [sum(loads[expert] / counts[expert] for expert in held if expert != EMPTY) for held in slots]
-
-
-def _moves(slots: _Slots, loads: Sequence[float]) -> Iterator[_Slots]:
-    """Everything one move away that takes load from the busiest rank."""
-    counts = Counter(expert for held in slots for expert in held)
-    of_ranks = _rank_loads(slots, loads)
-    busy = max(range(len(slots)), key=lambda rank: of_ranks[rank])
-    for place, expert in enumerate(slots[busy]):
-        if expert == EMPTY:
-            continue
-        if counts[expert] > 1:  # the others take its share
-            yield _with(slots, {(busy, place): EMPTY})
-        for rank, held in enumerate(slots):
-            if expert in held:
-                continue
-            for there, other in enumerate(held):
-                if other == EMPTY or counts[other] > 1:
-                    yield _with(slots, {(rank, there): expert})
-                if other == EMPTY or other not in slots[busy]:
-                    yield _with(slots, {(rank, there): expert, (busy, place): other})
-
-
-def _with(slots: _Slots, changed: dict[tuple[int, int], int]) -> _Slots:
-    return tuple(
-        tuple(changed.get((rank, place), expert) for place, expert in enumerate(held))
-        for rank, held in enumerate(slots)
-    )
 
 
 # -- what policies share ---------------------------------------------------------------------------------------

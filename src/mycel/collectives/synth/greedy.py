@@ -1,0 +1,201 @@
+"""Greedy: all_gather, reduce_scatter and all_reduce for one size, planned message by message in time.
+
+Between the smallest arrays, where the fewest messages one after the other win (``tree``, ``exchange``), and the
+largest, where full links do (``forest``), both count. Here a message costs its latency, an overhead, and its bytes on
+every link of its path, and time is played through: whenever the links of a path are free, the rank at its beginning
+sends what the rank at its end lacks, the part that the fewest ranks have first. Every block is cut into a few parts.
+Which parts and which ties are best is tried: some plans are made, and the quickest is kept.
+
+reduce_scatter is an all_gather on the fabric with every link turned round, backwards in time, and all_reduce is both.
+
+References:
+    W. Won, M. Elavazhagan, S. Srinivasan, S. Gupta, T. Krishna, "TACOS: Topology-Aware Collective Algorithm
+    Synthesizer for Distributed Machine Learning", MICRO 2024, section IV (matching of links and chunks in a
+    time-expanded network; there by chance, and of equal steps).
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from mycel.collectives.schedule import Chunk, Schedule, Transfer
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth.classics.strands import check_served
+from mycel.collectives.synth.routes import shortest_routes
+from mycel.cost import bytes_per_second
+from mycel.cost.processors import MESSAGE_S, WAKE_S
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.model import Topology
+
+__all__ = ["SERVES", "synthesize"]
+
+SERVES: tuple[CollectiveName, ...] = ("all_gather", "reduce_scatter", "all_reduce")
+#: Parts of a block that are tried, and plans of each that differ in how ties are broken.
+_PARTS, _TRIES = (1, 2, 4), 3
+#: Messages of a plan at most: beyond, forests are near the bound at any size that is worth a plan.
+_MOST_MESSAGES = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Arc:
+    """A way from a rank to another without a third: its links by number, seconds a byte on each, and its latency."""
+
+    src: int
+    dst: int
+    path: tuple[int, ...]
+    links: tuple[int, ...]
+    per_byte: tuple[float, ...]
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    start_s: float
+    part: int
+    arc: _Arc
+
+
+def synthesize(
+    topology: Topology, collective: Collective, *, num_bytes: int = 1 << 20, overhead_s: float = MESSAGE_S + WAKE_S
+) -> Schedule:
+    """The quickest of some plans for an array of a size; right for any other, too.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, in equal blocks.
+        num_bytes: of the whole array.
+        overhead_s: of a message, beyond the latency of its links.
+
+    Raises:
+        UsageError: no bytes, or a negative overhead.
+        SynthesisError: another collective, more messages than are planned, or a rank that no other sends to directly.
+    """
+    check_served(topology, collective, "greedy", SERVES)
+    n = collective.num_ranks
+    if num_bytes <= 0 or not overhead_s >= 0:
+        raise UsageError(f"cannot plan {num_bytes} bytes with {overhead_s} s a message")
+    if n * (n - 1) > _MOST_MESSAGES or collective.weights is not None:
+        what = f"up to {_MOST_MESSAGES} messages" if collective.weights is None else "equal blocks only"
+        raise SynthesisError(f"greedy on {topology.name}: plans {what}; forest and tree serve others")
+    arcs = _arcs(topology, overhead_s)
+    turned = replace(topology, links=tuple(replace(link, src=link.dst, dst=link.src) for link in topology.links))
+    back = arcs if collective.name == "all_gather" else _arcs(turned, overhead_s)
+    best: tuple[float, int, list[_Message], list[_Message]] | None = None
+    for parts in _PARTS:
+        if n * (n - 1) * parts > _MOST_MESSAGES:
+            break
+        part_bytes = num_bytes / n / parts
+        for seed in range(_TRIES):
+            down_s, up_s, down, up = 0.0, 0.0, list[_Message](), list[_Message]()
+            if collective.name != "reduce_scatter":
+                down_s, down = _play(n, parts, arcs, part_bytes, seed)
+            if collective.reduces:
+                up_s, up = _play(n, parts, back, part_bytes, seed)
+            if best is None or down_s + up_s < best[0]:
+                best = (down_s + up_s, parts, up, down)
+    if best is None:
+        raise SynthesisError(f"greedy on {topology.name}: one rank has nothing to plan for")
+    return _schedule(topology, collective, *best[1:])
+
+
+def _arcs(topology: Topology, overhead_s: float) -> list[_Arc]:
+    rate, number = bytes_per_second(topology), {(k.src, k.dst): i for i, k in enumerate(topology.links)}
+    n, arcs = topology.num_ranks, list[_Arc]()
+    for src in range(n):
+        for dst, route in shortest_routes(topology, src, relays=False).items():
+            hops = list(pairwise(route.vertices))
+            arcs.append(
+                _Arc(
+                    src,
+                    dst,
+                    route.vertices,
+                    tuple(number[hop] for hop in hops),
+                    tuple(1.0 / (topology.capacity[hop] * rate) for hop in hops),
+                    route.latency_s + overhead_s,
+                )
+            )
+    return sorted(arcs, key=lambda arc: ((arc.dst - arc.src) % n, arc.src))
+
+
+def _play(n: int, parts: int, arcs: Sequence[_Arc], part_bytes: float, seed: int) -> tuple[float, list[_Message]]:
+    """An all_gather in time: when it is over, and its messages in the order in which they begin."""
+    chance = random.Random(seed)
+    order = list(range(n * parts))
+    chance.shuffle(order)
+    rank_of_part = {part: place for place, part in enumerate(order)}  # how ties between parts are broken
+    holds = [((1 << parts) - 1) << rank * parts for rank in range(n)]
+    expects = list(holds)
+    holders = [1] * (n * parts)
+    free = dict.fromkeys((link for arc in arcs for link in arc.links), 0.0)
+    arriving: list[tuple[float, int, int]] = []
+    whole, now, messages = (1 << n * parts) - 1, 0.0, list[_Message]()
+    while True:
+        for arc in arcs:
+            lacking = holds[arc.src] & ~expects[arc.dst]
+            if not lacking or any(free[link] > now for link in arc.links):
+                continue
+            part = _rarest(lacking, holders, rank_of_part)
+            expects[arc.dst] |= 1 << part
+            holders[part] += 1
+            for link, per_byte in zip(arc.links, arc.per_byte, strict=True):
+                free[link] = now + part_bytes * per_byte
+            heapq.heappush(arriving, (now + part_bytes * max(arc.per_byte) + arc.latency_s, arc.dst, part))
+            messages.append(_Message(now, part, arc))
+        if not arriving and all(held == whole for held in holds):
+            return now, messages
+        later = [when for when in free.values() if when > now]
+        if not arriving and not later:
+            raise SynthesisError("greedy: some rank is sent nothing by any other without a third between them")
+        now = min([*later, arriving[0][0]] if arriving else later)
+        while arriving and arriving[0][0] <= now:
+            _, rank, part = heapq.heappop(arriving)
+            holds[rank] |= 1 << part
+
+
+def _rarest(lacking: int, holders: Sequence[int], turn: dict[int, int]) -> int:
+    found, fewest = -1, (0, 0)
+    while lacking:
+        low = lacking & -lacking
+        part = low.bit_length() - 1
+        lacking ^= low
+        cost = (holders[part], turn[part])
+        if found < 0 or cost < fewest:
+            found, fewest = part, cost
+    return found
+
+
+def _schedule(
+    topology: Topology, collective: Collective, parts: int, up: Sequence[_Message], down: Sequence[_Message]
+) -> Schedule:
+    """Parts up in the time of their plan turned round, and then down."""
+    transfers: list[Transfer] = []
+    into: dict[tuple[int, int], tuple[int, ...]] = {}
+    for message in reversed(up):
+        src, dst = message.arc.dst, message.arc.src
+        after = into.get((message.part, src), ())
+        into[message.part, dst] = (*into.get((message.part, dst), ()), len(transfers))
+        transfers.append(_transfer(message, src, dst, message.arc.path[::-1], after, reduce=True))
+    for message in down:
+        src, dst = message.arc.src, message.arc.dst
+        after = into.get((message.part, src), ())
+        into[message.part, dst] = (len(transfers),)
+        transfers.append(_transfer(message, src, dst, message.arc.path, after, reduce=False))
+    count = collective.num_ranks * parts
+    return Schedule(
+        collective=collective,
+        topology=topology,
+        method="greedy",
+        num_units=count,
+        chunks=tuple(Chunk(start=part, stop=part + 1) for part in range(count)),
+        transfers=tuple(transfers),
+    )
+
+
+def _transfer(
+    message: _Message, src: int, dst: int, path: tuple[int, ...], after: tuple[int, ...], *, reduce: bool
+) -> Transfer:
+    return Transfer(chunk=message.part, src=src, dst=dst, reduce=reduce, path=path, after=after)

@@ -1,0 +1,58 @@
+"""Greedy plans: right, the same every time, and ahead in the middle of sizes."""
+
+from __future__ import annotations
+
+import pytest
+
+from mycel.collectives.proof import prove_lowering
+from mycel.collectives.select import select
+from mycel.collectives.spec import Collective, CollectiveName
+from mycel.collectives.synth import synthesize
+from mycel.collectives.synth.greedy import SERVES
+from mycel.collectives.synth.greedy import synthesize as plan
+from mycel.collectives.verify import verify_schedule
+from mycel.errors import SynthesisError, UsageError
+from mycel.topology.builders import hypercube, ring, star, torus, two_boxes
+from mycel.topology.model import Link, Topology, Vertex
+
+FABRICS = (star(num_ranks=5), two_boxes(num_ranks=6), ring(num_ranks=5), torus(dims=(2, 3)), hypercube(dim=3))
+
+
+@pytest.mark.parametrize("name", SERVES)
+@pytest.mark.parametrize("fabric", FABRICS, ids=lambda fabric: fabric.name)
+def test_plans_are_right_at_every_size(fabric: Topology, name: CollectiveName) -> None:
+    for size in (1 << 10, 1 << 22):
+        schedule = synthesize(fabric, name, "greedy", num_bytes=size)
+        verify_schedule(schedule)
+        prove_lowering(schedule)
+        assert schedule == synthesize(fabric, name, "greedy", num_bytes=size)
+        messages = (fabric.num_ranks - 1) * len(schedule.chunks)  # each part to every other rank, once
+        assert len(schedule.transfers) == messages * (2 if name == "all_reduce" else 1)
+
+
+def test_one_way_links_are_turned_for_sums() -> None:
+    fabric = Topology(
+        name="one way",
+        unit="GB/s",
+        vertices=tuple(Vertex(kind="rank", label=str(i)) for i in range(4)),
+        links=tuple(Link(src=i, dst=(i + 1) % 4, capacity=1) for i in range(4)),
+    )
+    for name in SERVES:
+        verify_schedule(synthesize(fabric, name, "greedy"))
+
+
+def test_the_middle_of_sizes() -> None:
+    fabric = torus(dims=(4, 4), bandwidth="1 GB/s", latency="1us")
+    for name in ("all_gather", "reduce_scatter"):
+        row = select(fabric, name, [1 << 18], methods=["tree", "forest", "greedy"]).rows[0]
+        assert row.method == "greedy" and row.gap < 1.25
+        assert min(row.seconds["tree"], row.seconds["forest"]) > 1.4 * row.seconds["greedy"]
+
+
+def test_refusals() -> None:
+    with pytest.raises(SynthesisError, match="plans up to 4000 messages; forest and tree serve others"):
+        synthesize(star(num_ranks=65), "all_gather", "greedy")
+    with pytest.raises(SynthesisError, match="plans equal blocks only"):
+        plan(star(num_ranks=3), Collective(name="all_gather", num_ranks=3, weights=(1, 2, 3)))
+    with pytest.raises(UsageError, match="cannot plan 0 bytes"):
+        synthesize(star(num_ranks=3), "all_gather", "greedy", num_bytes=0)
