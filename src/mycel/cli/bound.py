@@ -113,7 +113,9 @@ def register(app: typer.Typer) -> None:
             print(json.dumps(bound_record(best, seconds) | group_record(ranks)))
             return
         value, rest = f"{float(best.algbw):.6g} {fabric.unit}", f"exactly {best.algbw}; 1/x = {best.inverse_x}"
-        if not best.is_exact:
+        if best.is_met and not best.is_exact:
+            rest = f"at most {best.algbw}; reached to nine digits"
+        elif not best.is_exact:
             value, rest = f"{float(best.reached):.6g} to {value}", "the least is reached, the most is proved"
         where = f"{wanted.name} over {wanted.num_ranks} ranks of {fabric.name}"
         typer.echo(typer.style(value, bold=True) + f" of {where} ({rest})")

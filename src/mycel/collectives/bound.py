@@ -40,6 +40,10 @@ from mycel.topology.model import Topology
 __all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
 
 
+#: Part of a rate that floating point cannot tell from all of it.
+_DIGITS = Fraction(2, 10**9)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
     """The best a collective can do on a fabric.
@@ -97,6 +101,11 @@ class Bound:
         """Whether something is known to meet the bound."""
         return self.reached >= self.algbw
 
+    @property
+    def is_met(self) -> bool:
+        """Whether something meets the bound to nine digits: exactly, or flows found in floating point."""
+        return self.reached >= self.algbw * (1 - _DIGITS)
+
     def explain(self) -> str:
         """Which links bind, in words."""
         fabric, unit = self.topology, self.topology.unit
@@ -119,7 +128,9 @@ class Bound:
         sentence = f"{where}: at most {rate}, because {why}."
         if self.groups:
             sentence += f" {self._explain_groups()}"
-        if not self.is_exact:
+        if self.is_met and not self.is_exact:
+            sentence += " It is reached to nine digits: flows that meet it were found in floating point."
+        elif not self.is_exact:
             least = f"{float(self.reached):.6g} {unit}"
             sentence += f" Nothing is shown to meet that: {least} is known to be reached, and more may be."
         if self.composition not in (None, self.without_computing) and self.composition < self.algbw:

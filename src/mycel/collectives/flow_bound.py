@@ -11,7 +11,8 @@ link. A linear programme finds the least time, in floating point; what is report
 
 Where both meet, the value is the optimum. Where the flows have no small common denominator, the value from below
 is still a bound, and ``is_exact`` is false. Where one shortest path a pair is already optimal (one switch, nodes
-with one way out), the prices of its busiest links show it and no programme is solved.
+with one way out), the prices of its busiest links show it and no programme is solved. Of shortest ways, the widest is
+taken. Fabrics too large for the programme are bracketed (``mycel.collectives.concurrent_flow``).
 
 References:
     F. Shahrokhi, D. W. Matula, "The maximum concurrent flow problem", Journal of the ACM 37(2), 1990 (the duality).
@@ -26,16 +27,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.concurrent_flow import bracket_flow, flow_costs
 from mycel.collectives.single_source import least_time, whole_flow
 from mycel.collectives.spec import Collective
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["FlowOptimum", "solve_flow"]
+__all__ = ["FlowOptimum", "is_large", "solve_flow"]
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -62,7 +65,7 @@ class FlowOptimum:
         demands: weight of the block from each source to each rank of ``fabric``, shape ``[sources, ranks]``; 0 to
             itself.
         flows: units over each link for each source, shape ``[sources, links]``; ``num_units`` of them for each unit
-            of demand.
+            of demand. Empty where the fabric is too large for the programme.
         num_units: units of a block of weight 1; 0 if the flows have no small common denominator and are fractions.
         inverse_x: least time, in blocks of weight 1 over capacity; exact, or a lower bound.
         prices: of each link, non-negative whole numbers that prove it.
@@ -90,10 +93,12 @@ def solve_flow(topology: Topology, collective: Collective) -> FlowOptimum:
         collective: over all of its ranks.
 
     Raises:
-        SynthesisError: the linear programme is too large or cannot be solved.
+        SynthesisError: the linear programme cannot be solved.
     """
     fabric = topology.reversed() if collective.name == "gather" else topology
     task = _task(fabric, collective)
+    if is_large(fabric, collective):
+        return _bracketed(task)
     flows = _shortest(task)
     prices = _busiest(fabric, flows)
     below = _proven(task, prices)
@@ -101,16 +106,17 @@ def solve_flow(topology: Topology, collective: Collective) -> FlowOptimum:
         return _optimum(task, flows, 1, below, prices)
     if len(task.sources) == 1 and (found := _from_one_source(task)) is not None:
         return found
-    if len(task.sources) * len(fabric.links) > _MOST_VARIABLES:
-        raise SynthesisError(
-            f"{collective.name} on {topology.name}: a flow of {len(task.sources)} sources over {len(fabric.links)} "
-            f"links is too large to optimise (at most {_MOST_VARIABLES} pairs); use another method"
-        )
     prices = _solve_prices(task)
     below = max(below, _proven(task, prices))
     flows = _solve_flows(task, below)
     num_units = _common_denominator(flows)
     return _optimum(task, flows, num_units, below, prices)
+
+
+def is_large(topology: Topology, collective: Collective) -> bool:
+    """Whether the linear programme would take minutes, so that both ends of an interval are looked for instead."""
+    sources = np.array(collective.block_weights).reshape(-1, collective.num_ranks).any(axis=1).sum()
+    return collective.root is None and sources * len(topology.links) > _MOST_VARIABLES
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -152,7 +158,31 @@ def _optimum(task: _Task, flows: Floats, num_units: int, below: Fraction, prices
         inverse_x=below,
         prices=tuple(prices),
         is_exact=is_exact,
-        inverse_x_reached=below if is_exact else _time(task.fabric, _shortest(task), 1),
+        inverse_x_reached=below if is_exact else _nearly(task, flows, below),
+    )
+
+
+def _nearly(task: _Task, flows: Floats, below: Fraction) -> Fraction:
+    """The time of flows in floating point, with room for what they lack; that of one way a pair where it is less."""
+    capacity = np.array([float(link.capacity) for link in task.fabric.links])
+    time = Fraction(float((flows.sum(axis=0) / capacity).max()) * (1 + _SLACK))
+    return max(below, min(time, _time(task.fabric, _shortest(task), 1)))
+
+
+def _bracketed(task: _Task) -> FlowOptimum:
+    """Both ends of the least time where the programme is too large, without the flows."""
+    fabric = task.fabric
+    found = bracket_flow(fabric, np.array(task.sources, dtype=np.int64), task.demands)
+    return FlowOptimum(
+        fabric=fabric,
+        sources=task.sources,
+        demands=task.demands,
+        flows=np.zeros((0, len(fabric.links))),
+        num_units=0,
+        inverse_x=found.inverse_x,
+        prices=found.prices,
+        is_exact=found.inverse_x == found.reached,
+        inverse_x_reached=found.reached,
     )
 
 
@@ -210,39 +240,34 @@ def _proven(task: _Task, prices: Sequence[int]) -> Fraction:
 # -- shortest paths ---------------------------------------------------------------------------------------
 
 
-def _outgoing(fabric: Topology, weights: Sequence[int]) -> list[list[tuple[int, int, int]]]:
-    """Of each vertex: ``(weight, head, link)`` of the links that leave it."""
-    outgoing: list[list[tuple[int, int, int]]] = [[] for _ in fabric.vertices]
+def _outgoing(fabric: Topology, weights: Sequence[int]) -> list[list[tuple[int, int, int, int]]]:
+    """Of each vertex: ``(weight, head, link, capacity)`` of the links that leave it."""
+    outgoing: list[list[tuple[int, int, int, int]]] = [[] for _ in fabric.vertices]
     for number, (weight, link) in enumerate(zip(weights, fabric.links, strict=True)):
-        outgoing[link.src].append((weight, link.dst, number))
+        outgoing[link.src].append((weight, link.dst, number, link.capacity))
     return outgoing
 
 
-def _distances(outgoing: list[list[tuple[int, int, int]]], start: int) -> tuple[dict[int, int], dict[int, int]]:
-    """Least weight from a vertex to all others, and the last link of the way."""
+def _distances(outgoing: list[list[tuple[int, int, int, int]]], start: int) -> tuple[dict[int, int], dict[int, int]]:
+    """Least weight from a vertex to all others, and the last link of the way; of equal ways, of the widest."""
     distance: dict[int, int] = {}
     last: dict[int, int] = {}
-    heap = [(0, start, -1)]
+    heap = [(0, -inf, start, -1)]
     while heap:
-        far, vertex, link = heapq.heappop(heap)
+        far, narrow, vertex, link = heapq.heappop(heap)
         if vertex in distance:
             continue
         distance[vertex], last[vertex] = far, link
-        for weight, head, number in outgoing[vertex]:
+        for weight, head, number, capacity in outgoing[vertex]:
             if head not in distance:
-                heapq.heappush(heap, (far + weight, head, number))
+                heapq.heappush(heap, (far + weight, max(narrow, -capacity), head, number))
     return distance, last
-
-
-def _weights(fabric: Topology) -> list[int]:
-    """Cost of passing over each link: a rank on the way must take in and send on, a switch need not."""
-    return [3 if fabric.vertices[link.dst].kind == "rank" else 1 for link in fabric.links]
 
 
 def _shortest(task: _Task) -> Floats:
     """Flows along one shortest path a pair."""
     fabric = task.fabric
-    outgoing = _outgoing(fabric, _weights(fabric))
+    outgoing = _outgoing(fabric, flow_costs(fabric).tolist())
     flows = np.zeros((len(task.sources), len(fabric.links)))
     for row, (source, demand) in enumerate(zip(task.sources, task.demands.tolist(), strict=True)):
         _, last = _distances(outgoing, fabric.ranks[source])
@@ -318,7 +343,7 @@ def _solve_prices(task: _Task) -> list[int]:
 
 def _solve_flows(task: _Task, least: Fraction) -> Floats:
     """Among the flows that take the least time, those over the shortest ways: few relays, no cycles."""
-    cost = np.tile(np.array(_weights(task.fabric), dtype=np.float64), len(task.sources))
+    cost = np.tile(flow_costs(task.fabric).astype(np.float64), len(task.sources))
     largest = max(link.capacity for link in task.fabric.links)
     try:
         return _solve(task, cost, float(least * largest))[0]

@@ -18,9 +18,10 @@ from math import gcd
 
 import numpy as np
 
-from mycel.collectives.flow_bound import Floats, FlowOptimum, solve_flow
+from mycel.collectives.flow_bound import Floats, FlowOptimum, is_large, solve_flow
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
+from mycel.collectives.synth import balanced_paths
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.routes import Routes
@@ -47,7 +48,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
 
     Raises:
         UsageError: the collective is over another number of ranks.
-        SynthesisError: the flow problem is too large.
+        SynthesisError: the programme cannot be solved, or more transfers than one schedule is made of.
     """
     if collective.num_ranks != topology.num_ranks:
         raise UsageError(
@@ -55,6 +56,8 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         )
     if topology.num_ranks >= NODES_FROM and len(topology.links) == 2 * (len(topology.vertices) - 1):
         return _along_only_ways(topology, collective)
+    if is_large(topology, collective):
+        return balanced_paths.synthesize(topology, collective)
     best = solve_flow(topology, collective)
     parts: dict[tuple[int, int], list[Part]] = {}
     for source, demand, flow in zip(best.sources, best.demands.tolist(), best.flows, strict=True):

@@ -1,0 +1,317 @@
+"""Balanced paths: one path for every pair of an all_to_all of hundreds of ranks, so that no link is much busier.
+
+Where the programme of ``mycel.collectives.flow_bound`` is too large, each block goes whole along one path. At first
+that is the shortest way, of those the widest; where what the busiest links carry proves it optimal, that is all. Else
+the paths of one rank at a time are taken away and looked for anew, in parts, along the ways that are cheapest where a
+link costs more the busier it is. A few rounds over all ranks do what multiplicative weights do for flows that may be
+divided; the best round is kept. Weights are powers of whole loads, which every machine calculates alike.
+
+References:
+    B. Awerbuch, Y. Azar, S. Plotkin, O. Waarts, "Competitive routing of virtual circuits with unknown duration",
+    SODA 1994 (paths in turn, by prices that grow with the load).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mycel.collectives.columns import Columns, starts
+from mycel.collectives.concurrent_flow import flow_costs, proven_time
+from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray
+from mycel.collectives.schedule import Chunk, Schedule
+from mycel.collectives.spec import Collective
+from mycel.collectives.synth.nodes import exchange
+from mycel.collectives.synth.routes import Routes
+from mycel.compiled import compiled_at_once
+from mycel.errors import SynthesisError
+from mycel.topology.model import Topology
+
+__all__ = ["synthesize"]
+
+Floats = npt.NDArray[np.float64]
+Hops = npt.NDArray[np.int32]
+
+#: Transfers that a schedule may have, and numbers in the table of all paths: 1 GB each.
+_MOST_TRANSFERS = 12_000_000
+_LARGEST_TABLE = 1 << 28
+#: Rounds over all ranks, parts in which a rank's paths are looked for, and searches times links in all (some 20 s).
+_ROUNDS, _PARTS, _WORK = 8, 16, 400_000_000
+#: How many times the links of the longest shortest way a path may have.
+_LONGEST = 2
+#: What passing a link costs, beside one that is as busy as the busiest.
+_COST_OF_HOP = 0.004
+
+
+def synthesize(topology: Topology, collective: Collective, *, method: str = "flow") -> Schedule:
+    """A schedule in which every block goes whole along one path.
+
+    Args:
+        topology: the fabric.
+        collective: an all_to_all over all of its ranks.
+        method: name to put on it.
+
+    Raises:
+        SynthesisError: more transfers than a schedule is made of here.
+    """
+    n = topology.num_ranks
+    demands = np.array(collective.block_weights, dtype=np.int64).reshape(n, n)
+    sources, targets = np.nonzero((demands > 0) & ~np.eye(n, dtype=np.bool_))
+    if (alike := exchange(topology, collective, method, Routes(topology))) is not None:
+        units = [alike.link_load.get((link.src, link.dst), 0) for link in topology.links]
+        if _is_optimal(topology, units, demands):
+            return alike
+    hops, lengths = _find_paths(topology, collective, demands)
+    kept = hops[sources * n + targets], lengths[sources * n + targets]
+    columns = _as_columns(topology, sources, targets, *kept, _chunk_numbers(demands)[sources, targets])
+    stops = np.cumsum(demands.reshape(-1)[demands.reshape(-1) > 0]).tolist()
+    return Schedule.of_columns(
+        collective=collective,
+        topology=topology,
+        method=method,
+        num_units=collective.total_weight,
+        chunks=tuple(Chunk(start=start, stop=stop) for start, stop in pairwise([0, *stops])),
+        columns=columns,
+    )
+
+
+def _chunk_numbers(demands: IntArray) -> IntArray:
+    """The chunk of each block, where those that hold nothing have none."""
+    numbers: IntArray = (np.cumsum(demands.reshape(-1) > 0) - 1).reshape(demands.shape)
+    return numbers
+
+
+# -- paths --------------------------------------------------------------------------------------------------------
+
+
+def _find_paths(topology: Topology, collective: Collective, demands: IntArray) -> tuple[Hops, IntArray]:
+    """Links of the path of every pair, shape ``[pairs, longest]``, and how many these are."""
+    graph, n = FlowGraph.of(topology), topology.num_ranks
+    capacity = np.array([link.capacity for link in topology.links], dtype=np.float64)
+    relays = np.isin(graph.head, graph.ranks)
+    # Of equally short ways the widest: what narrow links add is less than one link's cost in all.
+    costs = flow_costs(topology) + 0.5 * (1 - capacity / capacity.max()) / graph.num_vertices
+    order = np.argsort(graph.tail, kind="stable")
+    ends = np.searchsorted(graph.tail[order], np.arange(graph.num_vertices + 1)), order, graph.tail, graph.head
+    wanted = demands.copy()
+    np.fill_diagonal(wanted, 0)
+    longest, transfers = _measure(*ends, costs, graph.ranks, wanted, relays)
+    width = _LONGEST * longest + 2
+    if transfers > _MOST_TRANSFERS or n * n * width > _LARGEST_TABLE:
+        raise SynthesisError(
+            f"{collective.name} on {topology.name}: {transfers} transfers along the shortest ways are too many for "
+            f"one schedule (at most {_MOST_TRANSFERS}); `mycel bound` says what can be reached"
+        )
+    hops, lengths = _settle(*ends, costs, capacity, graph.ranks, wanted, 0, 1, width)
+    load = np.zeros(len(topology.links), dtype=np.int64)
+    _add_loads(load, hops, lengths, wanted.reshape(-1))
+    if _is_optimal(topology, load.tolist(), wanted):
+        return hops, lengths
+    searches = _WORK // (n * len(topology.links))
+    rounds = int(np.clip(searches // _PARTS, 1, _ROUNDS))
+    parts = int(np.clip(searches // rounds, 1, _PARTS))
+    return _settle(*ends, costs, capacity, graph.ranks, wanted, rounds, parts, width)
+
+
+def _is_optimal(topology: Topology, load: Sequence[int], demands: IntArray) -> bool:
+    """Whether the links that are busy longest prove that nothing is over sooner than with this load."""
+    times = [Fraction(units, link.capacity) for units, link in zip(load, topology.links, strict=True)]
+    slowest = max(times)
+    busiest = np.array([time == slowest for time in times], dtype=np.int64)
+    wanted = demands * (1 - np.eye(len(demands), dtype=np.int64))
+    return proven_time(topology, np.arange(topology.num_ranks), wanted, busiest) == slowest
+
+
+@compiled_at_once
+def _search(
+    begin: IntArray, order: IntArray, head: IntArray, weights: Floats, start: int, far: Floats, last: IntArray
+) -> None:
+    """Cheapest ways from a vertex: what they cost, and the last link of each, -1 at the start."""
+    done = np.zeros(len(far), dtype=np.bool_)
+    far[:] = np.inf
+    last[:] = -1
+    far[start] = 0.0
+    keys = np.empty(len(head) + 1, dtype=np.float64)
+    vertices = np.empty(len(head) + 1, dtype=np.int64)
+    keys[0], vertices[0] = 0.0, start
+    size = 1
+    while size > 0:
+        vertex = vertices[0]
+        size -= 1
+        key, moved, place = keys[size], vertices[size], 0
+        while 2 * place + 1 < size:
+            child = 2 * place + 1
+            if child + 1 < size and keys[child + 1] < keys[child]:
+                child += 1
+            if keys[child] >= key:
+                break
+            keys[place], vertices[place] = keys[child], vertices[child]
+            place = child
+        keys[place], vertices[place] = key, moved
+        if done[vertex]:
+            continue
+        done[vertex] = True
+        for i in range(begin[vertex], begin[vertex + 1]):
+            arc = order[i]
+            v, length = head[arc], far[vertex] + weights[arc]
+            if length < far[v]:
+                far[v], last[v] = length, arc
+                place = size
+                size += 1
+                while place > 0 and keys[(place - 1) // 2] > length:
+                    keys[place], vertices[place] = keys[(place - 1) // 2], vertices[(place - 1) // 2]
+                    place = (place - 1) // 2
+                keys[place], vertices[place] = length, v
+
+
+@compiled_at_once
+def _measure(
+    begin: IntArray,
+    order: IntArray,
+    tail: IntArray,
+    head: IntArray,
+    costs: Floats,
+    ranks: IntArray,
+    wanted: IntArray,
+    relays: BoolArray,
+) -> tuple[int, int]:
+    """Links of the longest of all pairs' shortest ways, and transfers along all of them."""
+    far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
+    longest, transfers = 0, 0
+    for s in range(len(ranks)):
+        _search(begin, order, head, costs, ranks[s], far, last)
+        for d in range(len(ranks)):
+            v, length = ranks[d], 0
+            while wanted[s, d] > 0 and v != ranks[s]:
+                transfers += relays[last[v]]
+                v = tail[last[v]]
+                length += 1
+            longest = max(longest, length)
+    return longest, transfers
+
+
+@compiled_at_once
+def _add_loads(load: IntArray, hops: Hops, lengths: IntArray, units: IntArray) -> None:
+    for pair in range(len(units)):
+        for i in range(lengths[pair]):
+            load[hops[pair, i]] += units[pair]
+
+
+@compiled_at_once
+def _settle(
+    begin: IntArray,
+    order: IntArray,
+    tail: IntArray,
+    head: IntArray,
+    costs: Floats,
+    capacity: Floats,
+    ranks: IntArray,
+    wanted: IntArray,
+    rounds: int,
+    parts: int,
+    width: int,
+) -> tuple[Hops, IntArray]:
+    """Shortest paths, and then those of one rank at a time anew, past what is busy; the best round's."""
+    n = len(ranks)
+    hops, lengths = np.zeros((n * n, width), dtype=np.int32), np.zeros(n * n, dtype=np.int64)
+    best_hops, best_lengths, best = hops, lengths, np.inf
+    load = np.zeros(len(head), dtype=np.int64)
+    wide = capacity / capacity.max()
+    weights = costs.copy()
+    far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
+    for turn in range(rounds + 1):
+        for s in range(n):
+            top = (load / wide).max()
+            for part in range(parts if turn else 1):
+                if turn:
+                    for d in range(n):
+                        if (d - s) % parts == part:
+                            for i in range(lengths[s * n + d]):
+                                load[hops[s * n + d, i]] -= wanted[s, d]
+                    for arc in range(len(head)):
+                        busy = load[arc] / wide[arc] / top
+                        busy *= busy
+                        busy *= busy
+                        busy *= busy
+                        weights[arc] = (costs[arc] * _COST_OF_HOP + busy * busy) / wide[arc]
+                _search(begin, order, head, weights, ranks[s], far, last)
+                for d in range(n):
+                    if wanted[s, d] == 0 or (turn and (d - s) % parts != part):
+                        continue
+                    length, v = 0, ranks[d]
+                    while v != ranks[s]:
+                        length += 1
+                        v = tail[last[v]]
+                    if length <= width:  # else it stays as it is
+                        lengths[s * n + d] = length
+                        v = ranks[d]
+                        while v != ranks[s]:
+                            length -= 1
+                            hops[s * n + d, length] = last[v]
+                            v = tail[last[v]]
+                    for i in range(lengths[s * n + d]):
+                        load[hops[s * n + d, i]] += wanted[s, d]
+        time = (load / wide).max()
+        if time < best:
+            best_hops, best_lengths, best = (hops.copy(), lengths.copy(), time) if rounds else (hops, lengths, time)
+    return best_hops, best_lengths
+
+
+# -- transfers ----------------------------------------------------------------------------------------------------
+
+
+def _as_columns(
+    topology: Topology, sources: IntArray, targets: IntArray, hops: Hops, lengths: IntArray, chunks: IntArray
+) -> Columns:
+    """A transfer for each way between ranks on the paths, first hops first; in one step each rank goes round."""
+    n = topology.num_ranks
+    graph = FlowGraph.of(topology)
+    rank_of = np.full(graph.num_vertices, -1, dtype=np.int64)
+    rank_of[graph.ranks] = np.arange(n)
+    pair, hop, way, paths = _cut_at_ranks(hops, lengths, graph.tail, graph.head, rank_of)
+    order = np.lexsort((sources[pair], (targets[pair] - sources[pair]) % n, hop))
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    waits = hop[order] > 0
+    first = np.array([path[0] for path in paths])
+    end = np.array([path[-1] for path in paths])
+    return Columns(
+        chunk=chunks[pair[order]],
+        src=rank_of[first[way[order]]],
+        dst=rank_of[end[way[order]]],
+        reduce=np.zeros(len(order), dtype=np.bool_),
+        path=way[order],
+        paths=paths,
+        after_start=starts(waits.astype(np.int64)),
+        after=place[order[waits] - 1],  # a path's ways stood side by side
+    )
+
+
+def _cut_at_ranks(
+    hops: Hops, lengths: IntArray, tail: IntArray, head: IntArray, rank_of: IntArray
+) -> tuple[IntArray, IntArray, IntArray, tuple[tuple[int, ...], ...]]:
+    """Of each way between ranks: its pair, its place on that pair's path, its number in the paths that follow."""
+    known: dict[bytes, int] = {}
+    paths: list[tuple[int, ...]] = []
+    is_end = rank_of[head] >= 0
+    pairs: list[int] = []
+    places: list[int] = []
+    ways: list[int] = []
+    for pair, length in enumerate(lengths.tolist()):
+        links = hops[pair, :length]
+        stops = np.flatnonzero(is_end[links]).tolist()
+        begin = 0
+        for place, stop in enumerate(stops):
+            part = links[begin : stop + 1]
+            number = known.setdefault(part.tobytes(), len(paths))
+            if number == len(paths):
+                paths.append((int(tail[part[0]]), *head[part].tolist()))
+            pairs.append(pair)
+            places.append(place)
+            ways.append(number)
+            begin = stop + 1
+    return np.array(pairs), np.array(places), np.array(ways), tuple(paths)
