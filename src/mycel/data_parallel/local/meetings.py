@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from mycel.comm.background import InBackground
 from mycel.comm.pending import Pending
-from mycel.data_parallel.local.parts import Meeting, Part, Said
+from mycel.data_parallel.local.parts import Meeting, Said
 
 __all__ = ["Meetings"]
 
@@ -44,12 +44,15 @@ class Meetings:
         self.said = Said()
         self._thread = InBackground() if in_background else None
 
-    def begin(self, part: Part, own: Said) -> Meeting | None:
-        """Measure what has changed and have it travel; ``None`` for a meeting that does not take place."""
+    def begin(self, meeting: Meeting, own: Said) -> Meeting | None:
+        """Have what was measured travel; ``None`` for a meeting that does not take place.
+
+        The last meeting of the part has been used: what it is owed is part of this one.
+        """
         self.begun += 1
         if self.begun <= self.skip_until:
             return None
-        meeting = part.measure(self.begun)
+        meeting.number, part = self.begun, meeting.part
         index, group = part.meetings, self.group
         part.meetings += 1
         said: list[Said] = []

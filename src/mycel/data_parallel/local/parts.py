@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +15,6 @@ from mycel.data_parallel.local.carriers import Carrier
 from mycel.data_parallel.local.outer import MakeOuter
 
 __all__ = ["Meeting", "Part", "Said"]
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +50,9 @@ class Meeting:
     """
 
     part: Part
-    number: int
     changes: Packed
     means: Packed
+    number: int = 0
     lands_at: int = 0
     mixing: float = 0.0
     pending: Pending[Said] = field(default_factory=lambda: Pending.done(Said()))
@@ -97,14 +94,14 @@ class Part:
         #: Meetings that have begun, and the rank's own steps when the last one did.
         self.meetings = self.trained = 0
 
-    def measure(self, number: int) -> Meeting:
+    def measure(self) -> Meeting:
         """Where this rank has gone since the parameters were shared: that minus where it is."""
         changes = self._buffers[0]
         self._buffers.append(self._buffers.pop(0))
         changes.copy_from(self.targets)
         for bundle, shared in zip(changes.bundles, self.shared.bundles, strict=True):
             bundle.flat.neg_().add_(shared.flat)
-        return Meeting(part=self, number=number, changes=changes, means=self._means or changes)
+        return Meeting(part=self, changes=changes, means=self._means or changes)
 
     def apply(self, means: Packed, rate: float) -> None:
         """One step of the outer optimizer.
@@ -131,14 +128,7 @@ class Part:
         for target, shared in zip(self.targets, self.shared.parts, strict=True):
             target.copy_(shared + mixing * (target.to(shared.dtype) - shared))
 
-    def return_from_nowhere(self, optimizer: torch.optim.Optimizer) -> None:
-        """After a meeting that did not count: this rank's parameters are the shared ones again.
-
-        If it was this rank that ran away, its optimizer forgets what it holds of these parameters: moments that are
-        no numbers would lead away again.
-        """
-        if not all(is_finite(target) for target in self.targets):
-            _log.warning("local updates: this rank's parameters were not finite; its optimizer begins anew there")
-            for parameter in self.parameters:
-                optimizer.state.pop(parameter, None)
-        self.give()
+    @property
+    def is_sound(self) -> bool:
+        """Whether this rank's parameters are all finite."""
+        return all(is_finite(target) for target in self.targets)

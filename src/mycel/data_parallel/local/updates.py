@@ -246,7 +246,7 @@ class LocalUpdates(Handle):
         if self._ddp is not None:
             self._choose_gradients()
             self._exchanged = self._exchanges_gradients()
-        self.rounds += 1
+        self.rounds += len(self._parts) if self._streaming is not None else 1
         self._round_begin, self._round_length = self.step, None
         self._is_over |= last and self._meetings.tells
 
@@ -257,11 +257,12 @@ class LocalUpdates(Handle):
         if not self._synchronizer.delayed:
             self._hold(last=last)
             return last or self._ends(self._meetings.said)
-        begun = self._begin(part, last=last) if self._meetings.tells or not self.in_step else None
-        if begun is not None and self._finished:
-            last = last or self._ends(self._heard(begun))
+        measured = part.measure() if self._meetings.tells or not self.in_step else None
         for meeting in due:
             self._used(meeting)
+        begun = self._begin(part, measured, last=last) if measured is not None else None
+        if begun is not None and self._finished:
+            last = last or self._ends(self._heard(begun))
         part.give()
         if last:
             self._used(begun)
@@ -274,7 +275,7 @@ class LocalUpdates(Handle):
             for fragment, part in enumerate(self._parts):
                 if rule.meets(fragment, self.step, self._total_steps):
                     self._rate = float(self._optimizer.param_groups[0]["lr"])
-                    begun = self._begin(part, last=False)
+                    begun = self._begin(part, part.measure(), last=False)
                     self.rounds += 1
                     if begun is not None:
                         begun.lands_at = self.step + rule.overlap
@@ -294,7 +295,7 @@ class LocalUpdates(Handle):
 
     # -- meetings ---------------------------------------------------------------------------------------------
 
-    def _begin(self, part: Part, *, last: bool) -> Meeting | None:
+    def _begin(self, part: Part, measured: Meeting, *, last: bool) -> Meeting | None:
         self.num_bytes += part.shared.num_bytes
         own = Said(
             trains=int(not self._finished),
@@ -303,14 +304,14 @@ class LocalUpdates(Handle):
             wanted=int(self._members is not None and self._members.is_wanted),
         )
         part.trained = self._trained
-        return self._meetings.begin(part, own)
+        return self._meetings.begin(measured, own)
 
     def _hold(self, *, last: bool) -> None:
         """Have all parts meet, again if a rank is lost meanwhile."""
         self._repeats = 2 if last else 1
         while True:
             self._before = self._meetings.begun
-            begun = [self._begin(part, last=last) for part in self._parts]
+            begun = [self._begin(part, part.measure(), last=last) for part in self._parts]
             used = [self._used(meeting) for meeting in begun]  # all of them, whatever becomes of the first
             if all(used):
                 break
@@ -354,8 +355,22 @@ class LocalUpdates(Handle):
         elif said.changed:
             self.skipped += 1
             _log.warning("local updates: meeting %d came to numbers that are not finite: left out", meeting.number)
-            part.return_from_nowhere(self._optimizer)
+            self._return(part)
         self._wanted |= bool(said.wanted)
+
+    def _return(self, part: Part) -> None:
+        """After a meeting that did not count: this rank has a part's shared parameters again.
+
+        If it was this rank that ran away, it has those of all parts, and its optimizer begins anew: what is no number
+        in one place leads all others away.
+        """
+        ran_away = not all(other.is_sound for other in self._parts)
+        part.give()
+        if ran_away:
+            _log.warning("local updates: this rank's parameters were not finite; its optimizer begins anew")
+            self._optimizer.state.clear()
+            for other in self._parts:
+                other.give()
 
     def _is_sound(self, means: Packed) -> bool:
         """Whether all means are finite, those of the other shards among them: the same on all ranks."""
@@ -539,7 +554,7 @@ class LocalUpdates(Handle):
             part = next((part for part in self._parts if set(part.names) == set(saved["means"])), None)
             if part is None:
                 raise UsageError("the saved local updates had other fragments under way: pass the same Streaming")
-            meeting = part.measure(self._meetings.begun)
+            meeting = part.measure()
             load_tensors("changes under way", saved["means"], part.names, meeting.means.parts)
             meeting.lands_at, meeting.mixing = saved["lands_at"], saved["mixing"]
             self._meetings.open.append(meeting)
