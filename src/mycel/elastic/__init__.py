@@ -9,11 +9,13 @@ docs/guides/elastic.md.
 from __future__ import annotations
 
 from mycel.elastic.groups import failure, get_handle, leave, reconfigure, shrink_group, start_alone
+from mycel.elastic.members import Members
 from mycel.elastic.roster import Candidate, Roster, Round, everyone
 from mycel.elastic.torchft import torchft_process_group
 
 __all__ = [
     "Candidate",
+    "Members",
     "Roster",
     "Round",
     "everyone",

@@ -11,6 +11,7 @@ from mycel.data_parallel.compress.aggregation import Aggregation, Gathered, Line
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context
+from mycel.data_parallel.compress.dense_int4 import DenseInt4
 from mycel.data_parallel.compress.fp8 import FP8
 from mycel.data_parallel.compress.int_bucket import Quantised
 from mycel.data_parallel.compress.lattice import ShiftedLattice
@@ -35,6 +36,7 @@ __all__ = [
     "Compressor",
     "Context",
     "Conversation",
+    "DenseInt4",
     "Gathered",
     "Item",
     "Linear",
@@ -57,6 +59,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "fp16": partial(Cast, torch.float16),
     "int8": partial(Quantised, 8),
     "int4": partial(Quantised, 4),
+    "dense_int4": DenseInt4,
     "fp8": FP8,
     "sign": Sign,
     "top_k": TopK,

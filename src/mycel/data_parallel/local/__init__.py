@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from mycel.data_parallel.local.entry import local_updates
+from mycel.data_parallel.local.members import Members
 from mycel.data_parallel.local.outer import CO2, MakeOuter, SlowMo, co2, diloco, slowmo
+from mycel.data_parallel.local.streaming import Streaming
 from mycel.data_parallel.local.synchronizer import QSR, Delayed, EveryStep, Periodic, PostLocal, Synchronizer
-from mycel.data_parallel.local.updates import LocalUpdates, local_updates
+from mycel.data_parallel.local.updates import LocalUpdates
 
 __all__ = [
     "CO2",
@@ -13,9 +16,11 @@ __all__ = [
     "EveryStep",
     "LocalUpdates",
     "MakeOuter",
+    "Members",
     "Periodic",
     "PostLocal",
     "SlowMo",
+    "Streaming",
     "Synchronizer",
     "co2",
     "diloco",

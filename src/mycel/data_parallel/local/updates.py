@@ -2,108 +2,61 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.comm.bundle import Packed
-from mycel.comm.pending import Pending
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
+from mycel.data_parallel.compress.base import Compressor
+from mycel.data_parallel.feedback import is_finite
 from mycel.data_parallel.handle import Handle
+from mycel.data_parallel.local.carriers import Carrier, Combined, Compressed, as_policy
+from mycel.data_parallel.local.checks import check, check_members, named, own_group, unwrapped
+from mycel.data_parallel.local.meetings import Meetings
+from mycel.data_parallel.local.members import Members, View, hand_on, look_round
 from mycel.data_parallel.local.outer import MakeOuter
-from mycel.data_parallel.local.state import as_saved, load_tensors, local_part, read_optimizer, write_optimizer
+from mycel.data_parallel.local.parts import Meeting, Part, Said
+from mycel.data_parallel.local.saved import by_name, load_parts, state_of_parts
+from mycel.data_parallel.local.scaler import watch_scaler
+from mycel.data_parallel.local.state import load_tensors, local_part
+from mycel.data_parallel.local.streaming import Streaming, divide
 from mycel.data_parallel.local.synchronizer import Synchronizer
+from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 
-__all__ = ["LocalUpdates", "local_updates"]
+__all__ = ["LocalUpdates", "OptimizerState"]
+
+_log = logging.getLogger(__name__)
 
 #: What a synchronisation does with the local optimizer's state.
 OptimizerState = Literal["keep", "average", "reset"]
-
-
-def local_updates(
-    optimizer: torch.optim.Optimizer,
-    synchronizer: Synchronizer,
-    *,
-    model: nn.Module,
-    outer: MakeOuter | None = None,
-    combiner: Combiner | None = None,
-    total_steps: int | None = None,
-    average_buffers: bool = True,
-    optimizer_state: OptimizerState = "keep",
-    group: dist.ProcessGroup | None = None,
-) -> LocalUpdates:
-    """Let ranks train alone and synchronise when ``synchronizer`` says; the training loop stays as it is.
-
-    The optimizer is watched by hooks, so learning-rate schedulers and trainers see the object that they know. All
-    ranks of the group call this together, after the model has its weights: those of the first rank become
-    everybody's.
-
-    A model wrapped by DDP averages gradients no longer, except in rounds of a single step without outer optimizer,
-    which then cost what DDP costs. Of an FSDP2 model, sharded over a one-dimensional mesh, each rank's shards are
-    synchronised with those of ``group``, the replicas of the same shard.
-
-    Args:
-        optimizer: the local one; what accelerate has wrapped is found.
-        synchronizer: when to synchronise, for example ``QSR(alpha=0.2)`` or ``Delayed(Periodic(48))``.
-        model: has the optimizer's parameters; plain, or wrapped by DDP or ``fully_shard``.
-        outer: makes the optimizer of the shared parameters, for example ``diloco()``; none: they become what the
-            combiner makes of the changes.
-        combiner: how the ranks' changes become one; by default their mean.
-        total_steps: of the training; the last round ends there, and with it everything that was under way.
-        average_buffers: average floating-point buffers, such as running statistics of batch norms, every time,
-            with delayed rounds only at the last.
-        optimizer_state: what a synchronisation does with the local optimizer's state, such as momentum.
-        group: the ranks that synchronise; by default those of DDP or all.
-
-    Returns:
-        The handle: ``synchronize``, ``state_dict``, ``close``.
-
-    Raises:
-        UsageError: a combination that cannot work; the message says which.
-
-    Examples:
-        >>> from mycel.data_parallel import QSR, diloco
-        >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
-        >>> model = nn.Linear(2, 1)
-        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> updates = local_updates(optimizer, QSR(alpha=0.2), model=model, outer=diloco())
-        >>> model(torch.ones(1, 2)).sum().backward()
-        >>> optimizer.step()
-        >>> updates.step, updates.rounds  # rounds have (0.2 / 0.1)^2 = 4 steps
-        (1, 0)
-        >>> updates.close()
-        >>> dist.destroy_process_group()
-    """
-    return LocalUpdates(
-        optimizer,
-        synchronizer,
-        model=model,
-        outer=outer,
-        combiner=Mean() if combiner is None else combiner,
-        total_steps=total_steps,
-        average_buffers=average_buffers,
-        optimizer_state=optimizer_state,
-        group=group,
-    )
+#: Ranks that are lost while the group is formed anew: so often it is tried again.
+_ATTEMPTS = 5
 
 
 class LocalUpdates(Handle):
     """Local updates at work; made by ``local_updates``.
 
     Attributes:
-        step: optimizer steps so far.
-        rounds: synchronisations so far.
-        num_bytes: handed to combiners so far; what travels depends on the combiner.
+        step: optimizer steps so far, those that a scaler left out among them.
+        rounds: synchronisations so far; with fragments, of one of them each.
+        skipped: of these, how many came to something that was not finite, and changed nothing.
+        num_bytes: of changes and averages so far, before compression.
+        stats: bytes of changes that were sent.
 
     Examples:
-        >>> from mycel.data_parallel.local.synchronizer import Periodic
+        >>> from mycel.data_parallel.local import Periodic, local_updates
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -119,50 +72,72 @@ class LocalUpdates(Handle):
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        synchronizer: Synchronizer,
+        synchronizer: Synchronizer | Streaming,
         *,
         model: nn.Module,
         outer: MakeOuter | None,
-        combiner: Combiner,
+        combiner: Combiner | None,
+        compressor: Compressor | CompressionPolicy | None,
+        feedback: bool | None,
+        seed: int,
         total_steps: int | None,
         average_buffers: bool,
         optimizer_state: OptimizerState,
+        scaler: Any,
+        uneven: bool,
+        members: Members | None,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self._optimizer = _unwrapped(optimizer)
+        self._optimizer = unwrapped(optimizer)
         self._synchronizer = synchronizer
-        self._combiner = combiner
+        self._streaming = synchronizer if isinstance(synchronizer, Streaming) else None
         self._total_steps = total_steps
         self._optimizer_state = optimizer_state
+        self._members = members
         inner = getattr(model, "_orig_mod", model)
         self._ddp = inner if isinstance(inner, DistributedDataParallel) else None
         module: nn.Module = self._ddp.module if self._ddp is not None else inner
-        self._names, self._parameters = _named(self._optimizer, module)
-        _check(self._parameters, combiner, group, optimizer_state, delayed=synchronizer.delayed)
+        self._names, self._parameters = named(self._optimizer, module)
         self._targets = [local_part(p) for p in self._parameters]
         self._buffers = [local_part(b) for b in module.buffers() if b.is_floating_point()] if average_buffers else []
-        self._group = self._own_group(group)
-        self.step = self.rounds = self.num_bytes = 0
-        self._round_begin = 0
+        delayed, compressed = synchronizer.delayed, compressor is not None
+        check(self._parameters, combiner, group, optimizer_state, delayed=delayed, compressed=compressed)
+        if members is not None:
+            has_buffers, is_wrapped = bool(self._buffers), self._ddp is not None
+            check_members(self._parameters, group, optimizer_state, is_wrapped=is_wrapped, has_buffers=has_buffers)
+        if group is None and self._ddp is not None:
+            group = self._ddp.process_group
+        self.step = self.rounds = self.num_bytes = self.skipped = 0
+        self.stats = CommStats()
+        self._round_begin = self._trained = 0
         self._round_length: int | None = None
         self._rate = 1.0
         self._diverged = self._ddp is None
         self._exchanged = True
-        self._pending: tuple[Packed, list[Pending[None]]] | None = None
-        self._shared = Packed(self._targets)
-        self._outer: torch.optim.Optimizer | None = None
-        self._changes: list[Packed] = []
-        self._agree()
-        if outer is not None or synchronizer.delayed or not isinstance(combiner, Mean):
-            self._changes = [Packed(self._targets) for _ in range(2 if synchronizer.delayed else 1)]
-            self._outer_parameters = [nn.Parameter(part) for part in self._shared.parts]
-            self._outer = (outer or _take_change)(self._outer_parameters)
-        self._hooks = [
+        self._has_state = self._finished = self._wanted = self._is_over = False
+        self._repeats = self._before = self._given_up = 0
+        tells = uneven or members is not None
+        first = group_or_all(group, "local_updates") if members is not None else own_group(group, delayed=delayed)
+        self._meetings = Meetings(first, in_background=delayed, tells=tells)
+        if members is None:
+            agree([*self._targets, *self._buffers], first)
+        self._averages = Packed(self._targets)
+        self._parts: list[Part] = []
+        if outer is not None or delayed or compressed or tells or not isinstance(combiner or Mean(), Mean):
+            carriers = _Carriers(combiner or Mean(), compressor, feedback=feedback, seed=seed, stats=self.stats)
+            self._parts = self._divided(outer or _take_change, carriers)
+        awaited = self._regroup() if members is not None else 0
+        self._hooks: list[Any] = [
             self._optimizer.register_step_pre_hook(lambda *_: self._begin_round()),
             self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
         if self._ddp is not None:
             self._hooks.append(self._ddp.register_forward_pre_hook(lambda *_: self._before_forward()))
+        self._release_scaler: Callable[[], None] | None = None
+        if scaler is not None:
+            self._release_scaler = watch_scaler(scaler, self._optimizer, lambda: self.step, self._step_left_out)
+        if awaited:
+            self._meet(last=awaited == 2)
 
     # -- rounds -----------------------------------------------------------------------------------------------
 
@@ -171,15 +146,40 @@ class LocalUpdates(Handle):
         """Whether all ranks have the same parameters now: a good time to save or to evaluate."""
         return self.step == self._round_begin
 
+    @property
+    def _is_at_end(self) -> bool:
+        return self._total_steps is not None and self.step >= self._total_steps
+
     def synchronize(self) -> None:
         """Synchronise now and use everything that is under way. All ranks of the group call it at the same step."""
-        if not self.in_step or self._pending is not None:
-            self._end_round(last=True)
+        if not self.in_step or self._meetings.open:
+            self._meet(last=True)
+
+    def finish(self) -> None:
+        """This rank has no more batches: take part in the others' rounds without a change, until all have finished.
+
+        Every rank calls it after its last step. Afterwards all have the same parameters. Changes are divided by the
+        number of all ranks to the end, as DDP's ``join`` does with gradients: every batch weighs the same.
+
+        Raises:
+            UsageError: ranks were not said to be ``uneven``, or DDP exchanges gradients in this round.
+        """
+        if not self._meetings.tells:
+            raise UsageError("finish: pass uneven=True (or members) to local_updates, so that ranks tell each other")
+        if self._is_over or (self._is_at_end and self.in_step):
+            return
+        self._finished = True
+        while not self._is_over:
+            if self._streaming is not None and not self._is_at_end:
+                self.step += 1
+            self._meet(last=self._is_at_end)
 
     def close(self) -> None:
         """Stop watching the optimizer; DDP averages gradients again. Call ``synchronize`` first."""
         for hook in self._hooks:
             hook.remove()
+        if self._release_scaler is not None:
+            self._release_scaler()
         if self._ddp is not None:
             self._ddp.require_backward_grad_sync = True
 
@@ -201,7 +201,7 @@ class LocalUpdates(Handle):
 
     def _exchanges_gradients(self) -> bool:
         """Whether DDP exchanges gradients in this round, after which there is nothing to synchronise."""
-        return self._ddp is not None and self._outer is None and self._round_length == 1
+        return self._ddp is not None and not self._parts and self._round_length == 1
 
     def _choose_gradients(self) -> None:
         """Set DDP before every forward pass: ``no_sync`` around one puts back, at its end, what it found before.
@@ -214,64 +214,178 @@ class LocalUpdates(Handle):
         elif not self._exchanged:
             self._ddp.require_backward_grad_sync = True
 
+    def _step_left_out(self) -> None:
+        self._begin_round()
+        self._after_step()
+
     def _after_step(self) -> None:
         self.step += 1
-        if self.step - self._round_begin >= (self._round_length or 1):
-            self._end_round(last=self._total_steps is not None and self.step >= self._total_steps)
+        self._trained += 1
+        if self._streaming is not None or self.step - self._round_begin >= (self._round_length or 1):
+            self._meet(last=self._is_at_end)
 
     @torch.no_grad()
+    def _meet(self, *, last: bool) -> None:
+        """What there is to do after a step that ends a round; with fragments, after each."""
+        if self._streaming is not None:
+            last = self._stream(self._streaming, last=last)
+        elif self._parts:
+            last = self._exchange_changes(last=last)
+        elif self._diverged:
+            self._average(self._averages, self._targets)
+        if self._streaming is None or last:
+            self._end_round(last=last)
+        if self._wanted and not last:
+            self._wanted = False
+            self._regroup()
+
     def _end_round(self, *, last: bool) -> None:
-        if self._outer is None:
-            if self._diverged:
-                self._average(self._shared, self._targets)
-        else:
-            self._exchange_changes(last=last)
-            self._shared.copy_to(self._targets)
         if self._diverged and (last or not self._synchronizer.delayed):
             self._average(Packed(self._buffers), self._buffers)
             self._settle_optimizer_state()
         if self._ddp is not None:
             self._choose_gradients()
             self._exchanged = self._exchanges_gradients()
-        self.rounds += 1
+        self.rounds += len(self._parts) if self._streaming is not None else 1
         self._round_begin, self._round_length = self.step, None
+        self._is_over |= last and self._meetings.tells
 
-    def _exchange_changes(self, *, last: bool) -> None:
-        """Have this round's changes combined, and apply those that are due."""
-        due, self._pending = self._pending, None
-        if not self.in_step:
-            changes = self._changes[0]
-            changes.copy_from(self._targets)
-            for bundle, shared in zip(changes.bundles, self._shared.bundles, strict=True):
-                bundle.flat.neg_().add_(shared.flat)
-            self._pending = (changes, self._start(changes))
-            self._changes.reverse()
-        if due is not None:
-            self._apply(*due)
-        if self._pending is not None and (last or not self._synchronizer.delayed):
-            pending, self._pending = self._pending, None
-            self._apply(*pending)
+    def _exchange_changes(self, *, last: bool) -> bool:
+        """Have this round's changes combined, and use those that are due; whether it was the last round."""
+        (part,) = self._parts
+        due = self._meetings.open[:]
+        if not self._synchronizer.delayed:
+            self._hold(last=last)
+            return last or self._ends(self._meetings.said)
+        measured = part.measure() if self._meetings.tells or not self.in_step else None
+        for meeting in due:
+            self._used(meeting)
+        begun = self._begin(part, measured, last=last) if measured is not None else None
+        if begun is not None and self._finished:
+            last = last or self._ends(self._heard(begun))
+        part.give()
+        if last:
+            self._used(begun)
+            part.give()
+        return last
 
-    def _apply(self, changes: Packed, pending: list[Pending[None]]) -> None:
-        assert self._outer is not None
-        for combined in pending:
-            combined.wait()
-        for group in self._outer.param_groups:
-            if "local_lr" in group:
-                group["local_lr"] = self._rate
-        for parameter, change in zip(self._outer_parameters, changes.parts, strict=True):
-            parameter.grad = change
-        self._outer.step()
-        for parameter in self._outer_parameters:
-            parameter.grad = None
+    def _stream(self, rule: Streaming, *, last: bool) -> bool:
+        """Begin the meetings of this step and use those that are due; whether it was the last one."""
+        if not last:
+            for fragment, part in enumerate(self._parts):
+                if rule.meets(fragment, self.step, self._total_steps):
+                    self._rate = float(self._optimizer.param_groups[0]["lr"])
+                    begun = self._begin(part, part.measure(), last=False)
+                    self.rounds += 1
+                    if begun is not None:
+                        begun.lands_at = self.step + rule.overlap
+                        begun.mixing = rule.mixing if rule.overlap else 0.0
+                        last |= self._finished and self._ends(self._heard(begun))
+        for meeting in self._meetings.open[:]:
+            if last or meeting.lands_at <= self.step:
+                self._used(meeting)
+        if last:
+            self._hold(last=True)
+            for part in self._parts:
+                part.give()
+        return last
 
-    def _start(self, packed: Packed, combiner: Combiner | None = None) -> list[Pending[None]]:
-        self.num_bytes += packed.num_bytes
-        return [(combiner or self._combiner).start(bundle, self._group) for bundle in packed.bundles]
+    def _ends(self, said: Said) -> bool:
+        return self._meetings.tells and bool(said.last or not said.trains)
+
+    # -- meetings ---------------------------------------------------------------------------------------------
+
+    def _begin(self, part: Part, measured: Meeting, *, last: bool) -> Meeting | None:
+        self.num_bytes += part.shared.num_bytes
+        own = Said(
+            trains=int(not self._finished),
+            changed=int(self._trained != part.trained),
+            last=int(last),
+            wanted=int(self._members is not None and self._members.is_wanted),
+        )
+        part.trained = self._trained
+        return self._meetings.begin(measured, own)
+
+    def _hold(self, *, last: bool) -> None:
+        """Have all parts meet, again if a rank is lost meanwhile."""
+        self._repeats = 2 if last else 1
+        while True:
+            self._before = self._meetings.begun
+            begun = [self._begin(part, part.measure(), last=last) for part in self._parts]
+            used = [self._used(meeting) for meeting in begun]  # all of them, whatever becomes of the first
+            if all(used):
+                break
+        self._repeats = 0
+
+    def _heard(self, meeting: Meeting) -> Said:
+        """What was said with a meeting; if it failed, that will be seen where it is to be used."""
+        try:
+            return meeting.pending.wait()
+        except RuntimeError:
+            if self._members is None:
+                raise
+            return Said()
+
+    def _used(self, meeting: Meeting | None) -> bool:
+        """Use what a meeting came to; whether it took place: a rank may be lost instead."""
+        if meeting is None or meeting.is_used:
+            return True
+        try:
+            said = meeting.pending.wait()
+        except RuntimeError as error:
+            if self._members is None or not self._members.has_failed(error) or self._given_up >= _ATTEMPTS:
+                raise
+            self._given_up += 1
+            _log.warning("local updates: meeting %d has failed: %s", meeting.number, error)
+            self._regroup()
+            return meeting.is_used
+        self._use(meeting, said)
+        self._given_up = 0
+        return True
+
+    def _use(self, meeting: Meeting, said: Said) -> None:
+        part = meeting.part
+        self._meetings.open.remove(meeting)
+        meeting.is_used = True
+        is_sound = self._is_sound(meeting.means) if said.changed else False
+        part.carrier.settle(keep=is_sound)
+        if is_sound:
+            part.apply(meeting.means, self._rate)
+            part.give(meeting.mixing)
+        elif said.changed:
+            self.skipped += 1
+            _log.warning("local updates: meeting %d came to numbers that are not finite: left out", meeting.number)
+            self._return(part)
+        self._wanted |= bool(said.wanted)
+
+    def _return(self, part: Part) -> None:
+        """After a meeting that did not count: this rank has a part's shared parameters again.
+
+        If it was this rank that ran away, it has those of all parts, and its optimizer begins anew: what is no number
+        in one place leads all others away.
+        """
+        ran_away = not all(other.is_sound for other in self._parts)
+        part.give()
+        if ran_away:
+            _log.warning("local updates: this rank's parameters were not finite; its optimizer begins anew")
+            self._optimizer.state.clear()
+            for other in self._parts:
+                other.give()
+
+    def _is_sound(self, means: Packed) -> bool:
+        """Whether all means are finite, those of the other shards among them: the same on all ranks."""
+        is_bad = not all(is_finite(bundle.flat) for bundle in means.bundles)
+        sharded = next((p for p in self._parameters if isinstance(p, DTensor)), None)
+        if sharded is None:
+            return not is_bad
+        flag = torch.tensor([is_bad], dtype=torch.uint8, device=local_part(sharded).device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=sharded.device_mesh.get_group())
+        return not bool(flag)
 
     def _average(self, packed: Packed, tensors: list[Tensor]) -> None:
         packed.copy_from(tensors)
-        for pending in self._start(packed, Mean()):
+        self.num_bytes += packed.num_bytes
+        for pending in [Mean().start(bundle, self._meetings.group) for bundle in packed.bundles]:
             pending.wait()
         packed.copy_to(tensors)
 
@@ -288,34 +402,116 @@ class LocalUpdates(Handle):
             ]
             self._average(Packed(moments), moments)
 
-    # -- groups and first values ------------------------------------------------------------------------------
+    def _divided(self, make_outer: MakeOuter, carriers: _Carriers) -> list[Part]:
+        rule = self._streaming
+        places = [list(range(len(self._names)))]
+        if rule is not None:
+            places = divide(self._names, [p.numel() for p in self._parameters], rule.fragments, rule.pattern)
+        return [
+            Part(
+                [self._names[i] for i in mine],
+                [self._parameters[i] for i in mine],
+                [self._targets[i] for i in mine],
+                make_outer,
+                carriers.make({self._names[i]: self._targets[i] for i in mine}),
+                num_buffers=2 if self._synchronizer.delayed and rule is None else 1,
+                keeps_changes=self._members is not None,
+            )
+            for mine in places
+        ]
 
-    def _own_group(self, group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-        """The ranks that synchronise; a group of our own where messages travel while others do."""
-        if group is None and self._ddp is not None:
-            group = self._ddp.process_group
-        if self._synchronizer.delayed:
-            ranks = None if group is None else dist.get_process_group_ranks(group)
-            made = dist.new_group(ranks, use_local_synchronization=ranks is not None)
-            assert isinstance(made, dist.ProcessGroup)
-            return made
-        return group_or_all(group, "local_updates")
+    # -- members ----------------------------------------------------------------------------------------------
+
+    def _regroup(self) -> int:
+        """Form the group anew, come to terms about meetings under way, and give newcomers what they need.
+
+        Returns:
+            Not 0 where this rank is new, and the others wait for it in a meeting; 2: in the last one.
+        """
+        assert self._members is not None
+        self._meetings.drain()
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                self._meetings.group = self._members.form(self.step if self._has_state else -1)
+                return self._come_to_terms()
+            except RuntimeError as error:
+                if attempt == _ATTEMPTS or not self._members.has_failed(error):
+                    raise
+                _log.warning("local updates: a rank was lost while the group was formed: %s", error)
+        raise AssertionError("not reached")
 
     @torch.no_grad()
-    def _agree(self) -> None:
-        """The first rank's parameters and buffers become everybody's, and the shared ones."""
-        agree([*self._targets, *self._buffers], self._group)
-        self._shared.copy_from(self._targets)
+    def _come_to_terms(self) -> int:
+        meetings, is_new = self._meetings, not self._has_state
+        views = look_round(
+            View(
+                has_state=int(self._has_state),
+                step=self.step,
+                begun=self._before if self._repeats else meetings.begun,
+                committed=meetings.committed,
+                repeats=self._repeats,
+                **asdict(meetings.said),
+            ),
+            meetings.group,
+        )
+        holders = [view for view in views if view.has_state]
+        if not holders:
+            agree([*self._targets], meetings.group)
+            for part in self._parts:
+                part.shared.copy_from(part.targets)
+            self._has_state = True
+            return 0
+        newest = max(holders, key=lambda view: view.committed)
+        for meeting in meetings.open[:]:
+            if meeting.number <= newest.committed:
+                assert meeting.is_held  # whoever has committed it has heard that all hold it
+                self._use(meeting, newest.said)
+            else:
+                meetings.drop(meeting)
+        meetings.committed, meetings.said = newest.committed, newest.said
+        # A meeting that some rank has begun and that failed is dropped on all; those that are held again count anew.
+        meetings.skip_until = max(view.begun for view in holders)
+        if self._repeats:
+            meetings.begun = max(self._before, newest.committed)
+        leading = max(holders, key=lambda view: view.step)
+        if len(holders) < len(views):
+            source = views.index(leading)
+            state = hand_on(None if is_new else self._for_newcomers(), source, meetings.group)
+            if is_new:
+                self._take_over(state)
+        self._has_state, self._wanted = True, False
+        is_held = leading.repeats and newest.committed < leading.begun + len(self._parts)
+        return leading.repeats if is_new and is_held else 0
+
+    def _for_newcomers(self) -> dict[str, Any]:
+        updates = state_of_parts(self._parts, self._meetings.group, own=True)
+        own = {"step": self.step, "rounds": self.rounds, "rate": self._rate, "begun": self._meetings.begun}
+        return {**own, "parts": updates, "optimizer": self._optimizer.state_dict()}
+
+    def _take_over(self, state: dict[str, Any]) -> None:
+        self.step, self.rounds, self._rate = state["step"], state["rounds"], state["rate"]
+        self._round_begin, self._round_length = self.step, None
+        self._meetings.begun = state["begun"]
+        state["parts"]["residuals"] = {}  # what another rank is owed
+        load_parts(self._parts, state["parts"])
+        for part in self._parts:
+            part.give()
+        self._optimizer.load_state_dict(state["optimizer"])
 
     # -- checkpoints ------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, *, own: bool = False) -> dict[str, Any]:
         """Everything that a restart needs beside the model and its optimizer, by parameters' names.
 
         Plain containers of tensors and numbers. Waits for what is under way and takes its result along, which every
-        rank has; no rank needs another one for it. Right after a synchronisation (``in_step``) all ranks' states are
-        the same, and one of them restarts any number of ranks. In between, a rank's parameters are its own: call
-        ``synchronize`` before saving one rank's for all.
+        rank has; no rank needs another one for it, but for compressed changes with feedback: then all ranks call it.
+        Right after a synchronisation (``in_step``) all ranks' states are the same, and one of them restarts any
+        number of ranks. In between, a rank's parameters are its own: call ``synchronize`` before saving one rank's
+        for all.
+
+        Args:
+            own: this rank's own residuals, with which a run of the same ranks goes on bit for bit; each saves its
+                own. Otherwise their mean, for any number of ranks.
         """
         state: dict[str, Any] = {
             "step": self.step,
@@ -324,20 +520,18 @@ class LocalUpdates(Handle):
             "round_length": self._round_length,
             "rate": self._rate,
             "diverged": self._diverged,
-            "shared": {},
-            "outer": {},
-            "pending": {},
+            "pending": [],
         }
-        if self._outer is not None:
-            state["shared"] = self._by_name(self._shared)
-            state["outer"] = read_optimizer(self._outer, self._names, self._parameters)
-        if self._pending is not None:
-            changes, pending = self._pending
-            for combined in pending:
-                combined.wait()
-            self._pending = (changes, [])
-            state["pending"] = self._by_name(changes)
-        return state
+        self._meetings.drain()
+        for meeting in self._meetings.open[:]:
+            said = meeting.pending.wait()
+            if not self._is_sound(meeting.means):
+                self._use(meeting, said)
+                continue
+            meeting.part.carrier.settle(keep=True)
+            means = by_name(meeting.part, meeting.means)
+            state["pending"].append({"lands_at": meeting.lands_at, "mixing": meeting.mixing, "means": means})
+        return {**state, **state_of_parts(self._parts, self._meetings.group, own=own)}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -346,7 +540,7 @@ class LocalUpdates(Handle):
         Raises:
             UsageError: the state is that of another model or of other settings.
         """
-        if bool(state["shared"]) != (self._outer is not None) or (state["pending"] and len(self._changes) < 2):
+        if bool(state["shared"]) != bool(self._parts) or (state["pending"] and not self._synchronizer.delayed):
             raise UsageError(
                 "the saved local updates had other settings: an outer optimizer, a combiner or delayed rounds that "
                 "these have not, or the other way round"
@@ -354,57 +548,41 @@ class LocalUpdates(Handle):
         self.step, self.rounds = state["step"], state["rounds"]
         self._round_begin, self._round_length = state["round_begin"], state["round_length"]
         self._rate, self._diverged = state["rate"], state["diverged"]
-        if self._outer is not None:
-            load_tensors("shared parameters", state["shared"], self._names, self._shared.parts)
-            write_optimizer(self._outer, self._names, state["outer"])
-        self._pending = None
-        if state["pending"]:
-            load_tensors("changes under way", state["pending"], self._names, self._changes[0].parts)
-            self._pending = (self._changes[0], [])
-            self._changes.reverse()
+        load_parts(self._parts, state)
+        self._meetings.open.clear()
+        for saved in state["pending"]:
+            part = next((part for part in self._parts if set(part.names) == set(saved["means"])), None)
+            if part is None:
+                raise UsageError("the saved local updates had other fragments under way: pass the same Streaming")
+            meeting = part.measure()
+            load_tensors("changes under way", saved["means"], part.names, meeting.means.parts)
+            meeting.lands_at, meeting.mixing = saved["lands_at"], saved["mixing"]
+            self._meetings.open.append(meeting)
 
-    def _by_name(self, packed: Packed) -> dict[str, Tensor]:
-        entries = zip(self._names, packed.parts, self._parameters, strict=True)
-        return {name: as_saved(part, parameter) for name, part, parameter in entries}
+
+class _Carriers:
+    """Makes one for each part."""
+
+    def __init__(
+        self,
+        combiner: Combiner,
+        compressor: Compressor | CompressionPolicy | None,
+        *,
+        feedback: bool | None,
+        seed: int,
+        stats: CommStats,
+    ) -> None:
+        self._combiner, self._compressor = combiner, compressor
+        self._feedback, self._seed, self._stats = feedback, seed, stats
+
+    def make(self, likes: dict[str, Tensor]) -> Carrier:
+        """For changes of these names and shapes."""
+        if self._compressor is None:
+            return Combined(self._combiner, self._stats)
+        policy = as_policy(self._compressor)
+        return Compressed(likes, policy, feedback=self._feedback, seed=self._seed, stats=self._stats)
 
 
 def _take_change(parameters: Any) -> torch.optim.Optimizer:
     """The outer optimizer that just takes the change."""
     return torch.optim.SGD(parameters, lr=1.0)
-
-
-def _unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """The optimizer whose ``step`` runs in the end; accelerate wraps it."""
-    inner = getattr(optimizer, "optimizer", None)
-    return _unwrapped(inner) if isinstance(inner, torch.optim.Optimizer) else optimizer
-
-
-def _named(optimizer: torch.optim.Optimizer, module: nn.Module) -> tuple[list[str], list[Tensor]]:
-    """Names and parameters that the optimizer trains, in the model's order."""
-    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    found = [(name, p) for name, p in module.named_parameters() if id(p) in trained and p.requires_grad]
-    strangers = trained - {id(p) for p in module.parameters()}
-    if strangers or not found:
-        raise UsageError(
-            f"local_updates: {len(strangers)} of the optimizer's {len(trained)} parameters are not the model's; "
-            "pass the model that the optimizer was made for"
-        )
-    return [name.replace("_orig_mod.", "") for name, _ in found], [p for _, p in found]
-
-
-def _check(
-    parameters: list[Tensor], combiner: Combiner, group: dist.ProcessGroup | None, state: str, *, delayed: bool
-) -> None:
-    if state not in ("keep", "average", "reset"):
-        raise UsageError(f"optimizer_state {state!r} is none of: keep, average, reset")
-    if delayed and state != "keep":
-        raise UsageError(f"optimizer_state={state!r} needs rounds whose results are not delayed")
-    sharded = [p for p in parameters if isinstance(p, DTensor)]
-    if not sharded:
-        return
-    if group is None:
-        raise UsageError('the model is sharded: pass the replicas of a shard, group=mesh["replicate"].get_group()')
-    if any(isinstance(placement, Replicate) for p in sharded for placement in p.placements):
-        raise UsageError('FSDP2 averages gradients over replicas itself: fully_shard(model, mesh=mesh["shard"])')
-    if not isinstance(combiner, Mean):
-        raise UsageError(f"{type(combiner).__name__} needs whole layers, and each rank has a shard only; use Mean()")
