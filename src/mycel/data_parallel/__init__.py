@@ -50,6 +50,7 @@ from mycel.data_parallel.local import (
     local_updates,
     slowmo,
 )
+from mycel.data_parallel.optimizers import Dion, Muon, matrix_groups
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
 
@@ -71,6 +72,7 @@ __all__ = [
     "Compressor",
     "DDPCompression",
     "Delayed",
+    "Dion",
     "ErrorFeedback",
     "EveryStep",
     "FSDPCompression",
@@ -80,6 +82,7 @@ __all__ = [
     "LocalUpdates",
     "Mean",
     "ModelCombiner",
+    "Muon",
     "Periodic",
     "PostLocal",
     "PowerSGD",
@@ -102,5 +105,6 @@ __all__ = [
     "heavy_layers",
     "local_updates",
     "make_compressor",
+    "matrix_groups",
     "slowmo",
 ]
