@@ -6,9 +6,9 @@
 
 A byte-level transformer on the standard library's source. *judged*: ranks on loopback, where nothing is timed;
 losses of Dion at a quarter of the rank beside Muon's with the same seed, everybody at the best of a few rates, which
-are tried on another seed. *timed*: four ranks behind a switch, links of 50 Mbit/s, ways in turns. Embeddings and norms
-are AdamW's in all of them. Lines replace those of the part in ``benchmarks/recorded/claims/dion.jsonl``, and the
-tables in docs/guides/optimizers.md.
+are tried on another seed. *timed*: four ranks behind a switch, links of 50 Mbit/s, ways in turns. Embeddings and
+norms are AdamW's in all of them. Lines replace those of the part in ``benchmarks/recorded/claims/dion.jsonl``, and
+the tables in docs/guides/optimizers.md.
 
 References:
     Ahn, Xu et al., "Dion: Distributed Orthonormalized Updates", 2025, arXiv 2504.05295.
