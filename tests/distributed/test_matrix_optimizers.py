@@ -53,3 +53,8 @@ def test_refuses(run_ranks: RunRanks) -> None:
         assert len(said) == 3
         for words, text in zip(("clipping", "already", "bias"), said, strict=True):
             assert words in text
+
+
+def test_what_a_rank_has_alone_does_not_pile_up(run_ranks: RunRanks) -> None:
+    for deviation in run_ranks(2, CHECKS, "deviations_fade", backend="gloo"):
+        assert abs(deviation - 1) < 1e-4  # 1/2 + 1/4 + ...; 20 where ranks take off the mean's part

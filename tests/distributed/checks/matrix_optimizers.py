@@ -191,3 +191,23 @@ def refuses(rank: int, size: int) -> list[str]:
     nn.utils.clip_grad_norm_(clipped, 1e-3)
     optimizer.step()
     return said
+
+
+def deviations_fade(rank: int, size: int) -> float:
+    """How long a momentum is beside the gradient that this rank has, for ever, and the mean has not."""
+    model = DistributedDataParallel(nn.Linear(6, 6, bias=False).double())
+    optimizer = Dion(model.parameters(), lr=0.0, rank=1.0, momentum=0.5)
+    own = torch.randn(6, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    own *= 1 if rank == 0 else -1
+    with optimizer.attach(model):
+        for step in range(20):
+            shared = torch.randn(6, 6, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+            optimizer.zero_grad()
+            with model.no_sync():  # half of the gradient stays here until the other half is there
+                (model(torch.eye(6, dtype=torch.float64)) * (shared + own).T / 2).sum().backward()
+            (model(torch.eye(6, dtype=torch.float64)) * (shared + own).T / 2).sum().backward()
+            optimizer.step()
+        momentum = optimizer.state[model.module.weight]["momentum"]
+        mean = momentum.clone()
+        dist.all_reduce(mean)
+        return float((momentum - mean / size).norm() / own.norm())
