@@ -219,14 +219,15 @@ def main() -> None:
         "judged": options.judged_ranks,
     }
     about = {"link": options.link, "hardware": describe_hardware(), "versions": describe_versions()}
-    kept = [] if options.quick else read(OUTPUT)
+    kept: list[dict[str, Any]] = []
     for part, place in places.items():
         if options.part not in (None, part):
             continue
         sizes = {"width": options.width, "layers": options.layers, "batch_size": options.batch_size}
         found = launch({part: place}, timeout_s=3000)[part]
         lines = [{**line, **sizes, "phase": part, **about, **stamp()} for line in found]
-        kept = [line for line in kept if line["phase"] != part] + lines
+        before = kept if options.quick else read(OUTPUT)
+        kept = [line for line in before if line["phase"] != part] + lines
         if not options.quick:
             OUTPUT.unlink(missing_ok=True)
             append(OUTPUT, kept)
