@@ -33,6 +33,8 @@ from record import append, markdown, stamp
 
 SEED = 1234
 EVAL_WINDOWS = 128
+#: Rate of AdamW where a way has no optimizer of its own.
+PEAK = 2e-3
 #: Steps until buckets are final and everything is compiled; not timed.
 WARM_UP = 4
 #: Steps whose mean is a point of a drawn line.
@@ -48,7 +50,6 @@ class Sizes:
     heads: int = 4
     length: int = 64
     batch_size: int = 2
-    learning_rate: float = 2e-3
     steps: int = 60
     turn: int = 6
 
@@ -74,6 +75,11 @@ class Way:
     step_s: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     wire_bytes: int = 0
+    rates: list[float] = field(default_factory=list)
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Of a model that is wrapped already; its groups' rates are the peaks of the schedule."""
+        return torch.optim.AdamW(model.parameters(), lr=PEAK, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
 
 def train(ways: Sequence[Way], sizes: Sizes) -> list[dict[str, Any]]:
@@ -86,7 +92,8 @@ def train(ways: Sequence[Way], sizes: Sizes) -> list[dict[str, Any]]:
             ModelConfig(width=sizes.width, num_layers=sizes.layers, num_heads=sizes.heads, max_length=sizes.length)
         )
         way.ddp, way.handle = way.make(model)
-        way.optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+        way.optimizer = way.make_optimizer(model)
+        way.rates = [group["lr"] for group in way.optimizer.param_groups]
         way.generator = torch.Generator().manual_seed(SEED * 1009 + rank)
     while any(way.done < sizes.steps for way in ways):
         for way in ways:
@@ -99,8 +106,8 @@ def _turn(way: Way, corpus: Corpus, sizes: Sizes) -> None:
     dist.barrier()
     times, losses = [], []
     for _ in range(min(sizes.turn, sizes.steps - way.done)):
-        for options in way.optimizer.param_groups:
-            options["lr"] = learning_rate(way.done, peak=sizes.learning_rate, warm_up=8, steps=sizes.steps)
+        for options, peak in zip(way.optimizer.param_groups, way.rates, strict=True):
+            options["lr"] = learning_rate(way.done, peak=peak, warm_up=8, steps=sizes.steps)
         inputs, targets = sample_batch(corpus.train, sizes.batch_size, sizes.length, way.generator)
         sent = interface_bytes()
         if way.done == WARM_UP and way.handle is not None:

@@ -53,6 +53,7 @@ from mycel.data_parallel.local import (
     local_updates,
     slowmo,
 )
+from mycel.data_parallel.optimizers import Dion, Muon, matrix_groups
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
 
@@ -75,6 +76,7 @@ __all__ = [
     "DDPCompression",
     "Delayed",
     "DenseInt4",
+    "Dion",
     "ErrorFeedback",
     "EveryStep",
     "FSDPCompression",
@@ -85,6 +87,7 @@ __all__ = [
     "Mean",
     "Members",
     "ModelCombiner",
+    "Muon",
     "Periodic",
     "PostLocal",
     "PowerSGD",
@@ -108,5 +111,6 @@ __all__ = [
     "heavy_layers",
     "local_updates",
     "make_compressor",
+    "matrix_groups",
     "slowmo",
 ]

@@ -238,6 +238,15 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("ExpertBias(256", DEEPSEEK + "optimizer = torch.optim.AdamW(model.parameters())"),
         ("full_state_dict(model)", ""),
     ],
+    "docs/guides/optimizers.md": [
+        ("rank=0.25, weight_decay", NET),
+        ("for block in model.blocks", FSDP),
+        (
+            "clip_grad_norm_(rest",
+            NET + "optimizer = Dion(groups)\nmodel(torch.randn(8, 64)).square().mean().backward()",
+        ),
+        ("optimizer.synchronize()", "import torch.distributed as dist"),
+    ],
     "docs/guides/torch-backend.md": [],
 }
 

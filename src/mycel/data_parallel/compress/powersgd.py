@@ -26,7 +26,7 @@ from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.errors import UsageError
 
-__all__ = ["PowerSGD", "orthonormal"]
+__all__ = ["PowerSGD", "directions", "inverse_roots", "orthonormal"]
 
 #: Directions this much weaker than the strongest are rounding errors of float32, and are dropped.
 _WEAKEST = 1e-6
@@ -167,16 +167,7 @@ class PowerSGD(Compressor):
 
     def _start(self, context: Context, matrix: Tensor) -> Tensor:
         """Q of the last step; where it has no direction (at first, after zeros), a random one that all agree on."""
-        rows, columns = matrix.shape[-2:]
-        rank = min(self.rank, rows, columns)
-        known = self._q.get(context.name)
-        if known is None or known.shape != (columns, rank) or known.device != matrix.device:
-            known = matrix.new_zeros(columns, rank)
-        empty = ~known.any(dim=0)
-        if not bool(empty.any()):
-            return known
-        fresh = torch.randn(columns, rank, generator=context.generator(shared=True)).to(matrix.device)
-        return torch.where(empty, fresh, known)
+        return directions(self._q.get(context.name), min(self.rank, *matrix.shape[-2:]), context, matrix)
 
 
 def orthonormal(p: Tensor) -> Tensor:
@@ -194,8 +185,17 @@ def orthonormal(p: Tensor) -> Tensor:
 def orthonormals(ps: Sequence[Tensor]) -> list[Tensor]:
     """``orthonormal`` for many at once: their Gram matrices of one size are decomposed together."""
     exact = [p.double() for p in ps]
-    grams = [p.mT @ p for p in exact]
-    found: list[Tensor] = list(exact)
+    turns = inverse_roots([p.mT @ p for p in exact])
+    return [(p @ turn).float() for p, turn in zip(exact, turns, strict=True)]
+
+
+def inverse_roots(grams: Sequence[Tensor]) -> list[Tensor]:
+    """``V L^(-1/2)`` for each Gram matrix ``P^T P = V L V^T``: times it, P is orthonormal, and zero where it is weak.
+
+    Args:
+        grams: float64, shape ``[..., rank, rank]``; NaN makes NaN.
+    """
+    found: list[Tensor] = list(grams)
     for rank in {g.shape[-1] for g in grams} - {0}:
         members = [i for i, g in enumerate(grams) if g.shape[-1] == rank]
         flat = torch.cat([grams[i].reshape(-1, rank, rank) for i in members])
@@ -207,8 +207,27 @@ def orthonormals(ps: Sequence[Tensor]) -> list[Tensor]:
         turns = vectors * scale[:, None, :]
         counts = [grams[i].numel() // (rank * rank) for i in members]
         for i, turn in zip(members, turns.split_with_sizes(counts), strict=True):
-            found[i] = exact[i] @ turn.view(grams[i].shape)
-    return [f.float() for f in found]
+            found[i] = turn.view(grams[i].shape)
+    return found
+
+
+def directions(known: Tensor | None, rank: int, context: Context, matrix: Tensor) -> Tensor:
+    """What power iteration starts with: the directions of the last step; random ones, that all ranks agree on, where
+    there are none (at first, after zeros).
+
+    Args:
+        known: shape ``[columns, rank]``; ``None``, or another shape or device, where there is nothing to start with.
+        context: which matrix, and when.
+        matrix: shape ``[rows, columns]``, whose type and device the answer has.
+    """
+    columns = matrix.shape[-1]
+    if known is None or known.shape != (columns, rank) or known.device != matrix.device:
+        known = matrix.new_zeros(columns, rank)
+    empty = ~known.any(dim=0)
+    if not bool(empty.any()):
+        return known
+    fresh = torch.randn(columns, rank, generator=context.generator(shared=True)).to(matrix)
+    return torch.where(empty, fresh, known)
 
 
 def _as_matrix(shape: Sequence[int]) -> tuple[int, int]:

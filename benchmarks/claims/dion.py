@@ -1,0 +1,241 @@
+"""Dion beside Muon, AdamW and AdamW with PowerSGD: losses over seeds, bytes, and steps over slow links.
+
+    python benchmarks/claims/dion.py            # root, for network namespaces
+    python benchmarks/claims/dion.py --quick    # small; nothing is recorded
+    python benchmarks/claims/dion.py --part judged --seeds 3 --steps 300
+
+A byte-level transformer on the standard library's source. *judged*: ranks on loopback, where nothing is timed;
+losses of Dion at a quarter of the rank beside Muon's with the same seed, everybody at the best of a few rates, which
+are tried on another seed. *timed*: four ranks behind a switch, links of 50 Mbit/s, ways in turns. Embeddings and
+norms are AdamW's in all of them. Lines replace those of the part in ``benchmarks/recorded/claims/dion.jsonl``, and
+the tables in docs/guides/optimizers.md.
+
+References:
+    Ahn, Xu et al., "Dion: Distributed Orthonormalized Updates", 2025, arXiv 2504.05295.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+import torch.distributed as dist
+import training
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from training import Sizes, Way, launch, loss_table, say, train
+
+import mycel.runtime  # noqa: F401  (registers the backend)
+from mycel.bench.measurement import describe_hardware, describe_versions
+from mycel.data_parallel import CompressionPolicy, Dion, Muon, PowerSGD, compress, matrix_groups
+from mycel.topology.load import load_topology
+from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+
+OUTPUT = RECORDED / "claims" / "dion.jsonl"
+PAGE = ROOT / "docs" / "guides" / "optimizers.md"
+TIMEOUT = timedelta(seconds=240)
+#: Rates that are tried, of AdamW and of matrices' orthonormal updates.
+ADAMW_RATES = (2e-3, 4e-3, 8e-3)
+MATRIX_RATES = (1e-2, 2e-2, 4e-2)
+#: Of AdamW for embeddings and norms, beside orthonormal updates; the middle of AdamW's own.
+REST_RATE = 4e-3
+#: On which rates are chosen; losses are compared on others.
+CHOICE_SEED = 77
+POWERSGD_RANK = 4
+HALF_MUON = "Muon, bfloat16 updates"
+
+
+@dataclass
+class OptimizerWay(Way):
+    """A way with an optimizer of its own.
+
+    Attributes:
+        optimize: makes it of the wrapped model; returns what has ``stats`` too, unless the wrapping has.
+    """
+
+    optimize: Callable[[DistributedDataParallel], tuple[torch.optim.Optimizer, Any]] | None = None
+
+    def make_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """See ``Way``."""
+        if self.optimize is None:
+            return super().make_optimizer(model)
+        made, handle = self.optimize(self.ddp)
+        self.handle = handle if handle is not None else self.handle
+        return made
+
+
+def wrapped(backend: str, compressor: Any = None) -> Any:
+    """DDP in a group of its own, compressed or not."""
+
+    def make(model: nn.Module) -> Any:
+        group = dist.new_group(backend=backend, timeout=TIMEOUT)
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=1)
+        if compressor is None:
+            return ddp, None
+        own = dist.new_group(backend=backend, timeout=TIMEOUT)
+        return ddp, compress(ddp, CompressionPolicy(compressor, start_step=2), group=own)
+
+    return make
+
+
+def adamw(rate: float) -> Any:
+    """AdamW for everything."""
+
+    def make(ddp: DistributedDataParallel) -> Any:
+        return torch.optim.AdamW(ddp.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True), None
+
+    return make
+
+
+def orthonormal(kind: Any, rate: float, **options: Any) -> Any:
+    """Dion or Muon for matrices, AdamW for the rest."""
+
+    def make(ddp: DistributedDataParallel) -> Any:
+        groups = matrix_groups(ddp, adamw_options={"lr": REST_RATE})
+        made = kind(groups, lr=rate, weight_decay=0.1, betas=(0.9, 0.95), **options)
+        return made, made.attach(ddp)
+
+    return make
+
+
+def ways(backend: str, rates: dict[str, float]) -> list[Way]:
+    """All of them; Muon first, which the others' losses are compared with."""
+    half = torch.bfloat16
+    a, m, d = rates["AdamW"], rates["Muon"], rates["Dion"]
+
+    def way(name: str, optimize: Any, compressor: Any = None) -> Way:
+        return OptimizerWay(name, wrapped(backend, compressor), optimize=optimize)
+
+    return [
+        way("Muon", orthonormal(Muon, m)),
+        way(HALF_MUON, orthonormal(Muon, m, wire=half)),
+        way("Dion 1/4", orthonormal(Dion, d, rank=0.25)),
+        way("Dion 1/4, bfloat16 factors", orthonormal(Dion, d, rank=0.25, wire=half)),
+        way("AdamW", adamw(a)),
+        way(f"AdamW, PowerSGD {POWERSGD_RANK}", adamw(a), PowerSGD(POWERSGD_RANK)),
+    ]
+
+
+def choose(sizes: Sizes) -> dict[str, float]:
+    """The best rate of each, on a seed of its own; the same on all ranks."""
+    training.SEED = CHOICE_SEED
+    makers: dict[str, tuple[Any, tuple[float, ...]]] = {
+        "AdamW": (adamw, ADAMW_RATES),
+        "Muon": (lambda rate: orthonormal(Muon, rate), MATRIX_RATES),
+        "Dion": (lambda rate: orthonormal(Dion, rate, rank=0.25), MATRIX_RATES),
+    }
+    found = {}
+    for name, (make, tried) in makers.items():
+        candidates: list[Way] = [OptimizerWay(str(r), wrapped("gloo"), optimize=make(r)) for r in tried]
+        losses = {float(r["way"]): r["validation_loss"] for r in train(candidates, replace(sizes, turn=sizes.steps))}
+        found[name] = min(losses, key=lambda rate: losses[rate])
+        say([{"way": f"{name}, rate", "chosen": found[name], "losses": losses}])
+    return found
+
+
+def work(options: argparse.Namespace) -> None:
+    """What each rank does."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=TIMEOUT)
+    sizes = Sizes(steps=options.steps, width=options.width, layers=options.layers, batch_size=options.batch_size)
+    if options.worker == "timed":
+        rates = {"AdamW": ADAMW_RATES[1], "Muon": MATRIX_RATES[1], "Dion": MATRIX_RATES[1]}
+        say(train(ways("mycel", rates), replace(sizes, steps=options.timed_steps)))
+    else:
+        rates = choose(sizes)
+        for seed in range(options.seeds):
+            training.SEED = 1234 + seed
+            judged = [way for way in ways("gloo", rates) if way.name != HALF_MUON]
+            records = train(judged, replace(sizes, turn=options.steps))
+            say([{**record, "seed": seed, "ranks": dist.get_world_size()} for record in records])
+    dist.destroy_process_group()
+
+
+def rate_table(records: list[dict[str, Any]]) -> str:
+    """A row a way: step times, bytes at the interface, and both beside Muon."""
+    base = records[0]
+    rows = [
+        (
+            r["way"],
+            f"{r['step_ms']:.0f}",
+            f"{r['step_p10_ms']:.0f}–{r['step_p90_ms']:.0f}",
+            f"{base['step_ms'] / r['step_ms']:.1f}",
+            f"{r['interface_bytes'] / 1e3:.0f}",
+            f"{r['interface_bytes'] / base['interface_bytes']:.3f}",
+        )
+        for r in records
+    ]
+    headings = (
+        "",
+        "step, ms",
+        "p10–p90",
+        "times faster than Muon",
+        "KB a step and rank by the interface",
+        "of Muon's",
+    )
+    return markdown(headings, rows)
+
+
+def tables(lines: list[dict[str, Any]]) -> dict[str, str]:
+    """By section of the page."""
+    timed = [line for line in lines if line["phase"] == "timed"]
+    judged = [line for line in lines if line["phase"] == "judged" and "seed" in line]
+    found = {"dion-timed": rate_table(timed)} if timed else {}
+    return found | ({"dion-judged": loss_table(judged)} if judged else {})
+
+
+def main() -> None:
+    """Launches the ranks and shows what they found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few steps, recorded nowhere")
+    parser.add_argument("--part", choices=("timed", "judged"), default=None)
+    parser.add_argument("--steps", type=int, default=None, help="of a judged way")
+    parser.add_argument("--timed-steps", type=int, default=None)
+    parser.add_argument("--width", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=4)
+    parser.add_argument("--batch-size", type=int, default=2)
+    parser.add_argument("--judged-ranks", type=int, default=2)
+    parser.add_argument("--link", default="50 Mbit/s")
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.steps = options.steps or (10 if options.quick else 400)
+    options.timed_steps = options.timed_steps or (10 if options.quick else 40)
+    options.seeds = options.seeds or (1 if options.quick else 3)
+    if options.worker:
+        work(options)
+        return
+    places: dict[str, Any] = {
+        "timed": load_topology(f"star:ranks=4,bandwidth={options.link}"),
+        "judged": options.judged_ranks,
+    }
+    about = {"link": options.link, "hardware": describe_hardware(), "versions": describe_versions()}
+    kept: list[dict[str, Any]] = []
+    for part, place in places.items():
+        if options.part not in (None, part):
+            continue
+        sizes = {"width": options.width, "layers": options.layers, "batch_size": options.batch_size}
+        found = launch({part: place}, timeout_s=3000)[part]
+        lines = [{**line, **sizes, "phase": part, **about, **stamp()} for line in found]
+        before = kept if options.quick else read(OUTPUT)
+        kept = [line for line in before if line["phase"] != part] + lines
+        if not options.quick:
+            OUTPUT.unlink(missing_ok=True)
+            append(OUTPUT, kept)
+    for name, text in tables(kept).items():
+        print(text)
+        if not options.quick:
+            write_section(PAGE, name, text)
+
+
+if __name__ == "__main__":
+    main()
