@@ -49,7 +49,7 @@ CLUSTER = "star:ranks=4,bandwidth=50 Mbit/s"
 LENGTH, BATCH, PEAK, HELD_OUT = 64, 4, 2e-3, 256
 #: Steps between two meetings of the same parameters.
 ROUND = 16
-#: Of the outer optimizer: with 0.9, and as few rounds as these, DiLoCo itself is worse and further from anything else.
+#: Of the outer optimizer: with 0.9 and as few rounds as these DiLoCo itself is worse.
 MOMENTUM = 0.5
 WAYS: dict[str, dict[str, Any]] = {
     "float32": {"synchronizer": Periodic(ROUND)},
