@@ -23,11 +23,13 @@ def make_tables(script: Callable[[str], Any]) -> dict[str, tuple[Path, str]]:
     """Section, page and table of every claim."""
     record = script("record")
     qsr, adasum, co2, word2vec = (script(name) for name in ("qsr", "adasum", "co2", "graphword2vec"))
+    outer = script("outer")
     of_qsr, of_co2 = record.read(qsr.OUTPUT), record.read(co2.OUTPUT)
     return {
         "qsr": (qsr.PAGE, qsr.table(of_qsr, of_qsr[0]["steps"])),
         "adasum": (adasum.PAGE, adasum.table(record.read(adasum.OUTPUT))),
         "graphword2vec": (word2vec.PAGE, word2vec.table(record.read(word2vec.OUTPUT))),
+        "outer": (outer.PAGE, outer.table(record.read(outer.OUTPUT))),
         "co2-rate": (co2.PAGE, co2.rate_table([line for line in of_co2 if line["part"] == "rate"])),
         "co2-quality": (co2.PAGE, co2.quality_table([line for line in of_co2 if line["part"] == "quality"])),
     }

@@ -6,7 +6,8 @@ import time
 from datetime import timedelta
 
 import torch.distributed as dist
-from torch.distributed import ProcessGroup, Store
+from torch.distributed import ProcessGroup
+from torch.distributed.distributed_c10d import Store
 
 from mycel.elastic.groups import failure, get_handle, leave, reconfigure
 from mycel.elastic.roster import Roster

@@ -42,7 +42,7 @@ def state_of_parts(parts: Sequence[Part], group: dist.ProcessGroup, *, own: bool
     return state
 
 
-def load_parts(parts: Sequence[Part], state: dict[str, Any]) -> None:
+def load_parts(parts: Sequence[Part], state: dict[str, Any], group: dist.ProcessGroup) -> None:
     """The reverse of ``state_of_parts``.
 
     Raises:
@@ -50,6 +50,13 @@ def load_parts(parts: Sequence[Part], state: dict[str, Any]) -> None:
     """
     if len(state["meetings"]) != len(parts):
         raise UsageError(f"the saved local updates had {len(state['meetings'])} fragments, these have {len(parts)}")
+    here = [group.rank(), group.size()]
+    if state["residuals"] and state["owner"] not in (None, here):
+        rank, size = state["owner"]
+        raise UsageError(
+            f"these residuals are those of rank {rank} of {size}, this is rank {here[0]} of {here[1]}: save with "
+            "state_dict() for other ranks"
+        )
     for part, meetings in zip(parts, state["meetings"], strict=True):
         load_tensors("shared parameters", state["shared"], part.names, part.shared.parts)
         write_optimizer(part.outer, part.names, state["outer"])

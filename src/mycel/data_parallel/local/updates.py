@@ -493,7 +493,7 @@ class LocalUpdates(Handle):
         self._round_begin, self._round_length = self.step, None
         self._meetings.begun = state["begun"]
         state["parts"]["residuals"] = {}  # what another rank is owed
-        load_parts(self._parts, state["parts"])
+        load_parts(self._parts, state["parts"], self._meetings.group)
         for part in self._parts:
             part.give()
         self._optimizer.load_state_dict(state["optimizer"])
@@ -548,7 +548,7 @@ class LocalUpdates(Handle):
         self.step, self.rounds = state["step"], state["rounds"]
         self._round_begin, self._round_length = state["round_begin"], state["round_length"]
         self._rate, self._diverged = state["rate"], state["diverged"]
-        load_parts(self._parts, state)
+        load_parts(self._parts, state, self._meetings.group)
         self._meetings.open.clear()
         for saved in state["pending"]:
             part = next((part for part in self._parts if set(part.names) == set(saved["means"])), None)
