@@ -27,6 +27,7 @@ from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import BY_SIZE, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
+from mycel.collectives.synth.forest import for_sizes
 from mycel.collectives.synth.routes import shortest_routes
 from mycel.collectives.time_bound import bound_seconds
 from mycel.errors import SynthesisError
@@ -117,8 +118,11 @@ def points(name: str, sizes: list[int]) -> list[dict[str, object]]:
         collective = Collective(name=what, num_ranks=topology.num_ranks)  # type: ignore[arg-type]
         least = bound_seconds(topology, collective, overhead_s=OVERHEAD_S)
         ours: dict[str, Schedule] = {}
+        forests = for_sizes(topology, collective)
         others: dict[str, Schedule] = {}
         for method in (*candidates_for(what), *classics_for(what)):  # type: ignore[arg-type]
+            if method == "forest":
+                continue
             try:
                 (ours if method in candidates_for(what) else others)[method] = synthesize(  # type: ignore[arg-type]
                     topology, collective, method
@@ -131,6 +135,7 @@ def points(name: str, sizes: list[int]) -> list[dict[str, object]]:
                     others[f"by_chance {parts} {seed}"] = by_chance(topology, collective, parts, seed)
         for size in sizes:
             planned = {m: synthesize(topology, collective, m, num_bytes=size, overhead_s=OVERHEAD_S) for m in BY_SIZE}
+            planned["forest"] = min(forests, key=lambda forest: seconds(forest, size))
             mine, theirs = (
                 min((seconds(schedule, size), method) for method, schedule in those.items())
                 for those in (ours | planned, others)

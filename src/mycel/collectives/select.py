@@ -16,6 +16,7 @@ from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName, as_collective
 from mycel.collectives.synth import BY_SIZE, SYNTHESIZERS, candidates_for, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.collectives.synth.forest import for_sizes
 from mycel.collectives.time_bound import bound_seconds
 from mycel.collectives.verify import verify_schedule
 from mycel.cost import LinkCosts, link_costs
@@ -37,7 +38,8 @@ class Row:
 
     Attributes:
         num_bytes: of the whole array.
-        seconds: simulated time by method, in the order of methods, each with its best piece size.
+        seconds: simulated time by method, in the order of methods, each with its best piece size; of ``forest``, the
+            one that is fastest at this size, which ``synthesize(..., "forest", num_bytes=...)`` gives.
         piece_bytes: that piece size, by method.
         least_s: what no schedule can be quicker than in this model, from latency and bandwidth together
             (``mycel.collectives.time_bound``).
@@ -167,7 +169,7 @@ def select(
     costs = link_costs(topology, links=links)
     rows: list[Row] = []
     refused: dict[str, str] = {}
-    made: dict[str, Schedule] = {}
+    made: dict[str, tuple[Schedule, ...]] = {}
     least = bound_seconds(topology, collective, links=links)
     for size in sorted(set(sizes)):
         seconds: dict[str, float] = {}
@@ -176,15 +178,16 @@ def select(
             if method in refused:
                 continue
             if method not in made or method in BY_SIZE:
-                options = {"num_bytes": size, "links": links} if method in BY_SIZE else {}
                 try:
-                    made[method] = synthesize(topology, collective, method, **options)
+                    made[method] = _schedules(topology, collective, method, size, links)
                 except (SynthesisError, UsageError) as error:
                     refused[method] = str(error)
                     continue
-                verify_schedule(made[method])
+                for schedule in made[method]:
+                    verify_schedule(schedule)
             tried = [
-                (simulate(made[method], size, piece_bytes=piece, links=links).seconds, -piece)
+                (simulate(schedule, size, piece_bytes=piece, links=links).seconds, -piece)
+                for schedule in made[method]
                 for piece in costs.pieces(size)
             ]
             best = min(tried)
@@ -193,3 +196,13 @@ def select(
             raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
         rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces, least_s=least.seconds(size)))
     return Selection(collective=collective, topology=topology, costs=costs, rows=tuple(rows), refused=refused)
+
+
+def _schedules(
+    topology: Topology, collective: Collective, method: str, num_bytes: int, links: str | None
+) -> tuple[Schedule, ...]:
+    """What a method has to offer for a size: a schedule, or forests of several depths that serve all sizes."""
+    if method == "forest":
+        return for_sizes(topology, collective)
+    options = {"num_bytes": num_bytes, "links": links} if method in BY_SIZE else {}
+    return (synthesize(topology, collective, method, **options),)

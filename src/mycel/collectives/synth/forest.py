@@ -38,7 +38,16 @@ from mycel.collectives.synth.units import UnitQuestions, least_scale
 from mycel.errors import UsageError
 from mycel.topology.model import LOCALHOST, Topology
 
-__all__ = ["FEW_RANKS", "build_forest", "by_construction", "divided", "grow_optimum", "share_of", "synthesize"]
+__all__ = [
+    "FEW_RANKS",
+    "build_forest",
+    "by_construction",
+    "divided",
+    "for_sizes",
+    "grow_optimum",
+    "share_of",
+    "synthesize",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -87,9 +96,7 @@ def synthesize(
     if num_bytes is not None:
         if num_bytes < 1:
             raise UsageError(f"num_bytes={num_bytes}: a size is at least a byte")
-        return fastest(
-            (synthesize(topology, collective, within=tried, progress=progress) for tried in SHARES), num_bytes
-        )
+        return fastest(for_sizes(topology, collective, progress=progress), num_bytes)
     share = share_of(within)
     if k is None:
         shallow = by_construction(topology, collective)
@@ -123,6 +130,24 @@ def synthesize(
         if k is not None:
             return _synthesize_units(topology, schedule, k * topology.num_ranks, division.limit, progress)
     return schedule
+
+
+def for_sizes(
+    topology: Topology, collective: Collective, *, progress: Progress | None = None
+) -> tuple[Schedule, ...]:
+    """Forests at the bound and some way below it, each shallower than those before: one is the fastest at a size.
+
+    Args:
+        topology: the fabric.
+        collective: what to move, over all of the fabric's ranks.
+        progress: as for ``synthesize``.
+    """
+    found = [synthesize(topology, collective, progress=progress)]
+    for share in SHARES[1:]:
+        other = synthesize(topology, collective, within=share, progress=progress)
+        if other.depth < found[-1].depth:
+            found.append(other)
+    return tuple(found)
 
 
 def by_construction(topology: Topology, collective: Collective) -> Schedule | None:
