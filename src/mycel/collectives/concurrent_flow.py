@@ -41,7 +41,7 @@ Floats = npt.NDArray[np.float64]
 #: Routings times sources times links of the first search, and of the last: about 20 s of one core each. (Not seconds:
 #: every rank must come to the same answer.)
 _WORK = 500_000_000
-_MOST_ROUNDS = 600
+_MOST_ROUNDS, _MOST_LEVELS = 600, 60
 #: Classes of links times routings in all programmes of the last search, about 20 s.
 _LEVEL_WORK = 2_500_000
 #: Part of the time at which both ends count as one.
@@ -217,7 +217,7 @@ class _Search:
     def by_levels(self) -> None:
         """Of all prices at which every routing so far would cost enough, those nearest to the best so far."""
         work = 0
-        for _ in range(self.rounds()):
+        for _ in range(min(_MOST_LEVELS, self.rounds())):
             classes = self.router.arc_class
             worth = np.bincount(classes, self.router.capacity).astype(np.float64)
             rows: Floats = np.array([np.bincount(classes, loads) for loads in self.columns]) / worth

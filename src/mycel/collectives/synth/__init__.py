@@ -7,6 +7,7 @@
 ``greedy``   message by message in time for one size: between the smallest and the largest
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
+``skewed``   all_to_all of uneven blocks over boxes that are alike, planned in milliseconds
 ``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
 ``sketch``   for one size, latencies included, inside a person's outline of the fabric (named only)
 ===========  ==================================================================================
@@ -23,7 +24,7 @@ from typing import Any
 
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
-from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, steps, tree
+from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, skewed, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -51,6 +52,7 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "greedy": greedy.synthesize,
     "flow": flow.synthesize,
     "direct": direct.synthesize,
+    "skewed": skewed.synthesize,
     "steps": steps.synthesize,
     "sketch": sketch.synthesize,
 }
@@ -58,7 +60,10 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
 #: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
 _POINTED_METHODS = ("flow", "direct")
 #: Methods that have schedules on some fabrics only, and what they serve there; they take part where they fit.
-WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {"exchange": exchange.SERVES}
+WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {
+    "exchange": exchange.SERVES,
+    "skewed": skewed.SERVES,
+}
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
 NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES, "sketch": COLLECTIVES}
 

@@ -20,6 +20,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.cheapest_ways import search_ways
 from mycel.collectives.columns import Columns, starts
 from mycel.collectives.concurrent_flow import flow_costs, proven_time
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray
@@ -31,7 +32,7 @@ from mycel.compiled import compiled_at_once
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["synthesize"]
+__all__ = ["is_proved", "synthesize"]
 
 Floats = npt.NDArray[np.float64]
 Hops = npt.NDArray[np.int32]
@@ -61,10 +62,8 @@ def synthesize(topology: Topology, collective: Collective, *, method: str = "flo
     n = topology.num_ranks
     demands = np.array(collective.block_weights, dtype=np.int64).reshape(n, n)
     sources, targets = np.nonzero((demands > 0) & ~np.eye(n, dtype=np.bool_))
-    if (alike := exchange(topology, collective, method, Routes(topology))) is not None:
-        units = [alike.link_load.get((link.src, link.dst), 0) for link in topology.links]
-        if _is_optimal(topology, units, demands):
-            return alike
+    if (alike := exchange(topology, collective, method, Routes(topology))) is not None and is_proved(alike):
+        return alike
     hops, lengths = _find_paths(topology, collective, demands)
     kept = hops[sources * n + targets], lengths[sources * n + targets]
     columns = _as_columns(topology, sources, targets, *kept, _chunk_numbers(demands)[sources, targets])
@@ -117,6 +116,14 @@ def _find_paths(topology: Topology, collective: Collective, demands: IntArray) -
     return _settle(*ends, costs, capacity, graph.ranks, wanted, rounds, parts, width)
 
 
+def is_proved(schedule: Schedule) -> bool:
+    """Whether the links that an all_to_all keeps busy longest prove that no schedule is over sooner."""
+    topology, collective, n = schedule.topology, schedule.collective, schedule.topology.num_ranks
+    units = [schedule.link_load.get((link.src, link.dst), 0) for link in topology.links]
+    scale = schedule.num_units // collective.total_weight
+    return _is_optimal(topology, units, scale * np.array(collective.block_weights, dtype=np.int64).reshape(n, n))
+
+
 def _is_optimal(topology: Topology, load: Sequence[int], demands: IntArray) -> bool:
     """Whether the links that are busy longest prove that nothing is over sooner than with this load."""
     times = [Fraction(units, link.capacity) for units, link in zip(load, topology.links, strict=True)]
@@ -124,48 +131,6 @@ def _is_optimal(topology: Topology, load: Sequence[int], demands: IntArray) -> b
     busiest = np.array([time == slowest for time in times], dtype=np.int64)
     wanted = demands * (1 - np.eye(len(demands), dtype=np.int64))
     return proven_time(topology, np.arange(topology.num_ranks), wanted, busiest) == slowest
-
-
-@compiled_at_once
-def _search(
-    begin: IntArray, order: IntArray, head: IntArray, weights: Floats, start: int, far: Floats, last: IntArray
-) -> None:
-    """Cheapest ways from a vertex: what they cost, and the last link of each, -1 at the start."""
-    done = np.zeros(len(far), dtype=np.bool_)
-    far[:] = np.inf
-    last[:] = -1
-    far[start] = 0.0
-    keys = np.empty(len(head) + 1, dtype=np.float64)
-    vertices = np.empty(len(head) + 1, dtype=np.int64)
-    keys[0], vertices[0] = 0.0, start
-    size = 1
-    while size > 0:
-        vertex = vertices[0]
-        size -= 1
-        key, moved, place = keys[size], vertices[size], 0
-        while 2 * place + 1 < size:
-            child = 2 * place + 1
-            if child + 1 < size and keys[child + 1] < keys[child]:
-                child += 1
-            if keys[child] >= key:
-                break
-            keys[place], vertices[place] = keys[child], vertices[child]
-            place = child
-        keys[place], vertices[place] = key, moved
-        if done[vertex]:
-            continue
-        done[vertex] = True
-        for i in range(begin[vertex], begin[vertex + 1]):
-            arc = order[i]
-            v, length = head[arc], far[vertex] + weights[arc]
-            if length < far[v]:
-                far[v], last[v] = length, arc
-                place = size
-                size += 1
-                while place > 0 and keys[(place - 1) // 2] > length:
-                    keys[place], vertices[place] = keys[(place - 1) // 2], vertices[(place - 1) // 2]
-                    place = (place - 1) // 2
-                keys[place], vertices[place] = length, v
 
 
 @compiled_at_once
@@ -183,7 +148,7 @@ def _measure(
     far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
     longest, transfers = 0, 0
     for s in range(len(ranks)):
-        _search(begin, order, head, costs, ranks[s], far, last)
+        search_ways(begin, order, head, costs, ranks[s], far, last)
         for d in range(len(ranks)):
             v, length = ranks[d], 0
             while wanted[s, d] > 0 and v != ranks[s]:
@@ -238,7 +203,7 @@ def _settle(
                         busy *= busy
                         busy *= busy
                         weights[arc] = (costs[arc] * _COST_OF_HOP + busy * busy) / wide[arc]
-                _search(begin, order, head, weights, ranks[s], far, last)
+                search_ways(begin, order, head, weights, ranks[s], far, last)
                 for d in range(n):
                     if wanted[s, d] == 0 or (turn and (d - s) % parts != part):
                         continue

@@ -21,7 +21,7 @@ import numpy as np
 from mycel.collectives.flow_bound import Floats, FlowOptimum, is_large, solve_flow
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth import balanced_paths
+from mycel.collectives.synth import balanced_paths, skewed
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.routes import Routes
@@ -57,7 +57,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     if topology.num_ranks >= NODES_FROM and len(topology.links) == 2 * (len(topology.vertices) - 1):
         return _along_only_ways(topology, collective)
     if is_large(topology, collective):
-        return balanced_paths.synthesize(topology, collective)
+        return _one_path_a_pair(topology, collective)
     best = solve_flow(topology, collective)
     parts: dict[tuple[int, int], list[Part]] = {}
     for source, demand, flow in zip(best.sources, best.demands.tolist(), best.flows, strict=True):
@@ -69,6 +69,17 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     common = gcd(num_units, *(units for found in parts.values() for units, _ in found))
     parts = {pair: [(units // common, path) for units, path in found] for pair, found in parts.items()}
     return schedule_of_parts(topology, collective, "flow", parts, num_units // common)
+
+
+def _one_path_a_pair(topology: Topology, collective: Collective) -> Schedule:
+    """What is planned beyond the programme's size: by boxes if that is proved optimal, else the better of two."""
+    made = None
+    if collective.weights is not None and skewed.serves(topology):
+        made = skewed.synthesize(topology, collective)
+        if balanced_paths.is_proved(made):
+            return made
+    paths = balanced_paths.synthesize(topology, collective)
+    return paths if made is None or paths.algbw >= made.algbw else made
 
 
 def _along_only_ways(topology: Topology, collective: Collective) -> Schedule:
