@@ -33,7 +33,7 @@ def test_factors_are_fewer_bytes(run_ranks: RunRanks) -> None:
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_an_overflow_of_one_rank_is_everybodys(run_ranks: RunRanks, how: str) -> None:
-    for fine in run_ranks(2, CHECKS, "overflow_is_everybodys", how, backend="gloo"):
+    for fine in run_ranks(2, CHECKS, "overflow_is_everybodys", how, backend="gloo", timeout_s=100):
         assert all(fine.values()), fine
 
 
