@@ -193,6 +193,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
     ],
     "docs/guides/local_updates.md": [
         ("QSR(alpha", NET),
+        ("uneven=True", "updates.close()\nloader = []"),
         ("if updates.in_step", "file = 'updates.pt'" + STEP),
         (
             "class Meet(",

@@ -102,7 +102,7 @@ def divide(names: Sequence[str], sizes: Sequence[int], fragments: int, pattern: 
         >>> divide(names, [5, 4, 1, 5, 5, 5], 2, "strided")
         [[0, 1, 2, 4], [3, 5]]
         >>> divide(names, [5, 4, 1, 5, 5, 5], 2, "sequential")
-        [[0, 1, 2], [3, 4, 5]]
+        [[0, 1, 2, 3], [4, 5]]
     """
     if len(names) < fragments:
         raise UsageError(f"{len(names)} parameters cannot be divided into {fragments} fragments")
