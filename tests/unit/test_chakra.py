@@ -269,11 +269,9 @@ def test_a_channels_order_holds_where_pieces_are_longer_than_latency() -> None:
 
 
 def test_pieces_fit_the_fabric_or_are_chosen() -> None:
-    schedule = made(load_topology("star:ranks=16,bandwidth=50 GB/s,latency=500ns"), "all_reduce", "ring")
+    schedule = made(load_topology("star:ranks=16,bandwidth=50 GB/s,latency=500ns"), "all_reduce", "ring")  # deep
     assert played(schedule, 1 << 20) < 1.05 * on_links(schedule, 1 << 20)
-    deep = made(schedule.topology, "all_reduce", "ring")
-    assert played(deep, 1 << 20) < 1.05 * on_links(deep, 1 << 20)
-    assert played(deep, 1 << 20, 1 << 15) > 1.7 * on_links(deep, 1 << 20)
+    assert played(schedule, 1 << 20, 1 << 15) > 1.7 * on_links(schedule, 1 << 20)
     around = made(load_topology("ring:ranks=4"), "all_gather", "forest")
     nodes = [node for data in export(around, "chakra", piece_bytes=999) for node in decode(data)]
     sizes = [attributes(node)["comm_size"] for node in nodes if node.type == SEND]

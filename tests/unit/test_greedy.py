@@ -47,7 +47,7 @@ def test_the_middle_of_sizes() -> None:
     for name in ("all_gather", "reduce_scatter"):
         row = select(fabric, name, [1 << 18], methods=["tree", "forest", "greedy"], links="rdma").rows[0]
         assert row.method == "greedy" and row.gap < 1.25
-        assert min(row.seconds["tree"], row.seconds["forest"]) > 1.4 * row.seconds["greedy"]
+        assert min(row.seconds["tree"], row.seconds["forest"]) > 1.2 * row.seconds["greedy"]
 
 
 def test_ranks_that_work_at_one_message_at_a_time_get_fewer() -> None:

@@ -184,7 +184,7 @@ def test_small_messages_are_exchanged() -> None:
     fabric = star(num_ranks=8)
     made = verified_schedules(fabric, "all_reduce", None)
     assert [choose(made, size).method for size in (64, 4096, 1 << 24)] == ["exchange", "exchange", "forest"]
-    row = select(fabric, "all_reduce", [1024], methods=["forest", "tree", "exchange", "binomial_tree"]).rows[0]
+    row = select(fabric, "all_reduce", [64], methods=["forest", "tree", "exchange", "binomial_tree"]).rows[0]
     assert row.method == "exchange"
     assert "exchange" not in verified_schedules(ring(num_ranks=5), "all_reduce", None)
 

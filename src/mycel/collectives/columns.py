@@ -194,11 +194,7 @@ def _levels(after_start: IntArray, after: IntArray, duration: IntArray) -> IntAr
 def _order_levels(
     after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray, duration: IntArray
 ) -> IntArray:
-    """As ``_levels``; ``place`` is that which each transfer writes, by number.
-
-    Where all that moves is added up, as late as the end allows: such a schedule is one that hands out turned round in
-    time. Early levels would let what is wanted last go before what is wanted first, on every channel.
-    """
+    """As ``_levels``; ``place`` is that which each transfer writes, by number."""
     levels = np.zeros(len(after_start) - 1, dtype=np.int64)
     added = np.zeros(len(levels), dtype=np.int64)
     for t in range(len(levels)):
@@ -207,22 +203,6 @@ def _order_levels(
         if reduce[t]:
             levels[t] = max(levels[t], added[place[t]])
             added[place[t]] = levels[t]
-    if not np.all(reduce):
-        return levels
-    latest = np.full(len(levels), -1)  # a level by which each has to be over, where something waits for it
-    added[:] = -1
-    for back in range(len(levels)):
-        t = len(levels) - 1 - back
-        late, following = latest[t], added[place[t]]
-        if following >= 0 and (late < 0 or following < late):
-            late = following
-        levels[t] = max(levels[t], late)
-        added[place[t]] = levels[t]
-        for i in range(after_start[t], after_start[t + 1]):
-            earlier = after[i]
-            by = levels[t] - duration[earlier]
-            if latest[earlier] < 0 or by < latest[earlier]:
-                latest[earlier] = by
     return levels
 
 
