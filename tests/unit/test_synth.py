@@ -269,7 +269,8 @@ def test_registry_refuses_what_it_does_not_know():
         synthesize(topology, on(topology, "all_gather"), method="tree", k=2)
     with pytest.raises(UsageError, match="k=0"):
         synthesize(topology, on(topology, "all_gather"), k=0)
-    served: dict[str, CollectiveName] = {"flow": "all_to_all", "direct": "all_to_all", "exchange": "all_reduce"}
+    served: dict[str, CollectiveName] = dict.fromkeys(("flow", "direct", "skewed"), "all_to_all")
+    served["exchange"] = "all_reduce"
     for method in SYNTHESIZERS:
         name = served.get(method, "all_gather")
         with pytest.raises(UsageError, match="over 4 ranks"):
