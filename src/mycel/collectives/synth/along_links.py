@@ -15,6 +15,8 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from math import log2
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +35,9 @@ Progress = Callable[[str, int, int], None]
 #: Sets learned at one failure, sets kept in all, and failures of one tree before it must carry less.
 _SETS_A_FAILURE = 16
 _MOST_SETS = 2000
+#: How often trees are taken back for the sake of one that finds no way, and how many, twice as many each time.
+_TIMES_BACK = 4
+_TAKEN_BACK = 16
 _PATIENCE = 24
 #: Most trees proved together.
 _LARGEST_BATCH = 64
@@ -43,6 +48,8 @@ _TRIED_VERTICES = 500_000
 _VAIN_TRIES = 60
 _COMPANY = 5
 _SHALLOW = 4
+#: Deeper than so many times log2 of the ranks, trees are grown again in parts.
+_DEEP = 2
 
 
 def grow_along_links(
@@ -106,6 +113,7 @@ class _Packer:
     def __init__(self, graph: FlowGraph, capacity: IntArray, demand: IntArray) -> None:
         self.graph = graph
         self.left = capacity.copy()
+        self.demand = demand
         self.waiting = demand.copy()
         self.is_rank = np.zeros(graph.num_vertices, dtype=np.bool_)
         self.is_rank[graph.ranks] = True
@@ -165,6 +173,18 @@ class _Packer:
             self.outside = np.append(self.outside, self.waiting.sum() - self.waiting @ has_rank)
         return bool(new)
 
+    def forget(self) -> None:
+        """Forget the sets that were learned on the way: of trees that exist, they only stand in the way of others."""
+        count = self.num_first
+        known = self.entry_sets < count
+        self.entry_arcs, self.entry_sets = self.entry_arcs[known], self.entry_sets[known]
+        self.sets, self.is_watched, self.has_rank = (
+            self.sets[:count],
+            self.is_watched[:count],
+            self.has_rank[:, :count],
+        )
+        self.num_inside, self.outside = self.num_inside[:count], self.outside[:count]
+
     def wait(self, root: int, units: int) -> None:
         """A tree of so many units waits again; or, of a negative number, no longer."""
         self.waiting[root] += units
@@ -173,10 +193,11 @@ class _Packer:
     def run(self, progress: Progress | None) -> list[LinkTree] | None:
         """All trees, a batch proved at a time."""
         trees: list[LinkTree] = []
-        total, batch = int(self.waiting.sum()), 1
+        total, batch, times_back = int(self.waiting.sum()), 1, 0
+        in_order = np.arange(len(self.waiting))
         while self.waiting.any():
             grown: list[LinkTree] = []
-            for root in np.flatnonzero(self.waiting)[:batch].tolist():
+            for root in in_order[self.waiting[in_order] > 0][:batch].tolist():
                 tree = self.grow(root, int(self.waiting[root]))
                 if tree.is_whole:
                     grown.append(tree)
@@ -188,10 +209,19 @@ class _Packer:
             batch = min(2 * batch, _LARGEST_BATCH) if good == batch else max(1, good)
             trees += grown[:good]
             if not good:
-                tree_or_none = self.grow_carefully(int(np.flatnonzero(self.waiting)[0]))
-                if tree_or_none is None:
+                root = int(in_order[self.waiting[in_order] > 0][0])
+                tree_or_none = self.grow_carefully(root)
+                if tree_or_none is not None:
+                    trees.append(tree_or_none)
+                elif times_back == _TIMES_BACK or not trees:
                     return None
-                trees.append(tree_or_none)
+                else:
+                    back = _TAKEN_BACK << times_back
+                    times_back += 1
+                    self.give_back(trees[-back:])
+                    del trees[-back:]
+                    self.forget()
+                    in_order = np.append(root, np.delete(in_order, np.flatnonzero(in_order == root)))
             if progress is not None:
                 progress("trees", total - int(self.waiting.sum()), total)
         return trees
@@ -199,20 +229,28 @@ class _Packer:
     def flatten(self, trees: list[LinkTree], progress: Progress | None) -> list[LinkTree]:
         """Take back the deepest tree and a few others and grow them again, as long as that makes it less deep.
 
-        They take what they gave back, so that nothing needs to be proved.
+        They take what they gave back, so that nothing needs to be proved. Where whole trees do not help and the
+        deepest is very deep, others give back only as many units as that one has: deep trees are those that got what
+        was left, and wide ones that stand in their way can rarely be moved as a whole.
         """
+        self.forget()
         draw = np.random.default_rng(0)
+        trees = list(trees)
         tries = min(_MOST_TRIES, _TRIED_VERTICES // (self.graph.num_vertices * (1 + len(self.sets) // 64)))
-        in_vain = 0
+        deep = _DEEP * log2(len(self.graph.ranks))
+        in_vain, by_parts = 0, False
         for done in range(tries):
             depths = np.array([tree.depth for tree in trees])
-            deepest = np.flatnonzero(depths == depths.max())
-            if depths.max() <= _SHALLOW or in_vain == _VAIN_TRIES:
+            if in_vain == _VAIN_TRIES and not by_parts:
+                by_parts, in_vain = True, 0
+            if depths.max() <= (deep if by_parts else _SHALLOW) or in_vain == _VAIN_TRIES:
                 break
-            others = np.delete(np.arange(len(trees)), deepest[0])
+            deepest = int(depths.argmax())
+            others = np.delete(np.arange(len(trees)), deepest)
             company = draw.permutation(others)[: draw.integers(1, _COMPANY + 1)]
-            chosen = [int(deepest[0]), *company.tolist()]
-            taken = [trees[i] for i in chosen]
+            chosen = [deepest, *company.tolist()]
+            most = trees[deepest].multiplicity if by_parts else int(self.demand.max())
+            taken = [replace(trees[i], multiplicity=min(most, trees[i].multiplicity)) for i in chosen]
             self.give_back(taken)
             grown: list[LinkTree] = []
             for tree in taken:
@@ -222,7 +260,10 @@ class _Packer:
             new, old = (sorted((tree.depth for tree in some), reverse=True) for some in (grown, taken))
             if grown[-1].is_whole and new < old:
                 in_vain = 0
-                for i, tree in zip(chosen, grown, strict=True):
+                for i, part, tree in zip(chosen, taken, grown, strict=True):
+                    rest = trees[i].multiplicity - part.multiplicity
+                    if rest:
+                        trees.append(replace(trees[i], multiplicity=rest))
                     trees[i] = tree
             else:
                 in_vain += 1
