@@ -9,8 +9,10 @@ one in 10^18. The mean of a reduction is taken where the program says so, as a p
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Hashable, Iterator
+from bisect import bisect
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate
 from xml.etree import ElementTree as ET
 
 from mycel.collectives.program import Buffer, Op, Program
@@ -260,23 +262,29 @@ def _cell(program: Program, buffer: Buffer, at: int, aliased: bool) -> Hashable:
 def _arrays(programs: list[Program], aliased: bool) -> tuple[dict[Hashable, int], dict[Hashable, int]]:
     number = _numbers()
     collective, total = programs[0].collective, programs[0].num_elements
-    name, n, share = collective.name, collective.num_ranks, total // collective.num_blocks
+    name, n = collective.name, collective.num_ranks
+    lengths = [total * weight // collective.total_weight for weight in collective.block_weights]
+    starts = [0, *accumulate(lengths)]
     given: dict[Hashable, int] = {}
     wanted: dict[Hashable, int] = {}
     mean = _MEAN if collective.reduces else 1
     in_place = name in ("all_reduce", "broadcast", "reduce")
+    whole = range(len(lengths))
+
+    def elements(blocks: Iterable[int]) -> list[int]:
+        return [at for block in blocks for at in range(starts[block], starts[block + 1])]
+
     for program in programs:
         r = program.rank
         holds = Buffer.OUTPUT if in_place else Buffer.INPUT
-        for k in range(program.length(holds)):
-            at = k + r * share if name in ("all_gather", "gather") else k
-            at += r * n * share if name == "all_to_all" else 0
-            if collective.initial(r, at // share):
+        sent, got = range(r * n, r * n + n), range(r, n * n, n)
+        held = {"all_gather": [r], "gather": [r], "all_to_all": sent}.get(name, whole)
+        for k, at in enumerate(elements(held)[: program.length(holds)]):
+            if collective.initial(r, bisect(starts, at) - 1):
                 given[_cell(program, holds, k, aliased)] = number((r, at))
-        for k in range(program.length(Buffer.OUTPUT)):
-            at = k + r * share if name in ("reduce_scatter", "scatter") else k
-            at = k // share * n * share + r * share + k % share if name == "all_to_all" else at
-            needed = _wanted(collective, r, at // share, number, at)
+        ends = {"reduce_scatter": [r], "scatter": [r], "all_to_all": got}.get(name, whole)
+        for k, at in enumerate(elements(ends)[: program.length(Buffer.OUTPUT)]):
+            needed = _wanted(collective, r, bisect(starts, at) - 1, number, at)
             if needed is not None:
                 wanted[_cell(program, Buffer.OUTPUT, k, aliased)] = needed * mean % _PRIME
     return given, wanted

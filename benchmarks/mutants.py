@@ -393,7 +393,9 @@ def _mutants(schedule: Schedule, level: str, chance: random.Random) -> Iterator[
 def made(where: int, name: str, method: str) -> Schedule | None:
     """The method's schedule on a fabric, if it has one."""
     root = 1 if name in ROOTED else None
-    collective = Collective(name=name, num_ranks=FABRICS[where].num_ranks, root=root)  # type: ignore[arg-type]
+    n = FABRICS[where].num_ranks
+    uneven = tuple(place % 3 for place in range(n * n)) if method == "skewed" else None
+    collective = Collective(name=name, num_ranks=n, root=root, weights=uneven)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, object] = {}
         if method == "sketch":

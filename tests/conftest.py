@@ -24,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGCHLD)
 
 def _globals_of_process() -> dict[str, Any]:
     """What a test can change for those that come after it, by name."""
-    # torch names its cache for compiled code when it first compiles; scikit-learn speaks to OpenMP when first imported.
+    # torch names its cache for compiled code when it first compiles; scikit-learn sets OpenMP up when imported.
     theirs = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "KMP_DUPLICATE_LIB_OK", "KMP_INIT_AT_FORK")
     environment = {k: v for k, v in os.environ.items() if k not in theirs}
     state: dict[str, Any] = {f"os.environ[{name!r}]": value for name, value in environment.items()}

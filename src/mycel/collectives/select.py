@@ -84,9 +84,9 @@ class Selection:
         >>> from mycel.topology import load_topology
         >>> chosen = select(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather", [1 << 10, 1 << 24])
         >>> [row.method for row in chosen.rows]
-        ['forest', 'forest']
+        ['greedy', 'forest']
         >>> print(chosen.explain())
-        forest is the fastest from 1KB to 16MB.
+        greedy is the fastest from 1KB to 16MB.
         >>> chosen.refused["hierarchical"]
         'hierarchical on ring_4: rank 0 has no node'
     """

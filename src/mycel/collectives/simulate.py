@@ -97,7 +97,7 @@ class Simulation:
         >>> from mycel.topology import load_topology
         >>> run = simulate(synthesize(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather"), 1 << 20)
         >>> run.least_s < run.seconds, round(run.algbw, 2), round(run.link_busy[0, 1], 2)  # GB/s
-        (True, 2.48, 0.93)
+        (True, 2.19, 0.82)
     """
 
     schedule: Schedule

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from mycel.collectives.cost import Choice
+from mycel.collectives.flow_bound import is_large
 from mycel.collectives.lower import RankTemplate
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
@@ -157,6 +158,8 @@ def _verified(
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     made: dict[str, Schedule] = {}
     for method in candidates:
+        if method == "flow" and is_large(topology, collective) and method != candidates[-1]:
+            continue  # every rank would look for paths of its own, for half a minute; others serve at once
         try:
             schedule = synthesize(topology, collective, method=method)
         except SynthesisError:
