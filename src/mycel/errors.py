@@ -14,10 +14,13 @@
     |   `-- MismatchError                ranks called different collectives, sizes or types
     `-- EmulationError (RuntimeError)    this machine cannot emulate the cluster, and why
 
-Messages say what is wrong, where, what was got and expected, and the nearest way out.
+Messages say what is wrong, where, what was got and expected, and the nearest way out. Those about what users wrote
+quote it, so they are bounded: a file of one line of a megabyte gives a line that can be read.
 """
 
 from __future__ import annotations
+
+import re
 
 __all__ = [
     "CollectiveTimeoutError",
@@ -38,11 +41,28 @@ class MycelError(Exception):
     """Root of everything mycel raises on purpose."""
 
 
-class TopologyError(MycelError, ValueError):
+#: Characters of a word, and of a message, beyond which the middle is left out.
+_LONGEST_WORD, _LONGEST = 200, 2000
+
+
+def _bounded(message: str) -> str:
+    long_word = rf"\S{{{_LONGEST_WORD + 1},}}"
+    message = re.sub(long_word, lambda found: f"{found[0][:120]}...{found[0][-60:]}", message)
+    return message if len(message) <= _LONGEST else f"{message[:1400]} ... {message[-500:]}"
+
+
+class _InputError(MycelError, ValueError):
+    """Something that users wrote is wrong; what the message quotes of it is shortened."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(_bounded(message))
+
+
+class TopologyError(_InputError):
     """A fabric description is malformed, or describes a fabric on which nothing can work."""
 
 
-class ScheduleError(MycelError, ValueError):
+class ScheduleError(_InputError):
     """A schedule or program is malformed: unknown rank, chunk out of range, wrong version."""
 
 
@@ -62,7 +82,7 @@ class SynthesisError(MycelError, ValueError):
     """No schedule of the requested kind exists for this fabric."""
 
 
-class UsageError(MycelError, ValueError):
+class UsageError(_InputError):
     """A call or command line asks for something that makes no sense."""
 
 
