@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ RANKS = {
 #: Pages whose blocks start ranks of their own, on emulated clusters.
 EMULATED = ("docs/guides/bench.md", "docs/guides/emulate.md")
 
+#: Where ranks save a file of one name each, and read it back.
+OWN_FOLDER = """
+import os
+os.makedirs(str(rank), exist_ok=True)
+os.chdir(str(rank))
+"""
 #: A model of two layers, its batches, and an optimizer.
 NET = """
 import torch
@@ -174,7 +181,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("policy = CompressionPolicy(", NET),
         ("QSDP(weight_bits", FSDP),
         ("GradScaler(device)", NET + 'device = "cpu"'),
-        ("torch.save(state", NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
+        ("torch.save(state", OWN_FOLDER + NET + "handle = compress(model, PowerSGD(rank=4))" + STEP),
         ("class Compress(", TRAINER),
     ],
     "docs/guides/elastic.md": [
@@ -194,7 +201,7 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
     "docs/guides/local_updates.md": [
         ("QSR(alpha", NET),
         ("uneven=True", "updates.close()\nloader = []"),
-        ("if updates.in_step", "file = 'updates.pt'" + STEP),
+        ("if updates.in_step", "file = f'updates_{rank}.pt'" + STEP),
         (
             "class Meet(",
             TRAINER + "from mycel.data_parallel import Periodic, diloco, local_updates\n"
@@ -282,12 +289,15 @@ def run_blocks(page: str, names: dict[str, Any]) -> int:
 
 def run_page(rank: int, world_size: int, page: str, folder: str) -> int:
     """A page on a rank; its first ``init_process_group`` makes the group that every later one means, too."""
-    make_group = dist.init_process_group
+    make_group, begun = dist.init_process_group, count()
 
     def init_process_group(backend: str = "mycel", **options: Any) -> None:
-        if not dist.is_initialized():
-            store = dist.FileStore(os.environ["STORE_FILE"], world_size)
-            make_group(backend, store=store, rank=rank, world_size=world_size)
+        if dist.is_initialized():
+            return
+        if "store" not in options:  # a file of its own each time: who closes one last takes it away
+            store = dist.FileStore(f"{os.environ['STORE_FILE']}.{next(begun)}", world_size)
+            options = {"store": store, "rank": rank, "world_size": world_size}
+        make_group(backend, **options)
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}  # as torchrun does
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
