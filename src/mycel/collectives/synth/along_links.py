@@ -118,6 +118,7 @@ class _Packer:
         self.is_rank = np.zeros(graph.num_vertices, dtype=np.bool_)
         self.is_rank[graph.ranks] = True
         self.sets = np.zeros((0, graph.num_vertices), dtype=np.bool_)
+        self.places: dict[bytes, list[int]] = {}  # of each set among all
         self.is_watched = np.zeros(0, dtype=np.bool_)
         self.entry_arcs, self.entry_sets, self.num_inside, self.outside = np.zeros((4, 0), dtype=np.int64)
         self.has_rank = np.zeros((len(graph.ranks), 0), dtype=np.bool_)
@@ -150,14 +151,13 @@ class _Packer:
             sets: to remember.
             is_watched: they are looked at in every tree from now on.
         """
-        known = {bytes(row) for row in self.sets}
-        new = [row for row in sets if row.sum() > 1 and bytes(row) not in known]
+        new = [row for row in sets if row.sum() > 1 and row.tobytes() not in self.places]
         if len(self.sets) + len(new) > _MOST_SETS:
             new = []
         graph = self.graph
         if is_watched:
-            again = {bytes(row) for row in sets}
-            self.is_watched = self.is_watched | np.array([bytes(row) in again for row in self.sets], dtype=np.bool_)
+            for row in sets:
+                self.is_watched[self.places.get(row.tobytes(), [])] = True
         if new:
             rows = np.array(new)
             arcs, which = np.nonzero((~rows[:, graph.tail] & rows[:, graph.head]).T)
@@ -165,6 +165,8 @@ class _Packer:
             order = np.argsort(both, kind="stable")
             self.entry_arcs = both[order]
             self.entry_sets = np.append(self.entry_sets, which + len(self.sets))[order]
+            for place, row in enumerate(new, len(self.sets)):
+                self.places.setdefault(row.tobytes(), []).append(place)
             self.sets = np.concatenate([self.sets, rows])
             self.is_watched = np.append(self.is_watched, np.full(len(new), is_watched))
             has_rank = rows[:, graph.ranks].T  # [ranks, sets]
@@ -176,6 +178,8 @@ class _Packer:
     def forget(self) -> None:
         """Forget the sets that were learned on the way: of trees that exist, they only stand in the way of others."""
         count = self.num_first
+        kept = {key: [place for place in places if place < count] for key, places in self.places.items()}
+        self.places = {key: places for key, places in kept.items() if places}
         known = self.entry_sets < count
         self.entry_arcs, self.entry_sets = self.entry_arcs[known], self.entry_sets[known]
         self.sets, self.is_watched, self.has_rank = (
