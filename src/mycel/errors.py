@@ -37,10 +37,6 @@ __all__ = [
 ]
 
 
-class MycelError(Exception):
-    """Root of everything mycel raises on purpose."""
-
-
 #: Characters of a word, and of a message, beyond which the middle is left out.
 _LONGEST_WORD, _LONGEST = 200, 2000
 
@@ -51,19 +47,27 @@ def _bounded(message: str) -> str:
     return message if len(message) <= _LONGEST else f"{message[:1400]} ... {message[-500:]}"
 
 
-class _InputError(MycelError, ValueError):
-    """Something that users wrote is wrong; what the message quotes of it is shortened."""
+class MycelError(Exception):
+    """Root of everything mycel raises on purpose."""
 
-    def __init__(self, message: str = "") -> None:
-        super().__init__(_bounded(message))
+    _quotes_users = False  # messages quote what users wrote, of any length
+
+    def __init__(self, *arguments: object) -> None:
+        if self._quotes_users:
+            arguments = tuple(_bounded(a) if isinstance(a, str) else a for a in arguments)
+        super().__init__(*arguments)
 
 
-class TopologyError(_InputError):
+class TopologyError(MycelError, ValueError):
     """A fabric description is malformed, or describes a fabric on which nothing can work."""
 
+    _quotes_users = True
 
-class ScheduleError(_InputError):
+
+class ScheduleError(MycelError, ValueError):
     """A schedule or program is malformed: unknown rank, chunk out of range, wrong version."""
+
+    _quotes_users = True
 
 
 class VerificationError(ScheduleError):
@@ -82,8 +86,10 @@ class SynthesisError(MycelError, ValueError):
     """No schedule of the requested kind exists for this fabric."""
 
 
-class UsageError(_InputError):
+class UsageError(MycelError, ValueError):
     """A call or command line asks for something that makes no sense."""
+
+    _quotes_users = True
 
 
 class CommunicationError(MycelError, RuntimeError):
