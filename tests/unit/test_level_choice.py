@@ -43,6 +43,15 @@ def test_no_choice_is_better(table: Table, share: float) -> None:
     assert found.num_bytes <= min(within, default=found.num_bytes)
 
 
+@pytest.mark.parametrize("tiny", [1e-310, 1.3e-253, 1e-160, 1e-30])
+def test_errors_of_any_magnitude_are_told_apart(tiny: float) -> None:
+    assert choose_levels([[0, 1]], [[tiny, 0.0]], 0.0).levels == (1,)
+    assert choose_levels([[0, 1], [0, 1]], [[tiny, 0.0], [3.0, 0.0]], 0.0).levels == (1, 1)
+    assert choose_levels([[0, 1], [0, 1]], [[tiny, 0.0], [3.0, 0.0]], tiny).levels == (0, 1)
+    assert choose_levels([[0, 1]], [[tiny, 0.0]], 1e308).levels == (0,)
+    assert choose_levels([[2, 1]], [[1e308, 1e308]], 1.5e308).levels == (1,)
+
+
 def by_milp(sizes: list[list[int]], errors: list[list[float]], budget: float) -> float:
     cost = np.concatenate([np.asarray(row, float) for row in sizes])
     layer = np.concatenate([np.full(len(row), number) for number, row in enumerate(sizes)])

@@ -36,6 +36,10 @@ _ROUNDING = 1e-12
 #: Halvings that take a range of prices from 2^60 to one part in 10^12.
 _PRICE_STEPS = 48
 
+#: Bytes for the greatest error beyond which no price is looked for: levels that only such a price tells apart have,
+#: beside it, the same error.
+_DEAREST = 1e200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LevelChoice:
@@ -91,9 +95,13 @@ def choose_levels(
     least = float(error.min(axis=1).sum())
     if not least <= budget_with_rounding:
         raise UsageError(f"no choice of levels has an error below {least:g}; the budget is {budget:g}")
-    price = _best_price(size, error, budget_with_rounding)
-    best = _filled(size, error, _priced(size, error, price), budget_with_rounding)
-    levels, dual, is_optimal = _search(size, error, budget_with_rounding, price, best, max_states, tolerance)
+    # In units of the greatest error, so that prices of them stay far from what floating point can hold.
+    unit = float(error.max()) or 1.0
+    share = error / unit
+    limit = min(budget_with_rounding / unit, 2 * float(share.max(axis=1).sum()))
+    price = _best_price(size, share, limit)
+    best = _filled(size, share, _priced(size, share, price), limit)
+    levels, dual, is_optimal = _search(size, share, limit, price, best, max_states, tolerance)
     rows = np.arange(len(levels))
     num_bytes = int(size[rows, levels].sum())
     proved = math.ceil(num_bytes * (1 - tolerance)) if is_optimal else 0
@@ -135,7 +143,7 @@ def _priced(size: NDArray[np.float64], error: NDArray[np.float64], price: float)
 
 
 def _best_price(size: NDArray[np.float64], error: NDArray[np.float64], budget: float) -> float:
-    """A price at which the priced choice keeps the budget, close to the lowest such."""
+    """A price at which the priced choice keeps the budget, close to the lowest such; errors are at most 1."""
     rows = np.arange(len(size))
 
     def fits(price: float) -> bool:
@@ -143,12 +151,12 @@ def _best_price(size: NDArray[np.float64], error: NDArray[np.float64], budget: f
 
     if fits(0.0):
         return 0.0
-    high = max(1e-300, float(size.max()) / max(float(error.max()), 1e-300))
-    while not fits(high) and high < 1e300:
+    high = max(1e-300, float(size.max()))
+    while not fits(high) and high < _DEAREST:
         high *= 16
     low = high / 2.0**60  # at which all errors together are worth less than a byte
     for _ in range(_PRICE_STEPS):
-        middle = math.sqrt(low * high)
+        middle = math.sqrt(low) * math.sqrt(high)
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high
 
