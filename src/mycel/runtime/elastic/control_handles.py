@@ -29,9 +29,14 @@ def exchange_handles(control: Control, own: str, peers: Collection[int], timeout
     """
     deadline = time.monotonic() + timeout_s
     control.tell(peers, Whereabouts(handle=own))
-    while missing := sorted(set(peers) - set(control.handles)):
-        if gone := [peer for peer in missing if peer in control.dead | control.left | control.cut]:
-            raise PeerLostError(f"rank {gone[0]} is gone as well; exclude it, too")
+    while True:
+        # Looked at first: another thread takes messages, too, and who has said where it is may leave right after.
+        gone = control.dead | control.left | control.cut
+        missing = sorted(set(peers) - set(control.handles))
+        if not missing:
+            break
+        if lost := [peer for peer in missing if peer in gone]:
+            raise PeerLostError(f"rank {lost[0]} is gone as well; exclude it, too")
         if time.monotonic() >= deadline:
             names = ", ".join(f"rank {peer}" for peer in missing)
             raise CollectiveTimeoutError(f"{names} did not come to shrink the group within {timeout_s:g} s")
