@@ -13,6 +13,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# The same examples in every run of ``make test``, so that what is red is red for everybody; others in each long run.
+settings.register_profile("repeatable", derandomize=True)
+if os.environ.get("MYCEL_TESTS") != "long":
+    settings.load_profile("repeatable")
 
 # Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
