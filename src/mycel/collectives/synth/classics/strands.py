@@ -18,7 +18,7 @@ from mycel.collectives.synth.routes import Route, shortest_routes
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology
 
-__all__ = ["Edge", "Strand", "check_served", "direct_paths", "from_strands", "mirrored", "spread"]
+__all__ = ["Edge", "Strand", "check_served", "direct_paths", "from_strands", "from_trees", "mirrored", "spread"]
 
 #: A message between ranks, ``(src, dst)``.
 Edge = tuple[int, int]
@@ -100,6 +100,31 @@ def direct_paths(topology: Topology, method: str, others: str) -> Callable[[int,
         return routes[src][dst].vertices
 
     return path
+
+
+def from_trees(
+    topology: Topology, collective: Collective, method: str, trees: Sequence[tuple[Edge, ...]]
+) -> Schedule:
+    """The schedule in which what each rank owns goes down its tree, after it was added up along the same tree.
+
+    Args:
+        topology: the fabric.
+        collective: what to move; only up if it is a reduce_scatter, only down if nothing is added.
+        method: name to put on it.
+        trees: of each rank, edges (parent, child) from it to all others.
+
+    Raises:
+        SynthesisError: as for ``from_strands``.
+    """
+    strands = [
+        Strand(
+            block=owner if collective.num_blocks > 1 else 0,
+            up=mirrored(down) if collective.reduces else (),
+            down=() if collective.name == "reduce_scatter" else down,
+        )
+        for owner, down in enumerate(trees)
+    ]
+    return from_strands(topology, collective, method, strands)
 
 
 def from_strands(topology: Topology, collective: Collective, method: str, strands: Sequence[Strand]) -> Schedule:

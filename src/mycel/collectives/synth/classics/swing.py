@@ -20,13 +20,7 @@ from functools import partial
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.exchanges import Exchange, from_exchanges
-from mycel.collectives.synth.classics.strands import (
-    Strand,
-    check_served,
-    from_strands,
-    mirrored,
-    spread,
-)
+from mycel.collectives.synth.classics.strands import check_served, from_trees, spread
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -57,19 +51,10 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     check_served(topology, collective, "swing", SERVES)
     n = collective.num_ranks
     steps = [partial(_partners, step, n) for step in reversed(range((n - 1).bit_length()))]
-    strands = []
-    for owner in range(n):
-        down = spread(owner, steps)
-        if n % 2 or len(down) < n - 1:
-            raise SynthesisError(f"swing on {topology.name}: needs an even number of ranks; there are {n}")
-        strands.append(
-            Strand(
-                block=owner if collective.num_blocks > 1 else 0,
-                up=mirrored(down) if collective.reduces else (),
-                down=() if collective.name == "reduce_scatter" else down,
-            )
-        )
-    return from_strands(topology, collective, "swing", strands)
+    trees = [spread(owner, steps) for owner in range(n)]
+    if n % 2 or any(len(tree) < n - 1 for tree in trees):
+        raise SynthesisError(f"swing on {topology.name}: needs an even number of ranks; there are {n}")
+    return from_trees(topology, collective, "swing", trees)
 
 
 def synthesize_latency(topology: Topology, collective: Collective) -> Schedule:

@@ -17,7 +17,7 @@ from functools import partial
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.exchanges import Exchange, from_exchanges
-from mycel.collectives.synth.classics.strands import Strand, check_served, from_strands, mirrored, spread
+from mycel.collectives.synth.classics.strands import check_served, from_trees, spread
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
@@ -37,17 +37,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     check_served(topology, collective, "trivance", SERVES)
     n = collective.num_ranks
     steps = [partial(_partners, distance, n) for distance in reversed(_distances(topology, "trivance"))]
-    strands = []
-    for owner in range(n):
-        down = spread(owner, steps)
-        strands.append(
-            Strand(
-                block=owner if collective.num_blocks > 1 else 0,
-                up=mirrored(down) if collective.reduces else (),
-                down=() if collective.name == "reduce_scatter" else down,
-            )
-        )
-    return from_strands(topology, collective, "trivance", strands)
+    return from_trees(topology, collective, "trivance", [spread(owner, steps) for owner in range(n)])
 
 
 def synthesize_latency(topology: Topology, collective: Collective) -> Schedule:
