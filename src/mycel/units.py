@@ -40,6 +40,8 @@ RATE_UNITS: dict[str, Fraction] = {
     "TB/s": Fraction(10**12),
 }
 
+#: A port as people write it: 100G, 400GbE, 25 GE. Bits, whatever the letters.
+_PORT = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([MGT])(?:b?E)?\s*$")
 _RATE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kKMGT]?)(bit|b|B)(?:ps|/s)\s*$")
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*$", re.IGNORECASE)
 _TIME = re.compile(r"^\s*(\d+(?:\.\d+)?(?:e-?\d+)?)\s*(ns|us|ms|s)\s*$")
@@ -56,8 +58,11 @@ def parse_rate(text: str) -> Fraction:
         Fraction(50000000, 1)
         >>> parse_rate("25GB/s") == 25 * 10**9
         True
+        >>> parse_rate("100GbE") == parse_rate("100G") == parse_rate("100 Gbit/s")
+        True
     """
-    match = _RATE.match(text)
+    port = _PORT.match(text)
+    match = _RATE.match(f"{port[1]} {port[2]}bit/s" if port else text)
     if not match:
         raise UsageError(f"cannot read {text!r} as a bandwidth; write for example '400 Mbit/s' or '25 GB/s'")
     number, prefix, base = match.groups()
