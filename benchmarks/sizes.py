@@ -100,6 +100,7 @@ def by_chance(topology: Topology, collective: Collective, parts: int, seed: int)
         num_units=n * parts,
         chunks=chunks,
         transfers=tuple(transfers),
+        is_timed=True,
     )
 
 

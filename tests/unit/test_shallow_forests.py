@@ -6,6 +6,7 @@ import random
 from fractions import Fraction
 from itertools import product
 from math import gcd
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,7 +216,9 @@ def test_the_forest_of_a_size_is_the_fastest_of_several() -> None:
     assert fastest([large, small], 1 << 12).depth == small.depth
 
 
-@pytest.mark.parametrize("options", [{"k": 1, "within": 0.9}, {"within": 0.0}, {"within": 1.1}, {"num_bytes": 0}])
-def test_what_does_not_go_together_is_refused(options: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match=r"give one of them|above 0 and at most 1|at least a byte"):
+@pytest.mark.parametrize(
+    "options", [{"k": 1, "within": 0.9}, {"within": 0.0}, {"within": 1.1}, {"num_bytes": 0}, {"links": "tcp"}]
+)
+def test_what_does_not_go_together_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"give one of|above 0 and at most|at least a byte|give num_bytes too"):
         synthesize(load_topology("ring:ranks=4"), "all_gather", **options)

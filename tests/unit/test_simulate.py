@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 
@@ -16,14 +17,16 @@ from typer.testing import CliRunner
 from mycel.cli import build_app
 from mycel.collectives.bound import bound
 from mycel.collectives.fair_shares import share
+from mycel.collectives.lower import chunk_bounds, lower
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.select import TIE, Row, Selection, select
 from mycel.collectives.simulate import Machine, Simulation, simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import BY_SIZE, synthesize
 from mycel.collectives.synth.classics import CLASSICS, classics_for
+from mycel.collectives.verify import verify_programs
 from mycel.cost import link_costs
-from mycel.errors import UsageError
+from mycel.errors import ScheduleError, UsageError
 from mycel.topology.builders import full_mesh, ring, star, torus, two_boxes
 from mycel.topology.link_class import StatedClass
 from mycel.topology.load import load_topology, parse_topology
@@ -134,6 +137,64 @@ def test_messages_of_thin_channels_stand_where_they_can_come() -> None:
     )
     assert schedule.parts.of(1).levels == {0: 0, 1: 0, 2: 0, 3: 4}
     assert schedule.levels == (0, 0, 0, 1)  # counted in transfers
+
+
+def along_line(*stops: int, reduce: bool) -> Schedule:
+    """Rank 0's block to each of these ranks of a line of four (or from each to rank 0), a chunk each, hop by hop."""
+    transfers: list[Transfer] = []
+    for chunk, stop in enumerate(stops):
+        hops = [(b, a) for a, b in pairwise(range(stop + 1))][::-1] if reduce else list(pairwise(range(stop + 1)))
+        for number, hop in enumerate(hops):
+            after = (len(transfers) - 1,) if number else ()
+            transfers.append(Transfer(chunk=chunk, src=hop[0], dst=hop[1], reduce=reduce, path=hop, after=after))
+    topology = line(1, 1, 1)
+    return Schedule(
+        collective=on(topology, "reduce" if reduce else "broadcast", 0),
+        topology=topology,
+        method="by hand",
+        num_units=len(stops),
+        chunks=tuple(Chunk(start=i, stop=i + 1) for i in range(len(stops))),
+        transfers=tuple(transfers),
+    )
+
+
+def test_sums_come_as_late_as_copies_go_early() -> None:
+    """A reduce is a broadcast turned round in time: what has the longest way to the root goes first."""
+    out, back = along_line(1, 3, 2, reduce=False), along_line(1, 3, 2, reduce=True)
+    last = max(out.order_levels)
+    for chunk in range(3):
+        there = [step for t, step in zip(out.transfers, out.order_levels, strict=True) if t.chunk == chunk]
+        home = [step for t, step in zip(back.transfers, back.order_levels, strict=True) if t.chunk == chunk]
+        assert home == [last - step for step in reversed(there)]
+    assert back.parts.of(1).levels[0] == last  # one hop, in the last step; counted from the leaves it were the first
+
+
+def sent_in_order(schedule: Schedule) -> bool:
+    """Whether every channel sends its transfers in the order in which they stand in the schedule."""
+    numbers: dict[tuple[int, int], list[int]] = {}
+    for t in schedule.transfers:
+        numbers.setdefault((t.src, t.dst), []).append(t.chunk)
+    size, found = schedule.num_units, True
+    for program in lower(schedule, size, piece_elements=size):
+        for channel, ends in enumerate(program.channels):
+            if ends.src == program.rank:
+                rows = [i for i in program.instructions if i.channel == channel]
+                starts = [chunk_bounds(schedule, size)[chunk][0] for chunk in numbers[ends.src, ends.dst]]
+                whole = [row.offset for row in rows]  # in OUTPUT chunks stand as in the array
+                found &= whole == starts
+    return found
+
+
+def test_a_plan_in_time_is_kept_on_every_channel() -> None:
+    fabric = torus(dims=(2, 3), bandwidth="50 GB/s", latency="500ns")
+    plan = synthesize(fabric, "all_reduce", "greedy", num_bytes=1 << 20)
+    assert plan.is_timed and sent_in_order(plan)
+    verify_programs(lower(plan, 6 * 16, piece_elements=3))
+    by_depth = replace(plan, is_timed=False)
+    assert plan != by_depth and not sent_in_order(by_depth)
+    assert Schedule.from_text(plan.to_text()) == Schedule.from_json(json.loads(plan.to_json_text())) == plan
+    with pytest.raises(ScheduleError, match="wrong shape: 1 where true or false was expected"):
+        Schedule.from_json(plan.to_json() | {"timed": 1})
 
 
 @given(st.randoms(use_true_random=False))
@@ -323,7 +384,7 @@ def test_no_line_of_a_selection_says_that_nothing_is_gained() -> None:
     topology = load_topology("star:ranks=4")
     chosen = select(topology, on(topology, "all_gather"), [1 << power for power in range(10, 23, 2)], links="rdma")
     assert len({row.method for row in chosen.rows}) > 1  # or this shows nothing
-    assert chosen.explain() == "forest is the fastest from 1KB to 4MB, and tree as fast."
+    assert chosen.explain() == "greedy is the fastest from 1KB to 4MB, and forest and tree as fast."
 
 
 def test_selection_refuses_what_it_cannot_compare() -> None:

@@ -28,6 +28,10 @@ from mycel.topology.model import Link, Topology, Vertex
 NEVER = float("inf")
 
 
+#: These searches end by themselves, in seconds where it is quiet: what they prove does not depend on the load.
+PATIENCE_S = 900.0
+
+
 def on(topology: Topology, name: str, root: int = 1) -> Collective:
     return Collective(name=name, num_ranks=topology.num_ranks, root=root if name in ROOTED else None)
 
@@ -58,14 +62,22 @@ def numbers(found: Front) -> list[tuple[int, int, int]]:
 def test_the_published_front_of_dgx1(name: str, times: int) -> None:
     """microsoft/msccl-tools, SYNTHESIS.md: 2 steps, 3 rounds, 2 chunks; 3 steps, 7 rounds, 6 chunks; none at 4/3."""
     topology = dgx1_v100()
-    found = front(topology, on(topology, name))
+    found = front(topology, on(topology, name), time_limit_s=PATIENCE_S)
     assert numbers(found) == [(2 * times, 3 * times, 2), (3 * times, 7 * times, 6)]
     assert [point.proof for point in found.points] == ["any chunks", "any chunks"]
     assert found.optimum == Fraction(7 * times, 6)
     for point in found.points:
         check(point.schedule, steps=point.steps, rounds=point.rounds, chunks=point.chunks)
     with pytest.raises(SynthesisError, match=f"{2 * times} steps, at most {4 * times} rounds, 3 chunks; at least"):
-        synthesize(topology, on(topology, name), "steps", steps=2 * times, rounds=4 * times, chunks=3)
+        synthesize(
+            topology,
+            on(topology, name),
+            "steps",
+            steps=2 * times,
+            rounds=4 * times,
+            chunks=3,
+            time_limit_s=PATIENCE_S,
+        )
 
 
 # -- against searching everything -------------------------------------------------------------------------------
@@ -132,7 +144,7 @@ FABRICS = (star(num_ranks=3), ring(num_ranks=4), torus(dims=(2, 3)), full_mesh(n
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("topology", FABRICS, ids=lambda t: t.name)
 def test_every_collective_is_right_and_keeps_its_numbers(topology: Topology, name: str) -> None:
-    found = front(topology, on(topology, name), chunks=3)
+    found = front(topology, on(topology, name), chunks=3, time_limit_s=PATIENCE_S)
     limit = bound(topology, on(topology, name)).algbw
     for point in found.points:
         check(point.schedule, steps=point.steps, rounds=point.rounds, chunks=point.chunks)
@@ -154,7 +166,7 @@ def test_links_that_differ_by_direction() -> None:
         links=tuple(Link(src=a, dst=b, capacity=c) for a, b, c in links),
     )
     for name in ("all_gather", "reduce_scatter", "all_reduce", "reduce", "all_to_all"):
-        for point in front(topology, on(topology, name), chunks=4).points:
+        for point in front(topology, on(topology, name), chunks=4, time_limit_s=PATIENCE_S).points:
             check(point.schedule, steps=point.steps, rounds=point.rounds, chunks=point.chunks)
 
 

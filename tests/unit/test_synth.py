@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from mycel.cli import bound as bound_command
 from mycel.cli import synth as synth_command
+from mycel.cli.figures import count_trees
 from mycel.collectives.bound import bound
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.schedule import Schedule
@@ -59,7 +60,7 @@ def test_all_reduce_beats_its_composition_with_few_trees(name):
     known = json.loads((SUITE / "expected.json").read_text())[name]
     assert float(schedule.algbw) == pytest.approx(known["all_reduce_algbw"], abs=1e-4)
     assert float(schedule.algbw) > known["rs_then_ag_algbw"]
-    assert synth_command.count_trees(schedule) <= 2 * topology.num_ranks
+    assert count_trees(schedule) <= 2 * topology.num_ranks
 
 
 @pytest.mark.parametrize("collective", ["broadcast", "reduce"])

@@ -10,12 +10,16 @@ import typer
 from typer.testing import CliRunner
 
 from mycel.cli import synth as synth_command
+from mycel.cli.synth import schedule_record
+from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.collectives.synth.options import option_kinds, parse_options
 from mycel.errors import UsageError
+from mycel.runtime.planner import verified_schedules
+from mycel.topology.load import load_topology
 from mycel.topology.model import Topology
 
 
@@ -112,13 +116,22 @@ def test_a_share_of_the_bound_and_a_size_are_handed_on() -> None:
 
 
 @pytest.mark.parametrize("collective", ["all_gather", "reduce_scatter", "all_reduce", "broadcast"])
-@pytest.mark.parametrize("fabric", ["star:ranks=9", "torus:dims=3x4", "two_boxes:ranks=12", "dgx_h100:nodes=5"])
-def test_the_summary_is_of_what_is_made(fabric: str, collective: str) -> None:
+@pytest.mark.parametrize(
+    "spec",
+    ["star:ranks=9", "torus:dims=3x4", "two_boxes:ranks=12", "dgx_h100:nodes=5", "mi250", "dgx_h100:nvls=true"],
+)
+def test_command_summary_and_runtime_have_one_forest(spec: str, collective: CollectiveName) -> None:
     app = typer.Typer()
     app.callback()(lambda: None)
     synth_command.register(app)
     records = [
-        json.loads(CliRunner().invoke(app, ["synth", fabric, "-c", collective, "--json", *more]).stdout)
+        json.loads(CliRunner().invoke(app, ["synth", spec, "-c", collective, "--json", *more]).stdout)
         for more in ([], ["--summary"])
     ]
-    assert len({tuple(record[key] for key in ("algbw", "optimal", "depth", "num_trees")) for record in records}) == 1
+    topology = load_topology(spec)
+    root = 0 if collective == "broadcast" else None
+    schedule = verified_schedules(topology, collective, root, ["forest"])["forest"]
+    best = bound(topology, Collective(name=collective, num_ranks=topology.num_ranks, root=root))
+    records.append(schedule_record(best, schedule, k=None, seconds=0.0))
+    keys = ("algbw", "optimal", "k", "depth", "num_trees")
+    assert len({tuple(record[key] for key in keys) for record in records}) == 1

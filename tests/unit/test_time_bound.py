@@ -58,3 +58,16 @@ def test_what_comes_from_afar_starts_late() -> None:
         apart = max(least.distance_s, size / least.bytes_per_second + least.last_s)
         assert least.seconds(size) > 1.03 * apart
     assert not bound_seconds(fabric, Collective(name="all_reduce", num_ranks=16), overhead_s=0.0).waits
+
+
+def test_a_rank_works_at_one_message_at_a_time() -> None:
+    """Over sockets: 4 us at either end, 25 us to wake. 15 blocks come to each of 16 ranks, and 15 go."""
+    fabric = star(num_ranks=16, bandwidth="1 GB/s")
+    for name in ("all_gather", "reduce_scatter", "all_to_all"):
+        row = select(fabric, name, [1 << 10], methods=["direct" if name == "all_to_all" else "tree"]).rows[0]
+        assert row.least_s >= 2 * 15 * 4e-6 and row.gap < 1.3
+    least = bound_seconds(fabric, Collective(name="gather", num_ranks=16, root=3))
+    assert least.seconds(1) == pytest.approx(29e-6 + 15 * 4e-6)
+    # One tells the others, one every 4 us, and who knows helps: after 33, 37, 41 us and so on; it is over at 74.
+    least = bound_seconds(fabric, Collective(name="broadcast", num_ranks=16, root=0))
+    assert least.seconds(1) == pytest.approx(74e-6)

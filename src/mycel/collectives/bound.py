@@ -24,6 +24,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from mycel.arguments import the
 from mycel.brief import brief
 from mycel.collectives.allreduce_bound import Division, divide_links, limit_of_cuts
 from mycel.collectives.balance import balance
@@ -36,6 +37,7 @@ from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_colle
 from mycel.collectives.worst_cut import largest_ratio
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
+from mycel.units import RATE_UNITS
 
 __all__ = ["Bound", "Optimum", "bound", "cut_inverse_x", "find_division", "find_optimum", "root_weights"]
 
@@ -105,6 +107,24 @@ class Bound:
     def is_met(self) -> bool:
         """Whether something meets the bound to nine digits: exactly, or flows found in floating point."""
         return self.reached >= self.algbw * (1 - _DIGITS)
+
+    def seconds(self, num_bytes: int) -> float:
+        """The least time of an array of so many bytes, latencies left out.
+
+        Args:
+            num_bytes: of the whole array, as ``algbw`` counts it.
+
+        Raises:
+            UsageError: capacities are relative, so that nothing says how many bytes a second they are.
+
+        Examples:
+            >>> from mycel.topology import load_topology
+            >>> bound(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather").seconds(2_000_000_000)
+            0.75
+        """
+        if self.topology.unit == "link":
+            raise UsageError(f"{self.topology.name} has relative capacities: give it bandwidths such as '25 GB/s'")
+        return float(num_bytes / (self.algbw * RATE_UNITS[self.topology.unit]))
 
     def explain(self) -> str:
         """Which links bind, in words."""
@@ -221,6 +241,7 @@ def bound(topology: Topology, collective: Collective | CollectiveName) -> Bound:
         >>> bound(ring, "all_gather").inverse_x
         Fraction(3, 2)
     """
+    topology = the(Topology, topology, "a topology", hint="mycel.load_topology reads one")
     collective = as_collective(collective, topology.num_ranks)
     if collective.num_ranks != topology.num_ranks:
         raise UsageError(

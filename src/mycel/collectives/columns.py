@@ -158,18 +158,35 @@ class Columns:
             return self.order_levels()
         return _levels(self.after_start, self.after, np.ones(len(self), dtype=np.int64))
 
-    def order_levels(self, duration: IntArray | None = None) -> IntArray:
+    def order_levels(self, duration: IntArray | None = None, *, is_timed: bool = False) -> IntArray:
         """Like ``levels``, but what is added into a place also comes after what was added there before.
+
+        Where all that moves is added up, levels are as late as the end allows: such a schedule is one that hands out,
+        turned round in time. Counted from the beginning, what is wanted last could go before what is wanted first.
 
         Args:
             duration: of each transfer, how many steps after it what waits for it comes; 1 if not given.
+            is_timed: every channel keeps the order of the transfers (``Schedule.is_timed``).
         """
         duration = np.ones(len(self), dtype=np.int64) if duration is None else duration
-        if not self.reduce.any() and self.places is None:
+        if not self.reduce.any() and self.places is None and not is_timed:
             return _levels(self.after_start, self.after, duration)
         width = int(self.dst.max(initial=0)) + 1
         place = np.unique(self.chunk * width + self.dst, return_inverse=True)[1].reshape(-1).astype(np.int64)
-        return _order_levels(self.after_start, self.after, self.reduce, place, duration)
+        apart = np.arange(len(self), dtype=np.int64)
+        levels = _order_levels(
+            self.after_start, self.after, self.reduce, place, self.channels if is_timed else apart, duration
+        )
+        if self.reduce.all() and self.places is None and not is_timed:
+            _delay(self.after_start, self.after, place, duration, levels)
+        return levels
+
+    @property
+    def channels(self) -> IntArray:
+        """Of each transfer the number of its channel, which is its path between its ends."""
+        width = 1 + int(max(self.src.max(initial=0), self.dst.max(initial=0)))
+        numbers: IntArray = np.unique((self.path * width + self.src) * width + self.dst, return_inverse=True)[1]
+        return numbers.reshape(-1)
 
 
 def _pairs(places: IntArray) -> list[tuple[int, int]]:
@@ -192,18 +209,37 @@ def _levels(after_start: IntArray, after: IntArray, duration: IntArray) -> IntAr
 
 @compiled
 def _order_levels(
-    after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray, duration: IntArray
+    after_start: IntArray, after: IntArray, reduce: BoolArray, place: IntArray, channel: IntArray, duration: IntArray
 ) -> IntArray:
-    """As ``_levels``; ``place`` is that which each transfer writes, by number."""
+    """As ``_levels``; ``place`` is what each transfer writes and ``channel`` what keeps its order, by number."""
     levels = np.zeros(len(after_start) - 1, dtype=np.int64)
     added = np.zeros(len(levels), dtype=np.int64)
+    sent = np.zeros(len(levels), dtype=np.int64)
     for t in range(len(levels)):
+        levels[t] = sent[channel[t]]
         for i in range(after_start[t], after_start[t + 1]):
             levels[t] = max(levels[t], duration[after[i]] + levels[after[i]])
         if reduce[t]:
             levels[t] = max(levels[t], added[place[t]])
             added[place[t]] = levels[t]
+        sent[channel[t]] = levels[t]
     return levels
+
+
+@compiled
+def _delay(after_start: IntArray, after: IntArray, place: IntArray, duration: IntArray, levels: IntArray) -> None:
+    """Raise levels to the latest ones at which all is over in as many steps, where all transfers add."""
+    end = 0
+    for t in range(len(levels)):
+        end = max(end, levels[t] + duration[t])
+    latest = end - duration
+    following = np.full(len(levels), end)
+    for back in range(len(levels)):
+        t = len(levels) - 1 - back
+        levels[t] = min(latest[t], following[place[t]])
+        following[place[t]] = levels[t]
+        for i in range(after_start[t], after_start[t + 1]):
+            latest[after[i]] = min(latest[after[i]], levels[t] - duration[after[i]])
 
 
 @compiled

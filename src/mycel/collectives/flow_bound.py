@@ -32,8 +32,10 @@ from math import inf
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.concurrent_flow import bracket_flow, flow_costs
+from mycel.collectives.boxes import find_boxes
+from mycel.collectives.concurrent_flow import FlowInterval, bracket_flow, flow_costs, proven_time
 from mycel.collectives.single_source import least_time, whole_flow
+from mycel.collectives.skewed_plan import plan_skewed
 from mycel.collectives.spec import Collective
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
@@ -172,7 +174,7 @@ def _nearly(task: _Task, flows: Floats, below: Fraction) -> Fraction:
 def _bracketed(task: _Task) -> FlowOptimum:
     """Both ends of the least time where the programme is too large, without the flows."""
     fabric = task.fabric
-    found = bracket_flow(fabric, np.array(task.sources, dtype=np.int64), task.demands)
+    found = _by_boxes(task) or bracket_flow(fabric, np.array(task.sources, dtype=np.int64), task.demands)
     return FlowOptimum(
         fabric=fabric,
         sources=task.sources,
@@ -184,6 +186,23 @@ def _bracketed(task: _Task) -> FlowOptimum:
         is_exact=found.inverse_x == found.reached,
         inverse_x_reached=found.reached,
     )
+
+
+def _by_boxes(task: _Task) -> FlowInterval | None:
+    """Of unlike blocks, the plan by boxes: the optimum if the prices of its busiest links prove it, else ``None``."""
+    fabric, n = task.fabric, task.fabric.num_ranks
+    demands = np.zeros((n, n), dtype=np.int64)
+    demands[list(task.sources)] = task.demands
+    apart = demands[~np.eye(n, dtype=np.bool_)]
+    boxes = find_boxes(fabric) if apart.any() and apart.min() < apart.max() else None
+    if boxes is None:
+        return None
+    times = plan_skewed(boxes, demands).times(fabric)
+    slowest = max(times)
+    prices = np.array([time == slowest for time in times], dtype=np.int64)
+    if proven_time(fabric, np.arange(n), demands, prices) < slowest:
+        return None
+    return FlowInterval(inverse_x=slowest, reached=slowest, prices=tuple(prices.tolist()))
 
 
 def _from_one_source(task: _Task) -> FlowOptimum | None:

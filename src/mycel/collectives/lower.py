@@ -1,9 +1,9 @@
 """Lowering: from a schedule to one program a rank, for one size, cut into pipelined pieces.
 
 Every chunk is cut into pieces, and every transfer becomes one message a piece. All ranks order all messages by one
-key, (pipeline step, transfer), where the step of piece p of a transfer is p plus the transfer's depth. Dependencies
-point backwards in that order, and both ends of every channel follow it, so that first-in-first-out channels cannot
-deadlock, however little they buffer.
+key, (pipeline step, transfer), where the step of piece p of a transfer is p plus the transfer's level: its depth, or
+what ``Columns.order_levels`` makes of that. Dependencies point backwards in that order, and both ends of every
+channel follow it, so that first-in-first-out channels cannot deadlock, however little they buffer.
 
 ``RankTemplate`` holds what does not depend on the size, as a table of integers. ``mycel.collectives.rows`` makes the
 rows for a size of it, in one pass of compiled code, since a training job meets new sizes and must not wait for them:

@@ -48,13 +48,21 @@ class Parts:
         num_ranks: vertices that hold a contribution of their own.
         owner: of each of these chunks, the only vertex whose sum counts, or -1 for all; ``None`` if nothing is added.
         units: of each of these chunks.
+        is_timed: channels keep the order of the transfers instead of going by depth (``Schedule.is_timed``).
     """
 
     def __init__(
-        self, columns: Columns, orbit: Orbit | None, num_ranks: int, owner: IntArray | None, units: IntArray
+        self,
+        columns: Columns,
+        orbit: Orbit | None,
+        num_ranks: int,
+        owner: IntArray | None,
+        units: IntArray,
+        *,
+        is_timed: bool = False,
     ) -> None:
         self._columns, self._orbit, self._num_ranks, self._owner = columns, orbit, num_ranks, owner
-        self._units = units
+        self._units, self._is_timed = units, is_timed
 
     def of(self, vertex: int) -> Part:
         """One vertex's part."""
@@ -94,12 +102,11 @@ class Parts:
         c = self._columns
         longest = int(self._units.max(initial=0))
         if self._orbit is not None or not len(c) or longest == self._units.min():
-            return c.order_levels()
-        width = 1 + int(max(c.src.max(), c.dst.max()))
-        channel = np.unique((c.path * width + c.src) * width + c.dst, return_inverse=True)[1].reshape(-1)
+            return c.order_levels(is_timed=self._is_timed)
+        channel = c.channels
         carried = np.bincount(channel, weights=self._units[c.chunk])
         duration = np.ceil(np.minimum(longest / np.maximum(carried, 1.0), _MOST_STEPS)).astype(np.int64)
-        return c.order_levels(np.maximum(duration, 1)[channel])
+        return c.order_levels(np.maximum(duration, 1)[channel], is_timed=self._is_timed)
 
     @cached_property
     def _final(self) -> BoolArray:

@@ -77,6 +77,8 @@ class Schedule:
         chunks: ranges of units, each inside one block; together all of the array.
         transfers: one chunk each from one rank (or switch that computes) to another along a path, after earlier ones.
         version: of this form.
+        is_timed: whether transfers stand in the order of a plan in time, which every channel keeps; if not, channels
+            send by depth, so that pieces of many chunks flow through it side by side.
 
     Raises:
         ScheduleError: malformed; the message names the chunk or transfer.
@@ -98,6 +100,7 @@ class Schedule:
     chunks: tuple[Chunk, ...]
     transfers: tuple[Transfer, ...]
     version: int = SCHEDULE_VERSION
+    is_timed: bool = False
 
     __repr__ = brief
 
@@ -353,11 +356,12 @@ class Schedule:
     def order_levels(self) -> tuple[int, ...]:
         """Like ``levels``, but what is added into a place also comes after what was added there before.
 
-        Sums are formed in the schedule's order, which a schedule need not have sorted by depth.
+        Sums are formed in the schedule's order, which a schedule need not have sorted by depth. Programs send in the
+        order of these levels; where all is added up they count from the end, and in a plan in time by channel.
         """
         if self.orbit is not None:
             return tuple(np.repeat(self.orbit.columns.order_levels(), self.collective.num_ranks).tolist())
-        return tuple(self.columns.order_levels().tolist())
+        return tuple(self.columns.order_levels(is_timed=self.is_timed).tolist())
 
     @cached_property
     def depth(self) -> int:
@@ -381,7 +385,7 @@ class Schedule:
             owner[:] = [self.block_of(chunk) for chunk in range(len(owner))]
         columns = self.columns if orbit is None else orbit.columns
         units = (self.chunk_stops - self.chunk_starts)[: len(owner)]
-        return Parts(columns, orbit, c.num_ranks, owner if c.reduces else None, units)
+        return Parts(columns, orbit, c.num_ranks, owner if c.reduces else None, units, is_timed=self.is_timed)
 
     @cached_property
     def block_starts(self) -> tuple[int, ...]:
@@ -447,6 +451,7 @@ class Schedule:
                 ],
                 **({"link_classes": stated_to_json(stated)} if (stated := self.topology.link_classes) else {}),
             },
+            **({"timed": True} if self.is_timed else {}),
             "num_units": self.num_units,
             "chunks": [[c.start, c.stop] for c in self.chunks],
         }
@@ -497,6 +502,7 @@ class Schedule:
                     weights=None if weights is None else tuple(map(_whole, weights)),
                 ),
                 topology=topology,
+                is_timed=_claim(data.get("timed", False)),
                 num_units=_whole(data["num_units"]),
                 chunks=tuple(Chunk(start=_whole(a), stop=_whole(b)) for a, b in data["chunks"]),
                 transfers=tuple(
@@ -536,6 +542,7 @@ class Schedule:
             lines.append(f"link {k.src} -> {k.dst} {k.capacity} {k.latency_s!r}{of}")
         if self.topology.link_classes:
             lines.append(f"link_classes {json.dumps(stated_to_json(self.topology.link_classes))}")
+        lines += ["timed"] if self.is_timed else []
         lines.append(f"units {self.num_units}")
         lines += [f"chunk {i} {chunk.start}..{chunk.stop}" for i, chunk in enumerate(self.chunks)]
         for i, t in enumerate(self.transfers):
@@ -584,6 +591,12 @@ def _places(rest: list[Any]) -> tuple[int, int]:
 def _whole(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{value!r} where a whole number was expected")
+    return value
+
+
+def _claim(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError(f"{value!r} where true or false was expected")
     return value
 
 

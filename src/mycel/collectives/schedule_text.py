@@ -77,6 +77,8 @@ def _read_line(line: str, number: int, out: dict[str, Any], fabric: dict[str, An
         fabric["name"], fabric["unit"] = json.loads(m[1]), m[2]
     elif m := _UNITS.fullmatch(line):
         out["num_units"] = int(m[1])
+    elif line == "timed":
+        out["timed"] = True
     else:
         raise ScheduleError(f"line {number}: cannot read {line!r}")
 

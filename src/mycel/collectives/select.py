@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from mycel.arguments import the, whole_number
 from mycel.brief import brief
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
@@ -21,6 +22,7 @@ from mycel.collectives.time_bound import bound_seconds
 from mycel.collectives.verify import verify_schedule
 from mycel.cost import LinkCosts, link_costs
 from mycel.errors import SynthesisError, UsageError
+from mycel.names import spelled
 from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
@@ -157,13 +159,13 @@ def select(
         >>> [row.method for row in chosen.rows]  # few steps for few bytes, full links for many
         ['tree', 'forest']
     """
+    topology = the(Topology, topology, "a topology", hint="mycel.load_topology reads one")
     collective = as_collective(collective, topology.num_ranks)
+    sizes = [whole_number(size, "size in bytes", least=1) for size in sizes]
     known = [*SYNTHESIZERS, *CLASSICS]
     by_size = [method for method, served in BY_SIZE.items() if collective.name in served]
     usual = [*candidates_for(collective.name), *by_size, *classics_for(collective.name)]
-    candidates = usual if methods is None else list(methods)
-    if unknown := [method for method in candidates if method not in known]:
-        raise UsageError(f"unknown method {unknown[0]!r}; known: {', '.join(known)}")
+    candidates = usual if methods is None else [spelled(method, known, "method") for method in methods]
     if not sizes:
         raise UsageError("no sizes to compare at")
     costs = link_costs(topology, links=links)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mycel.arguments import the, whole_number
 from mycel.brief import brief
 from mycel.collectives.cost import PIECE_BYTES
 from mycel.collectives.fair_shares import play
@@ -154,6 +155,8 @@ def simulate(
         >>> round(1e6 * run.seconds), round(1e6 * simulate(hop, 2_000_000, overhead_s=0).seconds)  # microseconds
         (750, 1500)
     """
+    schedule = the(Schedule, schedule, "a schedule", hint="mycel.synthesize makes one")
+    num_bytes, piece_bytes = whole_number(num_bytes, "size in bytes"), whole_number(piece_bytes, "longest message")
     if num_bytes <= 0 or piece_bytes < _ELEMENT_BYTES:
         raise UsageError(
             f"cannot simulate {num_bytes} bytes in pieces of {piece_bytes}; at least 1 byte and {_ELEMENT_BYTES} "
@@ -210,9 +213,9 @@ def _simulated(
     events = np.zeros(len(size), dtype=EVENTS)
     events["channel"], events["num_bytes"] = traffic.channel, size
     events["start_s"], events["sent_s"], events["done_s"] = times
-    carried = np.zeros(len(capacity))
-    for number, path in enumerate(paths):
-        carried[path] += size[traffic.channel == number].sum()
+    sent = np.bincount(traffic.channel, size, minlength=len(paths))
+    path_start, path_link = _rows(paths)
+    carried = np.bincount(path_link, np.repeat(sent, np.diff(path_start)), minlength=len(capacity))
     seconds = float(times[2].max(initial=0.0))
     return Simulation(
         schedule=schedule,
@@ -230,6 +233,8 @@ def _simulated(
 _MANY_PIECES, _FEW_PIECES = 256, 16
 #: Messages that are played out for that, at most.
 _MOST_MESSAGES = 200_000
+#: Messages times channels: rates are shared anew, between all that have something to send, whenever one is through.
+_MOST_SHARES = 1_000_000_000
 #: Elements that a unit of the array stands for there: enough that rounding plays no part.
 _UNIT_ELEMENTS = 1 << 16
 
@@ -271,7 +276,8 @@ def attained(schedule: Schedule) -> Attained | None:
     columns = schedule.columns if schedule.orbit is None else schedule.orbit.columns
     copies = 1 if schedule.orbit is None else schedule.collective.num_ranks
     sent = float(units[columns.chunk].astype(np.float64).sum()) * copies / longest
-    num_pieces = min(_MANY_PIECES, int((_MOST_MESSAGES - len(columns) * copies) / sent))
+    most = min(_MOST_MESSAGES, _MOST_SHARES // (copies * len(np.unique(columns.path))))
+    num_pieces = min(_MANY_PIECES, int((most - len(columns) * copies) / sent))
     if num_pieces < _FEW_PIECES:
         return None
     num_bytes = schedule.num_units * _UNIT_ELEMENTS * _ELEMENT_BYTES // schedule.collective.num_parts

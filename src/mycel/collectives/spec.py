@@ -13,13 +13,13 @@ Blocks are of one size unless ``weights`` say how they relate: the v forms of ot
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from difflib import get_close_matches
 from math import gcd
 from numbers import Integral
 from typing import Literal, get_args
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName", "as_collective"]
 
@@ -74,10 +74,7 @@ class Collective:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        if self.name not in COLLECTIVES:
-            near = get_close_matches(str(self.name).lower().replace("-", "_"), COLLECTIVES, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"unknown collective {self.name!r}; {hint}known: {', '.join(COLLECTIVES)}")
+        object.__setattr__(self, "name", spelled(self.name, COLLECTIVES, "collective"))
         if isinstance(self.num_ranks, bool) or not isinstance(self.num_ranks, Integral):
             raise UsageError(f"{self.name} over {self.num_ranks!r}: num_ranks is a whole number")
         if self.num_ranks < 2:
@@ -203,4 +200,5 @@ def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collec
         raise UsageError(
             f"{type(wanted).__name__} is no collective: give one of {', '.join(COLLECTIVES)}, or a mycel.Collective"
         )
-    return Collective(wanted, num_ranks, root=0 if wanted in ROOTED else None)
+    name: CollectiveName = spelled(wanted, COLLECTIVES, "collective")  # type: ignore[assignment]
+    return Collective(name, num_ranks, root=0 if name in ROOTED else None)

@@ -7,11 +7,17 @@ than
 - *bandwidth*: the size over the collective's bound, and then the latency of a last message;
 - *distance*: the way from any rank to any other whose contribution it needs, with what each message costs;
 - *both*: of what a rank must get (or give), part comes from ranks that are some messages away. It cannot enter the
-  rank's links before it has come to one that sends to it directly, and it takes its time on those links from then on.
+  rank's links before it has come to one that sends to it directly, and it takes its time on those links from then on;
+- *work*: a rank works at one message at a time. What one rank has comes to all others no sooner than by the best
+  broadcast of that kind, and as a message holds parts of one block, some ranks work at as many as there are blocks.
 
 Sums cannot be told apart by where they come from once they are formed, so the third is for collectives that move
 every block as it is, and for reduce_scatter, which is all_gather backwards in time. What holds for all_reduce is as
 true as its bound of bandwidth, which is one for schedules along trees (``mycel.collectives.bound``).
+
+References:
+    R. Karp, A. Sahay, E. Santos, K. E. Schauser, "Optimal broadcast and summation in the LogP model", SPAA 1993
+    (section 3: whoever has the message sends it on without a pause).
 """
 
 from __future__ import annotations
@@ -41,17 +47,20 @@ class TimeBound:
         bytes_per_second: of the bound of bandwidth; infinite where that is not known.
         waits: pairs of seconds, and seconds a byte of the array: what is at least so far away, and its part of the
             array over the capacity of the links by which it comes.
+        working_s: until ranks that work at one message at a time are through with all that there must be.
     """
 
     distance_s: float
     last_s: float
     bytes_per_second: float
     waits: tuple[tuple[float, float], ...]
+    working_s: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         """Least time for an array of ``num_bytes`` (all_to_all: for a rank's part of it)."""
         flows = max((start + num_bytes * per_byte for start, per_byte in self.waits), default=0.0)
-        return max(self.distance_s, num_bytes / self.bytes_per_second + self.last_s, flows + self.last_s)
+        moving = max(num_bytes / self.bytes_per_second, flows) + self.last_s
+        return max(self.distance_s, self.working_s, moving)
 
 
 def bound_seconds(
@@ -87,15 +96,24 @@ def bound_seconds(
     except SynthesisError:  # a flow that is too large to optimise
         rate = float("inf")
     waits: set[tuple[float, float]] = set()
+    num_direct = n * (n - 1)
     if collective.name in ("all_gather", "reduce_scatter") and collective.weights is None and step == 1:
-        backwards = collective.name == "reduce_scatter"
-        waits = _waits(topology, reached, costs, backwards=backwards)
-    last, alike = _last(topology, costs)
+        direct = [_distances(topology, source, costs, direct=True) for source in range(n)]
+        num_direct = sum(seconds < float("inf") for row in direct for seconds in row) - n
+        waits = _waits(topology, reached, direct, backwards=collective.name == "reduce_scatter")
+    work_s, delay_s, alike = _least_message(topology, costs)
+    last = 2 * work_s + delay_s
     if len(sources) == n and alike:  # the nearest two ranks need no third
         last = min(seconds for s in sources for d, seconds in enumerate(reached[s]) if d != s)
     if collective.weights is not None:  # some ranks may have, or need, nothing
         away = last
-    return TimeBound(distance_s=away, last_s=last, bytes_per_second=rate, waits=tuple(sorted(waits)))
+    return TimeBound(
+        distance_s=away,
+        last_s=last,
+        bytes_per_second=rate,
+        waits=tuple(sorted(waits)),
+        working_s=_working(topology, collective, work_s, delay_s, num_direct),
+    )
 
 
 def _distances(topology: Topology, source: int, costs: LinkCosts, *, direct: bool = False) -> list[float]:
@@ -127,8 +145,8 @@ def _distances(topology: Topology, source: int, costs: LinkCosts, *, direct: boo
     return [best.get(vertex, float("inf")) for vertex in topology.ranks]
 
 
-def _last(topology: Topology, costs: LinkCosts) -> tuple[float, bool]:
-    """Least time of a first message's work and a last one's latency and work; whether all work for messages is alike.
+def _least_message(topology: Topology, costs: LinkCosts) -> tuple[float, float, bool]:
+    """At least a message's work at either end and its latency, and whether all work for messages is alike.
 
     A message leaves a rank by one link and comes to one by another, or the same.
     """
@@ -137,13 +155,51 @@ def _last(topology: Topology, costs: LinkCosts) -> tuple[float, bool]:
     coming = min(link.latency_s for link in topology.links if link.dst in ranks)
     ends = {*ranks, *topology.compute_vertices}
     arriving = [costs.arriving(link) for link in topology.links if link.dst in ends]
-    first_s = min(work_s for _, work_s in arriving)
-    alike = len({work_s for _, work_s in arriving}) == 1
-    return first_s + min(arrives + work_s for arrives, work_s in arriving) + max(leaving, coming), alike
+    works = {work_s for _, work_s in arriving}
+    return min(works), min(arrives for arrives, _ in arriving) + max(leaving, coming), len(works) == 1
+
+
+def _working(topology: Topology, collective: Collective, work_s: float, delay_s: float, num_direct: int) -> float:
+    """Least time of messages that each take work at both ends, one after the other for a rank, and a latency between.
+
+    Before ``work_s + delay_s`` no rank can work at what came. So where n - 1 blocks come to every rank, all of that
+    work lies behind, and so does the work for sending what is not a rank's own, which is all but ``num_direct``
+    blocks. Ranks on average have both to do.
+
+    Args:
+        topology: the fabric.
+        collective: what moves.
+        work_s: of a message at either end.
+        delay_s: of a message between its ends.
+        num_direct: pairs of ranks between which a message can go, or more.
+    """
+    n = collective.num_ranks
+    if not work_s or n == 1 or collective.weights is not None or len(topology.compute_vertices) > n:
+        return 0.0
+    first_s, others = work_s + delay_s, n - 1
+    if collective.name in ("gather", "scatter"):  # all of the root's
+        return first_s + others * work_s
+    if collective.name == "all_to_all":
+        return 2 * others * work_s
+    informed_s = _informed(n, work_s, delay_s)
+    if collective.num_blocks == 1:
+        return informed_s
+    return max(informed_s, 2 * others * work_s, first_s + (2 * others - num_direct / n) * work_s)
+
+
+def _informed(num_ranks: int, work_s: float, delay_s: float) -> float:
+    """Until so many ranks know what one knew, if each that knows sends on and on; backwards, until one has all."""
+    begins, arrives_s = [0.0], 0.0
+    for _ in range(num_ranks - 1):
+        begin = heapq.heappop(begins)
+        arrives_s = begin + 2 * work_s + delay_s
+        heapq.heappush(begins, begin + work_s)
+        heapq.heappush(begins, arrives_s)
+    return arrives_s
 
 
 def _waits(
-    topology: Topology, reached: dict[int, list[float]], costs: LinkCosts, *, backwards: bool
+    topology: Topology, reached: dict[int, list[float]], direct: list[list[float]], *, backwards: bool
 ) -> set[tuple[float, float]]:
     """Of each rank, what cannot come (or, backwards, need not have gone) before some time, over its links."""
     n, unit = topology.num_ranks, bytes_per_second(topology)
@@ -152,7 +208,6 @@ def _waits(
         end = link.src if backwards else link.dst
         if end in topology.rank_of:
             capacity[topology.rank_of[end]] += link.capacity * unit
-    direct = [_distances(topology, source, costs, direct=True) for source in range(n)]
     found: set[tuple[float, float]] = set()
     for rank in range(n):
         if backwards:  # what remains for a block once it has left, and come to a neighbour

@@ -128,9 +128,10 @@ def own_ip(settings: Settings, rank: int) -> str | None:
     """
     if settings.wiring is not None:
         addresses = read_wiring(settings.wiring).addresses
-        if rank >= len(addresses):
-            raise UsageError(f"{settings.wiring}: has addresses for {len(addresses)} ranks; this is rank {rank}")
-        return addresses[rank]
+        place = rank if settings.ranks is None or rank >= len(settings.ranks) else settings.ranks[rank]
+        if place >= len(addresses):
+            raise UsageError(f"{settings.wiring}: has addresses for {len(addresses)} ranks; this is rank {place}")
+        return addresses[place]
     if settings.address is not None:
         try:
             return resolve(settings.address)[0]

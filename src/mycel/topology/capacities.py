@@ -54,7 +54,7 @@ def unit_of(text: str) -> str:
         >>> unit_of("400 Mbps"), unit_of("25GB/s")
         ('Mbit/s', 'GB/s')
     """
-    letters = re.sub(r"[\d.\s]", "", text).removesuffix("/s").removesuffix("ps").replace("K", "k")
+    letters = re.sub(r"[\d.\s]", "", text).removesuffix("/s").removesuffix("ps").removesuffix("E").replace("K", "k")
     base = "B/s" if letters.endswith("B") else "bit/s"
     return letters.removesuffix("bit").removesuffix("b").removesuffix("B") + base
 

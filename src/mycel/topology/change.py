@@ -12,9 +12,9 @@ from dataclasses import replace
 from fractions import Fraction
 
 from mycel.errors import MycelError, UsageError
+from mycel.names import nearest
 from mycel.topology.capacities import fitting_unit, read_rate, unit_of
 from mycel.topology.model import Link, Topology
-from mycel.topology.suggest import nearest
 from mycel.units import RATE_UNITS
 
 __all__ = ["add_link", "change_link", "compute_in_switch", "remove_link", "scale_interfaces", "scale_link"]

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mycel.errors import MycelError, TopologyError
+from mycel.names import nearest
 from mycel.topology.capacities import read_rate
 from mycel.topology.hardware import GPUS, Gpu, gpu_called
-from mycel.topology.suggest import nearest
 
 __all__ = ["NOTHING", "Given", "read_given", "split_given"]
 

@@ -21,9 +21,9 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.link_class import stated_from_json, stated_to_json
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
-from mycel.topology.suggest import nearest
 
 __all__ = ["from_json", "parse_json", "to_json"]
 

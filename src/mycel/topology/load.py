@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.builders import BUILDERS, build
 from mycel.topology.formats.description import Description, Reading
 from mycel.topology.formats.hwloc_xml import parse_hwloc_xml
@@ -25,7 +26,6 @@ from mycel.topology.formats.taccl import parse_taccl
 from mycel.topology.given import NOTHING, Given, read_given, split_given
 from mycel.topology.json_format import parse_json
 from mycel.topology.model import Topology
-from mycel.topology.suggest import nearest
 from mycel.topology.yaml_format import parse_yaml
 
 __all__ = ["FORMATS", "FileFormat", "TopologyParser", "load_topology", "parse_topology", "read_topology"]

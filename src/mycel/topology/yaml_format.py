@@ -34,11 +34,11 @@ from fractions import Fraction
 import yaml
 
 from mycel.errors import MycelError, TopologyError
+from mycel.names import nearest
 from mycel.topology.capacities import fitting_unit, read_rate, read_seconds, unit_of
 from mycel.topology.limits import MAX_VERTICES
 from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
-from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
 from mycel.units import RATE_UNITS, format_size, parse_size
 

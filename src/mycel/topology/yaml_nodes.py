@@ -12,13 +12,20 @@ from collections.abc import Sequence
 import yaml
 
 from mycel.errors import TopologyError
-from mycel.topology.suggest import nearest
+from mycel.names import nearest
 
 __all__ = ["YamlReader", "compose"]
 
 _WHOLE = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 _NULL = "tag:yaml.org,2002:null"
 _BOOLEAN = "tag:yaml.org,2002:bool"
+#: Keys that people write, and what they mean where that is a key.
+_SAME = {
+    "gpus": "ranks",
+    "gpu": "rank",
+    "accelerators": "ranks",
+    "bw": "bandwidth",
+}
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
@@ -80,6 +87,8 @@ class YamlReader:
         found: dict[str, yaml.Node] = {}
         for key_node, value in node.value:
             key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else None
+            if key not in known and _SAME.get(str(key).lower()) in known:
+                key = _SAME[str(key).lower()]
             if key is None or key not in known:
                 hint = nearest(key, known) if key else ""
                 keys = ", ".join(known)

@@ -19,6 +19,7 @@ from pathlib import Path
 from mycel.collectives.export import chakra, chrome_trace, dot, msccl_xml, mscclpp_json
 from mycel.collectives.schedule import Schedule
 from mycel.errors import ScheduleError, UsageError
+from mycel.names import spelled
 
 __all__ = ["FORMATS", "SUFFIXES", "Exported", "export", "files_of", "format_of"]
 
@@ -91,8 +92,7 @@ def export(schedule: Schedule, form: str, *, num_bytes: int = 1 << 24, piece_byt
         >>> len(export(hop, "chakra"))  # a file a rank
         4
     """
-    if form not in FORMATS:
-        raise UsageError(f"unknown format {form!r}; known: {', '.join(FORMATS)}")
+    form = spelled(form, FORMATS, "format")
     if schedule.collective.weights is not None and form not in _UNEVEN:
         raise ScheduleError(f"{form} has equal blocks only; uneven ones: {', '.join(_UNEVEN)} and mycel's own JSON")
     if form in _IN_PIECES:

@@ -22,11 +22,13 @@ from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
+from mycel.arguments import the
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
 from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, skewed, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
+from mycel.names import spelled
 from mycel.topology.model import Topology
 
 __all__ = [
@@ -126,13 +128,13 @@ def synthesize(
         >>> synthesize(fabric, "all_to_all").method
         'flow'
     """
+    topology = the(Topology, topology, "a topology", hint="mycel.load_topology reads one")
     collective = as_collective(collective, topology.num_ranks)
     serving = methods_for(collective.name)
     if method is None:
         method = serving[0]
     methods = SYNTHESIZERS | CLASSICS
-    if method not in methods:
-        raise UsageError(f"unknown method {method!r}; known: {', '.join(methods)}")
+    method = spelled(method, methods, "method")
     if method not in CLASSICS:
         serving = candidates_for(collective.name)
         named = NAMED_ONLY | BY_SIZE

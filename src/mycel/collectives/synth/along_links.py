@@ -126,6 +126,7 @@ class _Packer:
         self.num_soft = len(self.sets)
         self.learn(self.tight_sets())
         self.num_first = len(self.sets)
+        self.carried = int(demand.max())  # by the last tree that was grown path by path
 
     def violated(self, stretch: int = 1, extra: int = 0, most: int = _SETS_A_FAILURE) -> list[BoolArray]:
         """Sets of vertices that what is left does not serve."""
@@ -302,13 +303,15 @@ class _Packer:
     def grow_carefully(self, root: int) -> LinkTree | None:
         """One tree, each of its paths proved: those after the first that may not be taken are grown again.
 
-        Carries half as much where it gets stuck.
+        Carries half as much where it gets stuck. It begins with twice what the last one carried: with thousands of
+        units that wait, as many halvings for every tree would be most of the work.
         """
-        multiplicity, kept, failures = int(self.waiting[root]), None, 0
+        multiplicity, kept, failures = min(int(self.waiting[root]), 2 * self.carried), None, 0
         while True:
             tree = self.grow(root, multiplicity, kept)
             count, lacking = self.num_good_paths(tree, 0 if kept is None else len(kept.stops))
             if tree.is_whole and not lacking:
+                self.carried = multiplicity
                 return tree
             self.give_back([tree])
             is_new = self.learn(lacking, is_watched=True)

@@ -28,6 +28,7 @@ from mycel.collectives.partition_bound import quick_limit
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest
+from mycel.collectives.synth.both_ways import grow_both_ways
 from mycel.collectives.synth.emission import emit
 from mycel.collectives.synth.growing import depth_of, grow_shallow, grow_trees
 from mycel.collectives.synth.nodes import NODES_FROM
@@ -35,6 +36,7 @@ from mycel.collectives.synth.nodes import synthesize as synthesize_by_nodes
 from mycel.collectives.synth.scales import fewest, least_for, scale, scales_within
 from mycel.collectives.synth.sized import SHARES, fastest
 from mycel.collectives.synth.units import UnitQuestions, least_scale
+from mycel.cost import link_costs
 from mycel.errors import UsageError
 from mycel.topology.model import LOCALHOST, Topology
 
@@ -44,6 +46,7 @@ __all__ = [
     "by_construction",
     "divided",
     "for_sizes",
+    "grow_divided",
     "grow_optimum",
     "share_of",
     "synthesize",
@@ -65,6 +68,7 @@ def synthesize(
     k: int | None = None,
     within: float | None = None,
     num_bytes: int | None = None,
+    links: str | None = None,
     progress: Progress | None = None,
 ) -> Schedule:
     """A schedule whose ``algbw`` is the bound's (or, for a given k, the best that k trees a root reach).
@@ -78,11 +82,14 @@ def synthesize(
             reaches it.
         num_bytes: size of the array: of forests at the bound and some way below it, the one that is simulated to be
             fastest there.
+        links: with ``num_bytes``, class of all links, instead of those of the topology, as for
+            ``mycel.cost.link_costs``.
         progress: called with what is being done, how much of it is done, and how much there is.
 
     Raises:
         UsageError: the collective is over another number of ranks, ``k`` or ``num_bytes`` is not positive, ``within``
-            is not above 0 and up to 1, or more than one of them is given.
+            is not above 0 and up to 1, or more than one of them is given; ``links`` without ``num_bytes``, or an
+            unknown class.
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
     if collective.num_ranks != topology.num_ranks:
@@ -93,10 +100,13 @@ def synthesize(
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
     if sum(given is not None for given in (k, within, num_bytes)) > 1:
         raise UsageError("k trees a root, the shallowest within a share, or the fastest at a size: give one of them")
+    if links is not None and num_bytes is None:
+        raise UsageError(f"links={links!r} says what messages cost, which counts at a size only: give num_bytes too")
     if num_bytes is not None:
         if num_bytes < 1:
             raise UsageError(f"num_bytes={num_bytes}: a size is at least a byte")
-        return fastest(for_sizes(topology, collective, progress=progress), num_bytes)
+        link_costs(topology, links=links)  # an unknown class is said before forests are grown
+        return fastest(for_sizes(topology, collective, progress=progress), num_bytes, links=links)
     share = share_of(within)
     if k is None:
         shallow = by_construction(topology, collective)
@@ -199,9 +209,35 @@ def _synthesize_divided(
     topology: Topology, collective: Collective, division: Division, within: Fraction, progress: Progress | None
 ) -> Schedule:
     """All-reduce with the shares of a division, each direction within its part of the links."""
-    directions = divided(topology, division)
-    forests = [(grow_optimum(topology, best, within=within, progress=progress), 1) for best in directions]
-    return emit(topology, collective, directions[0].weights, forests)
+    forests = grow_divided(topology, division, within=within, progress=progress)
+    return emit(topology, collective, forests[0].weights, [(forest, 1) for forest in forests])
+
+
+def grow_divided(
+    topology: Topology,
+    division: Division,
+    *,
+    within: Fraction = _WHOLE,
+    with_symmetry: bool = True,
+    progress: Progress | None = None,
+) -> tuple[Forest, Forest]:
+    """Two forests of a division of links, one that spreads and one, turned round, along which is added up.
+
+    Args:
+        topology: the fabric.
+        division: how its links are divided, with shares.
+        within: as for ``build_forest``.
+        with_symmetry: as for ``build_forest``.
+        progress: as for ``build_forest``.
+    """
+    same = grow_both_ways(topology, division, within=within, progress=progress)
+    if same is not None:
+        return same
+    spread, reduce = (
+        grow_optimum(topology, best, within=within, with_symmetry=with_symmetry, progress=progress)
+        for best in divided(topology, division)
+    )
+    return spread, reduce
 
 
 def divided(topology: Topology, division: Division) -> tuple[Optimum, Optimum]:

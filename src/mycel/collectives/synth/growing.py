@@ -1,8 +1,8 @@
 """Growing: the ways from capacities to a forest, and which of them a fabric gets.
 
 All meet the same capacities, so that what counts is few steps and few trees. Up to 8 ranks, few fat links count more
-than either (decision 0005), and switches are removed pair by pair. Up to 32 ranks that is one way among others, and
-above what remains where all others fail.
+than either (decision 0005), and switches are removed pair by pair. Up to 32 ranks that is one way among others, where
+these give many trees or deep ones, and above what remains where all others fail.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ Progress = Callable[[str, int, int], None]
 _FAT = 8
 #: Links of strides are taken as they are where their trees are at most so much deeper than a binomial tree.
 _NEAR = 4
+#: Trees for each root that are few.
+_FEW = 1.5
 
 
 def grow_trees(
@@ -68,7 +70,9 @@ def grow_trees(
     found = [shortest, strided]
     if strided is None or strided.depth() > log2(n) + _NEAR:
         found.append(grow_along_links(topology, best, capacity, demand, progress=progress))
-    if n <= SMALL or all(forest is None for forest in found):
+    if n <= SMALL:
+        found = [None if forest is None else _merged(forest) for forest in found]
+    if not any(forest is not None and (n > SMALL or _is_fine(forest, demand)) for forest in found):
         found.append(grow_carefully(topology, best, capacity, demand, progress))
     return min((_merged(forest) for forest in found if forest is not None), key=_cost)
 
@@ -87,6 +91,12 @@ def grow_shallow(
     if linked is None:
         return other
     return min(_merged(linked), other, key=lambda forest: (depth_of(forest), forest.num_trees))
+
+
+def _is_fine(forest: Forest, demand: IntArray) -> bool:
+    """Whether trees packed arc by arc would hardly be fewer or shallower, and those take most of the time."""
+    few = _FEW * int(np.count_nonzero(demand))
+    return forest.num_trees <= few and depth_of(forest) <= log2(len(demand)) + 1
 
 
 def _merged(forest: Forest) -> Forest:

@@ -29,7 +29,7 @@ def option_kinds(method: Callable[..., Schedule]) -> dict[str, type]:
     Examples:
         >>> from mycel.collectives.synth.forest import synthesize
         >>> option_kinds(synthesize)
-        {'k': <class 'int'>, 'within': <class 'float'>, 'num_bytes': <class 'int'>}
+        {'k': <class 'int'>, 'within': <class 'float'>, 'num_bytes': <class 'int'>, 'links': <class 'str'>}
     """
     hints = get_type_hints(method)
     kinds: dict[str, type] = {}

@@ -8,14 +8,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import partial
-from math import lcm
+from itertools import pairwise
+from math import gcd, lcm
+
+import numpy as np
 
 from mycel.collectives.bound import find_division, find_optimum
+from mycel.collectives.maxflow import IntArray
 from mycel.collectives.synth.array_forest import Forest, Progress
-from mycel.collectives.synth.forest import FEW_RANKS, build_forest, divided, grow_optimum
+from mycel.collectives.synth.forest import FEW_RANKS, build_forest, grow_divided, grow_optimum
 from mycel.topology.model import Topology
 
-__all__ = ["plan_all_reduce", "plan_forest"]
+__all__ = ["both_ways", "plan_all_reduce", "plan_forest"]
 
 _WHOLE = Fraction(1)
 
@@ -88,15 +92,18 @@ def plan_all_reduce(
     """
     division, composition = find_division(topology)
     grow = partial(grow_optimum, topology, within=within, with_symmetry=with_symmetry, progress=progress)
+    grow_both = partial(
+        grow_divided, topology, division, within=within, with_symmetry=with_symmetry, progress=progress
+    )
     if division.algbw > composition and topology.num_ranks > FEW_RANKS:
-        down, up = (grow(best) for best in divided(topology, division))
+        down, up = grow_both()
         return down, up, _joint_rate(down, up)
     weights = (1,) * topology.num_ranks
     spread, reduce = (find_optimum(topology, weights, is_reversed=turned) for turned in (False, True))
     down, up = (grow(best) for best in (spread, reduce))
     rate = _joint_rate(down, up)
     if rate < within * division.algbw:
-        down, up = (grow(best) for best in divided(topology, division))
+        down, up = grow_both()
         rate = _joint_rate(down, up)
     return down, up, rate
 
@@ -111,3 +118,49 @@ def _joint_rate(down: Forest, up: Forest) -> Fraction:
         for link in one.keys() | two.keys()
     }
     return sum(down.weights) * common / max(Fraction(load, capacity) for load, capacity in pairs)
+
+
+def both_ways(down: Forest, up: Forest) -> tuple[int, int | None]:
+    """How deep an all_reduce along two forests is, and the units that each root has of its array.
+
+    A unit that a rank is the root of is added up along one tree of it and spread along another, so that the deepest
+    trees of both directions add up only where they carry the same units.
+
+    Args:
+        down: along which copies spread.
+        up: along which is added up, turned round.
+
+    Returns:
+        Steps of the longest way, there and back; and units of each root, ``None`` if shares differ.
+    """
+    common = lcm(down.units, up.units)
+    parts: list[dict[int, list[tuple[int, int]]]] = []
+    for forest in (down, up):
+        depths, factor = _depths(forest), common // forest.units
+        reached = [0] * len(forest.weights)
+        ends: dict[int, list[tuple[int, int]]] = {}
+        for i in np.argsort(forest.roots, kind="stable").tolist():
+            root = int(forest.roots[i])
+            reached[root] += int(forest.multiplicities[i]) * factor
+            ends.setdefault(root, []).append((reached[root], int(depths[i])))
+        parts.append(ends)
+    depth, lengths, shares = 0, [0], []
+    for root in parts[0].keys() | parts[1].keys():
+        ways = [ends.get(root, []) for ends in parts]
+        cuts = sorted({0, *(stop for ends in ways for stop, _ in ends)})
+        for low, high in pairwise(cuts):
+            depth = max(depth, sum(next((steps for stop, steps in ends if stop > low), 0) for ends in ways))
+            lengths.append(high - low)
+        shares.append(cuts[-1])
+    alike = len(shares) == len(down.weights) and len(set(shares)) == 1
+    return depth, shares[0] // gcd(*lengths) if alike else None
+
+
+def _depths(forest: Forest) -> IntArray:
+    """Steps of each tree, shape ``[trees]``."""
+    trees = np.arange(forest.num_trees)
+    level = np.zeros((forest.num_trees, forest.topology.num_ranks), dtype=np.int16)
+    for arcs in forest.trees.T:  # a rank's own arc stands before those that leave it
+        level[trees, forest.arcs.head[arcs]] = level[trees, forest.arcs.tail[arcs]] + 1
+    depths: IntArray = level.max(axis=1).astype(np.int64)
+    return depths

@@ -22,24 +22,25 @@ SHARES = (1.0, 0.98, 0.95, 0.9)
 _MOST_MESSAGES = 200_000
 
 
-def fastest(candidates: Iterable[Schedule], num_bytes: int) -> Schedule:
+def fastest(candidates: Iterable[Schedule], num_bytes: int, *, links: str | None = None) -> Schedule:
     """The schedule that takes the least time at a size; of equals the first.
 
     Args:
         candidates: schedules of one collective on one fabric.
         num_bytes: of the collective's whole array.
+        links: class of all links, instead of those of the topology, as for ``mycel.cost.link_costs``.
     """
     schedules = list(candidates)
     if len(schedules) == 1:
         return schedules[0]
-    costs = link_costs(schedules[0].topology)
+    costs = link_costs(schedules[0].topology, links=links)
     processors, pieces = costs.processors(), costs.pieces(num_bytes)
     is_large = any(_messages(schedule, num_bytes, pieces[0]) > _MOST_MESSAGES for schedule in schedules)
 
     def seconds(schedule: Schedule) -> float:
         if is_large:
-            return min(estimate_seconds(schedule, num_bytes, piece, processors, links=None) for piece in pieces)
-        return min(simulate(schedule, num_bytes, piece_bytes=piece).seconds for piece in pieces)
+            return min(estimate_seconds(schedule, num_bytes, piece, processors, links=links) for piece in pieces)
+        return min(simulate(schedule, num_bytes, piece_bytes=piece, links=links).seconds for piece in pieces)
 
     return min(schedules, key=seconds)
 

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mycel.arguments import the
 from mycel.collectives.columns import BoolArray, Columns, IntArray
 from mycel.collectives.orbit import Orbit
 from mycel.collectives.schedule import Schedule
@@ -76,6 +77,7 @@ def verify_schedule(schedule: Schedule) -> None:
         mycel.errors.VerificationError: all_reduce over 2 ranks is wrong at rank 0, chunk 0: transfer 0 (step 0, \
 0 -> 1) reads it and transfer 1 (step 0, 1 -> 0) overwrites it in no fixed order; let transfer 1 come after 0
     """
+    schedule = the(Schedule, schedule, "a schedule", hint="mycel.synthesize makes one")
     orbit, factor = schedule.orbit, 1
     if orbit is None:
         columns, num_chunks = schedule.columns, len(schedule.chunks)

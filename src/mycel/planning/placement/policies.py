@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mycel.errors import UsageError
+from mycel.names import spelled
 from mycel.planning.placement.cost import PlacementCost
 from mycel.planning.placement.model import EMPTY, ExpertPlacement
 
@@ -336,6 +336,4 @@ def make_policy(name: str) -> Policy:
     Raises:
         UsageError: no policy has that name.
     """
-    if name not in POLICIES:
-        raise UsageError(f"no placement policy is called {name!r}; known: {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]
+    return POLICIES[spelled(name, sorted(POLICIES), "placement policy")]

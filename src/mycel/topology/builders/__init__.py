@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.builders.datacentre import dragonfly, fat_tree
 from mycel.topology.builders.direct import full_mesh, hypercube, mesh, ring, torus
 from mycel.topology.builders.switched import hosts, loopback, star, two_boxes
 from mycel.topology.builders.vendor import dgx1_v100, dgx_a100, dgx_h100, mi250
 from mycel.topology.model import Topology
-from mycel.topology.suggest import nearest
 
 __all__ = [
     "BUILDERS",

@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.formats.description import Description
 from mycel.topology.formats.machine import Machine
 from mycel.topology.formats.xml_nodes import Element, parse_elements
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import Gpu, gpu_by_arch, gpu_by_pci, nic_rate, pcie_rate
-from mycel.topology.suggest import nearest
 
 __all__ = ["parse_nccl_xml"]
 

@@ -20,10 +20,10 @@ from itertools import product
 import yaml
 
 from mycel.errors import MycelError, TopologyError
+from mycel.names import nearest
 from mycel.topology.capacities import read_rate, read_seconds
 from mycel.topology.formats.description import Description
 from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
-from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
 
 __all__ = ["parse_astra_sim", "parse_simai"]

@@ -17,9 +17,9 @@ from fractions import Fraction
 import yaml
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.formats.description import Description
 from mycel.topology.limits import MAX_VERTICES
-from mycel.topology.suggest import nearest
 from mycel.topology.yaml_nodes import YamlReader, compose
 
 __all__ = ["expand_hosts", "parse_slurm_conf", "parse_slurm_yaml"]

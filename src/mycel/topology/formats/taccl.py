@@ -18,8 +18,8 @@ from fractions import Fraction
 from typing import Any
 
 from mycel.errors import TopologyError
+from mycel.names import nearest
 from mycel.topology.formats.description import Description
-from mycel.topology.suggest import nearest
 
 __all__ = ["parse_taccl"]
 

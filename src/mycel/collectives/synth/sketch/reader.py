@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from mycel.brief import brief
 from mycel.errors import UsageError
-from mycel.topology.suggest import nearest
+from mycel.names import nearest
 
 __all__ = ["Sketch", "parse_sketch", "read_sketch"]
 

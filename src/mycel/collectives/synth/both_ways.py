@@ -1,0 +1,140 @@
+"""All-reduce where links carry as much one way as the other: one forest, along which is added up and spread.
+
+Turned round, a forest that spreads is one that adds up; together both load each link as much as its opposite. So
+where links are alike both ways, half of the mean of a division and of itself turned round is as good as the division
+(both are feasible, and what is feasible is convex), and one forest within it serves for both directions. Which rank
+is a tree's root is then free as well: as many links are used whichever rank it is, so that trees are rooted in their
+middle, at half of their depth.
+
+Nor is it of importance to whom the programme gave a link. A fabric whose links hold whole trees, T of them in all,
+can be oriented such that every rank is reached by T (Frank's theorem on orientations); what the programme found says
+how, about. It is rounded, each link's two ways summing up to all that it has; rounding is mended at switches, and by
+turning round single ways from a rank that can do without to one that cannot. So few trees suffice, where the
+programme's fractions may have tens of thousands of parts.
+
+References:
+    A. Frank, "On disjoint trees and arborescences", 1978 (orientations that have rooted trees). C. Nash-Williams and
+    W. Tutte, 1961 (how many trees an undirected graph holds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from fractions import Fraction
+from math import floor, lcm
+
+import numpy as np
+
+from mycel.collectives.allreduce_bound import Division
+from mycel.collectives.bound import Optimum
+from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.synth.along_links import grow_along_links
+from mycel.collectives.synth.array_forest import Forest
+from mycel.collectives.synth.middles import rooted_in_the_middle
+from mycel.collectives.synth.orientation import orient
+from mycel.topology.model import Topology
+
+__all__ = ["grow_both_ways"]
+
+Progress = Callable[[str, int, int], None]
+
+#: Share of the limit that a forest must reach where whole trees do not fit exactly, or are too many.
+_ENOUGH = Fraction(98, 100)
+#: Trees times ranks up to which numbers of trees are tried; fewest and most trees that do not fit exactly, and how
+#: many numbers of them.
+_LARGEST = 120_000
+_FEWEST = 16
+_MOST = 1024
+_NUMBERS = 3
+
+
+def grow_both_ways(
+    topology: Topology, division: Division, *, within: Fraction, progress: Progress | None = None
+) -> tuple[Forest, Forest] | None:
+    """A forest that spreads, and the same turned round; ``None`` where links differ one way, or none is found.
+
+    Args:
+        topology: the fabric.
+        division: how its links are divided, with shares.
+        within: share of what is reached without it that is enough; below 1, the shallowest forest found of those.
+        progress: called with what is being done, how much of it is done, and how much there is.
+    """
+    capacity = topology.capacity
+    if any(capacity.get((dst, src)) != size for (src, dst), size in capacity.items()):
+        return None
+    found: list[Forest] = []
+    share = _ENOUGH
+    for trees, scale, is_exact in _numbers_of_trees(topology, division):
+        if is_exact and found:
+            continue
+        least = Fraction(trees) if is_exact else within * share * division.limit * scale
+        forest = _grow(topology, division, scale, trees, least, progress)
+        if forest is None:
+            continue
+        found.append(forest)
+        share = max(share, sum(forest.weights) / (division.limit * scale))
+        if within == 1:
+            break
+    if not found:
+        return None
+    best = min(found, key=lambda forest: (forest.depth(), forest.num_trees))
+    return best, replace(best, is_reversed=True)
+
+
+def _numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[int, Fraction, bool]]:
+    """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
+
+    And whether no fewer will do: where the division meets the limit, and whole trees can.
+    """
+    limit = division.limit
+    unit = lcm(*((link.capacity / limit).denominator for link in topology.links))
+    for trees in (unit, 2 * unit):
+        if trees * topology.num_ranks <= _LARGEST:
+            yield trees, trees / limit, division.algbw == limit
+    group = {vertex: number for number, group in enumerate(division.groups) for vertex in group}
+    between = np.array(
+        [
+            link.capacity
+            for link in topology.links
+            if not group or (link.dst in group and group.get(link.src) != group[link.dst])
+        ],
+        dtype=np.int64,
+    )
+    sizes, counts = np.unique(between, return_counts=True)
+    near: list[tuple[Fraction, int, int]] = []
+    for most in range(_FEWEST, min(unit, _MOST, _LARGEST // topology.num_ranks)):
+        scale = most / limit
+        used = sum(floor(size * scale) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))
+        trees = floor(most * Fraction(used) / (scale * int(between.sum())))
+        if trees >= _ENOUGH * most:
+            near.append((Fraction(trees, most), most, trees))
+    for _, most, trees in sorted(near, key=lambda each: (-each[0], each[1]))[:_NUMBERS]:
+        yield trees, most / limit, False
+
+
+def _grow(
+    topology: Topology,
+    division: Division,
+    scale: Fraction,
+    trees: int,
+    least: Fraction,
+    progress: Progress | None,
+) -> Forest | None:
+    """A forest of whole units at a scale, rooted in the middle; ``None`` where fewer than the least are found."""
+    oriented = orient(topology, division, scale=scale, wanted=trees, least=least)
+    if oriented is None:
+        return None
+    inverse = 1 / scale
+    best = Optimum(
+        graph=FlowGraph.of(topology),
+        is_reversed=False,
+        weights=tuple(oriented.roots.tolist()),
+        inverse_x=inverse,
+        capacities=tuple(units * inverse for units in oriented.capacity.tolist()),
+        inverse_x_achieved=inverse,
+        arcs=(),
+        by_dual=True,
+    )
+    forest = grow_along_links(topology, best, oriented.capacity, oriented.roots, progress=progress)
+    return None if forest is None else rooted_in_the_middle(forest)

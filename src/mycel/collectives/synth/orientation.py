@@ -1,0 +1,218 @@
+"""Orientation: which way each whole unit of a link goes, so that every rank is reached by as many trees as wanted.
+
+A link that carries as much one way as the other has some units in all, and each goes one way. The parts that a linear
+programme found say how, about; they are rounded, each link's two ways to all that it has. Switches are mended along
+shortest ways to a rank, where what comes in need not be what goes out. Sets of vertices that are reached too seldom
+are mended by turning round one unit of a way that leads from there to a rank which has one to spare in every set that
+holds it and not the start: nothing that sufficed is spoiled, so that every such step is one forward.
+
+References:
+    A. Frank, "On disjoint trees and arborescences", 1978.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from heapq import heappop, heappush
+from math import floor, inf
+
+import numpy as np
+
+from mycel.collectives.allreduce_bound import Division
+from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, shortfalls
+from mycel.topology.model import Topology
+
+__all__ = ["Oriented", "orient"]
+
+#: Ranks times links, summed over all times that flows to all ranks are solved.
+_MOST_WORK = 400_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Oriented:
+    """Units of links, balanced at switches, that reach every rank often enough.
+
+    Attributes:
+        capacity: units of each link, in the order of the fabric's; a link and its opposite share what one has.
+        roots: units of which each rank is the root.
+    """
+
+    capacity: IntArray
+    roots: IntArray
+
+
+def orient(
+    topology: Topology, division: Division, *, scale: Fraction, wanted: int, least: Fraction
+) -> Oriented | None:
+    """Units near a division's parts and shares; ``None`` where fewer trees than wanted are reached.
+
+    Args:
+        topology: a fabric whose links are as wide as their opposites.
+        division: how its links are divided, with shares.
+        scale: units that a unit of capacity is.
+        wanted: trees; may be more than the division has, which need not be the best.
+        least: fewest trees that are enough.
+    """
+    mending = _Mending(topology, division, scale)
+    roots = _shares(division, wanted)
+    while roots.sum() >= least:
+        lacking = mending.mend(roots)
+        if not lacking:
+            return Oriented(capacity=mending.capacity, roots=roots)
+        # Whoever is the root of most has fewer.
+        for _ in range(lacking):
+            roots[int(roots.argmax())] -= 1
+    return None
+
+
+def _shares(division: Division, wanted: int) -> IntArray:
+    """Whole shares in about the proportions of a division's."""
+    exact = [share * wanted / division.algbw for share in division.shares]
+    whole = as_int64([floor(share) for share in exact])
+    by_rest = sorted(range(len(exact)), key=lambda rank: floor(exact[rank]) - exact[rank])
+    whole[by_rest[: wanted - int(whole.sum())]] += 1
+    return whole
+
+
+class _Mending:
+    """Units of links while they are turned round."""
+
+    def __init__(self, topology: Topology, division: Division, scale: Fraction) -> None:
+        self.graph = FlowGraph.of(topology)
+        place = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
+        self.opposite = np.array([place[link.dst, link.src] for link in topology.links], dtype=np.int64)
+        self.is_rank = np.zeros(self.graph.num_vertices, dtype=np.bool_)
+        self.is_rank[self.graph.ranks] = True
+        self.out: list[list[int]] = [[] for _ in range(self.graph.num_vertices)]
+        for arc, vertex in enumerate(self.graph.tail.tolist()):
+            self.out[vertex].append(arc)
+        whole = as_int64([floor(link.capacity * scale) for link in topology.links])
+        self._make_even(whole)
+        back = self.opposite.tolist()
+        more = [
+            (spread - division.spread[other] - reduce + division.reduce[other]) * scale / 4
+            for spread, reduce, other in zip(division.spread, division.reduce, back, strict=True)
+        ]
+        self.target = np.array(
+            [float(extra + Fraction(size, 2)) for extra, size in zip(more, whole.tolist(), strict=True)]
+        )
+        self.capacity = np.zeros_like(whole)
+        for arc, other in enumerate(back):
+            if arc < other:
+                part = floor(more[arc] + Fraction(int(whole[arc]) + 1, 2))
+                self.capacity[arc] = min(max(part, 0), int(whole[arc]))
+                self.capacity[other] = whole[arc] - self.capacity[arc]
+        self._balance()
+        self.work = 0
+
+    def _make_even(self, whole: IntArray) -> None:
+        """Leave units unused so that all of a switch's links together have an even number."""
+        graph = self.graph
+        total = np.zeros(graph.num_vertices, dtype=np.int64)
+        np.add.at(total, graph.tail, whole)
+        odd = (total % 2 == 1) & ~self.is_rank
+        for start in np.flatnonzero(odd).tolist():
+            if not odd[start]:
+                continue
+            way = self._way(start, self.is_rank | odd, lambda arc: 1 / whole[arc] if whole[arc] else inf)
+            for arc in way:
+                whole[[arc, self.opposite[arc]]] -= 1
+            if way:
+                odd[[start, graph.head[way[-1]]]] = False
+
+    def _balance(self) -> None:
+        """Turn units round until as much leaves every switch as enters it."""
+        graph = self.graph
+        excess = np.zeros(graph.num_vertices, dtype=np.int64)
+        np.add.at(excess, graph.tail, self.capacity)
+        np.subtract.at(excess, graph.head, self.capacity)
+        excess[self.is_rank] = 0
+        for start in np.flatnonzero(excess).tolist():
+            while excess[start]:
+                sign = 1 if excess[start] > 0 else -1
+                ends = self.is_rank | (sign * excess < 0)
+                way = self._way(start, ends, partial(self._price, sign))
+                if not way:
+                    break
+                for arc in way:
+                    self._turn(arc if sign > 0 else int(self.opposite[arc]))
+                excess[start] -= 2 * sign
+                end = int(graph.head[way[-1]])
+                if not self.is_rank[end]:
+                    excess[end] += 2 * sign
+
+    def _price(self, sign: int, arc: int) -> float:
+        """Of turning a unit of an arc round, or of its opposite: how much farther from the target it is then."""
+        arc = arc if sign > 0 else int(self.opposite[arc])
+        if not self.capacity[arc]:
+            return inf
+        gap = self.capacity[arc] - self.target[arc]
+        return 1.125 + float(abs(gap - 1) - abs(gap))
+
+    def _turn(self, arc: int) -> None:
+        self.capacity[arc] -= 1
+        self.capacity[self.opposite[arc]] += 1
+
+    def _way(self, start: int, ends: BoolArray, price: Callable[[int], float]) -> list[int]:
+        """The cheapest way from a vertex to one of others, as arcs; empty if there is none."""
+        cost: dict[int, float] = {start: 0.0}
+        came: dict[int, int] = {}
+        heap = [(0.0, start)]
+        while heap:
+            here, vertex = heappop(heap)
+            if here > cost[vertex]:
+                continue
+            if vertex != start and ends[vertex]:
+                way: list[int] = []
+                while vertex != start:
+                    way.append(came[vertex])
+                    vertex = int(self.graph.tail[came[vertex]])
+                return way[::-1]
+            for arc in self.out[vertex]:
+                there = here + price(arc)
+                head = int(self.graph.head[arc])
+                if there < cost.get(head, inf):
+                    cost[head], came[head] = there, arc
+                    heappush(heap, (there, head))
+        return []
+
+    def mend(self, roots: IntArray) -> int:
+        """Turn ways round until the roots reach all ranks, as far as that is found; how many units a rank lacks."""
+        graph = self.graph
+        while True:
+            deficit, sides = graph.check(self.capacity, roots)
+            self.work += len(graph.tail) * len(graph.ranks)
+            short = np.flatnonzero(deficit)
+            if not len(short):
+                return 0
+            if self.work > _MOST_WORK:
+                return int(deficit.max())
+            done = np.zeros(graph.num_vertices, dtype=np.bool_)
+            is_better = False
+            for number in short[np.argsort(sides[short].sum(axis=1), kind="stable")].tolist():
+                if not (done & sides[number]).any():
+                    is_better |= self._reach(int(graph.ranks[number]), sides[number], roots)
+                    done |= sides[number]
+            if not is_better:
+                return int(deficit.max())
+
+    def _reach(self, start: int, side: BoolArray, roots: IntArray) -> bool:
+        """Turn round a way from a rank to one outside of a set that can spare it; whether there is one."""
+        graph, total = self.graph, int(roots.sum())
+        tail, head, full = graph.with_source(self.capacity, roots)
+        source = graph.num_vertices
+        lacking, _ = shortfalls(
+            *(source + 1, np.append(tail, source), np.append(head, start), np.append(full, total + 1)),
+            *(source, graph.ranks, total + 1),
+        )
+        self.work += len(graph.tail) * len(graph.ranks)
+        spare = np.zeros(graph.num_vertices, dtype=np.bool_)
+        spare[graph.ranks[lacking == 0]] = True
+        spare &= ~side
+        way = self._way(start, spare, lambda arc: 1.0 if self.capacity[arc] else inf)
+        for arc in way:
+            self._turn(arc)
+        return bool(way)
