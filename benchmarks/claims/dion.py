@@ -1,8 +1,9 @@
-"""Dion beside Muon, AdamW and AdamW with PowerSGD: losses over seeds, bytes, and steps over slow links.
+"""Dion, DeMo and 1-bit Adam beside Muon, AdamW and AdamW with PowerSGD: losses over seeds, bytes, slow steps.
 
     python benchmarks/claims/dion.py            # root, for network namespaces
     python benchmarks/claims/dion.py --quick    # small; nothing is recorded
     python benchmarks/claims/dion.py --part judged --seeds 3 --steps 300
+    python benchmarks/claims/dion.py --part judged --only "DeMo,1-bit Adam"   # beside what is recorded of the others
 
 A byte-level transformer on the standard library's source. *judged*: ranks on loopback, where nothing is timed;
 losses of Dion at a quarter of the rank beside Muon's with the same seed, everybody at the best of a few rates, which
@@ -11,14 +12,16 @@ norms are AdamW's in all of them. Lines replace those of the part in ``benchmark
 the tables in docs/guides/optimizers.md.
 
 References:
-    Ahn, Xu et al., "Dion: Distributed Orthonormalized Updates", 2025, arXiv 2504.05295.
+    Ahn, Xu et al., "Dion: Distributed Orthonormalized Updates", 2025, arXiv 2504.05295;
+    Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv 2411.19870;
+    Tang et al., "1-bit Adam", ICML 2021, arXiv 2102.02888.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -32,11 +35,11 @@ import torch.distributed as dist
 import training
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import Sizes, Way, launch, loss_table, say, train
+from training import WARM_UP, Sizes, Way, launch, loss_table, say, train
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.data_parallel import CompressionPolicy, Dion, Muon, PowerSGD, compress, matrix_groups
+from mycel.data_parallel import CompressionPolicy, DeMo, Dion, Muon, OneBitAdam, PowerSGD, compress, matrix_groups
 from mycel.topology.load import load_topology
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
@@ -48,6 +51,12 @@ ADAMW_RATES = (2e-3, 4e-3, 8e-3)
 MATRIX_RATES = (1e-2, 2e-2, 4e-2)
 #: Of AdamW for embeddings and norms, beside orthonormal updates; the middle of AdamW's own.
 REST_RATE = 4e-3
+#: Of Dion with less momentum, which takes more.
+TWICE_RATES = (4e-2, 8e-2)
+#: Of DeMo, whose updates are signs.
+SIGN_RATES = (5e-4, 1e-3, 2e-3)
+#: Share of the steps that 1-bit Adam is Adam.
+ONE_BIT_WARM_UP = 0.2
 #: On which rates are chosen; losses are compared on others.
 CHOICE_SEED = 77
 POWERSGD_RANK = 4
@@ -96,18 +105,23 @@ def adamw(rate: float) -> Any:
     return make
 
 
-def orthonormal(kind: Any, rate: float, **options: Any) -> Any:
-    """Dion or Muon for matrices, AdamW for the rest."""
+def of_matrices(kind: Any, rate: float, **options: Any) -> Any:
+    """Dion, Muon, DeMo or 1-bit Adam for matrices, AdamW for the rest."""
 
     def make(ddp: DistributedDataParallel) -> Any:
         groups = matrix_groups(ddp, adamw_options={"lr": REST_RATE})
-        made = kind(groups, lr=rate, weight_decay=0.1, betas=(0.9, 0.95), **options)
+        made = kind(groups, lr=rate, weight_decay=0.1, **{"betas": (0.9, 0.95), **options})
         return made, made.attach(ddp)
 
     return make
 
 
-def ways(backend: str, rates: dict[str, float]) -> list[Way]:
+def one_bit(rate: float, steps: int) -> Any:
+    """1-bit Adam; second moments that stay are of more steps than AdamW's."""
+    return of_matrices(OneBitAdam, rate, warm_up=max(1, int(ONE_BIT_WARM_UP * steps)), betas=(0.9, 0.99))
+
+
+def ways(backend: str, rates: dict[str, float], steps: int) -> list[Way]:
     """All of them; Muon first, which the others' losses are compared with."""
     half = torch.bfloat16
     a, m, d = rates["AdamW"], rates["Muon"], rates["Dion"]
@@ -116,30 +130,43 @@ def ways(backend: str, rates: dict[str, float]) -> list[Way]:
         return OptimizerWay(name, wrapped(backend, compressor), optimize=optimize)
 
     return [
-        way("Muon", orthonormal(Muon, m)),
-        way(HALF_MUON, orthonormal(Muon, m, wire=half)),
-        way("Dion 1/4", orthonormal(Dion, d, rank=0.25)),
-        way("Dion 1/4, bfloat16 factors", orthonormal(Dion, d, rank=0.25, wire=half)),
+        way("Muon", of_matrices(Muon, m)),
+        way(HALF_MUON, of_matrices(Muon, m, wire=half)),
+        way("Dion 1/4", of_matrices(Dion, d, rank=0.25)),
+        way("Dion 1/4, bfloat16 factors", of_matrices(Dion, d, rank=0.25, wire=half)),
+        way("Dion 1/4, momentum 0.8", of_matrices(Dion, rates["Dion, momentum 0.8"], rank=0.25, momentum=0.8)),
+        way("DeMo", of_matrices(DeMo, rates["DeMo"])),
+        way("1-bit Adam", one_bit(rates["1-bit Adam"], steps)),
         way("AdamW", adamw(a)),
         way(f"AdamW, PowerSGD {POWERSGD_RANK}", adamw(a), PowerSGD(POWERSGD_RANK)),
     ]
 
 
-def choose(sizes: Sizes) -> dict[str, float]:
-    """The best rate of each, on a seed of its own; the same on all ranks."""
+def choose(sizes: Sizes, only: Sequence[str]) -> dict[str, float]:
+    """The best rate of each, on a seed of its own; the same on all ranks. 1-bit Adam has AdamW's.
+
+    Args:
+        only: names of ways that will be trained; the others' rates are those that are recorded.
+    """
     training.SEED = CHOICE_SEED
     makers: dict[str, tuple[Any, tuple[float, ...]]] = {
         "AdamW": (adamw, ADAMW_RATES),
-        "Muon": (lambda rate: orthonormal(Muon, rate), MATRIX_RATES),
-        "Dion": (lambda rate: orthonormal(Dion, rate, rank=0.25), MATRIX_RATES),
+        "Muon": (lambda rate: of_matrices(Muon, rate), MATRIX_RATES),
+        "Dion": (lambda rate: of_matrices(Dion, rate, rank=0.25), MATRIX_RATES),
+        "Dion, momentum 0.8": (lambda rate: of_matrices(Dion, rate, rank=0.25, momentum=0.8), TWICE_RATES),
+        "DeMo": (lambda rate: of_matrices(DeMo, rate), SIGN_RATES),
     }
-    found = {}
+    found = {
+        line["way"].removesuffix(", rate"): line["chosen"] for line in read(OUTPUT) if line["way"].endswith(", rate")
+    }
     for name, (make, tried) in makers.items():
+        if only and name.replace("Dion", "Dion 1/4") not in only:
+            continue
         candidates: list[Way] = [OptimizerWay(str(r), wrapped("gloo"), optimize=make(r)) for r in tried]
         losses = {float(r["way"]): r["validation_loss"] for r in train(candidates, replace(sizes, turn=sizes.steps))}
         found[name] = min(losses, key=lambda rate: losses[rate])
         say([{"way": f"{name}, rate", "chosen": found[name], "losses": losses}])
-    return found
+    return {**dict.fromkeys(makers, MATRIX_RATES[0]), **found, "1-bit Adam": found["AdamW"]}
 
 
 def work(options: argparse.Namespace) -> None:
@@ -147,14 +174,21 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
     sizes = Sizes(steps=options.steps, width=options.width, layers=options.layers, batch_size=options.batch_size)
+    only = options.only.split(",") if options.only else []
     if options.worker == "timed":
-        rates = {"AdamW": ADAMW_RATES[1], "Muon": MATRIX_RATES[1], "Dion": MATRIX_RATES[1]}
-        say(train(ways("mycel", rates), replace(sizes, steps=options.timed_steps)))
+        rates = {"AdamW": ADAMW_RATES[1], "Muon": MATRIX_RATES[1], "Dion": MATRIX_RATES[1], "DeMo": SIGN_RATES[1]}
+        rates |= {"1-bit Adam": ADAMW_RATES[1], "Dion, momentum 0.8": TWICE_RATES[0]}
+        # Timed after the warm-up of 1-bit Adam, which costs what AdamW does.
+        say(train(ways("mycel", rates, WARM_UP), replace(sizes, steps=options.timed_steps)))
     else:
-        rates = choose(sizes)
+        rates = choose(sizes, only)
         for seed in range(options.seeds):
             training.SEED = 1234 + seed
-            judged = [way for way in ways("gloo", rates) if way.name != HALF_MUON]
+            judged = [
+                way
+                for way in ways("gloo", rates, options.steps)
+                if way.name != HALF_MUON and (not only or way.name in only)
+            ]
             records = train(judged, replace(sizes, turn=options.steps))
             say([{**record, "seed": seed, "ranks": dist.get_world_size()} for record in records])
     dist.destroy_process_group()
@@ -206,6 +240,7 @@ def main() -> None:
     parser.add_argument("--judged-ranks", type=int, default=2)
     parser.add_argument("--link", default="50 Mbit/s")
     parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--only", default="", help="names of judged ways, with commas; the others' lines stay")
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.steps = options.steps or (10 if options.quick else 400)
@@ -227,7 +262,9 @@ def main() -> None:
         found = launch({part: place}, timeout_s=3000)[part]
         lines = [{**line, **sizes, "phase": part, **about, **stamp()} for line in found]
         before = kept if options.quick else read(OUTPUT)
-        kept = [line for line in before if line["phase"] != part] + lines
+        done = {line["way"] for line in lines}
+        stays = [line for line in before if line["phase"] != part or (options.only and line["way"] not in done)]
+        kept = stays + lines
         if not options.quick:
             OUTPUT.unlink(missing_ok=True)
             append(OUTPUT, kept)

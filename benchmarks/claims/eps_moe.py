@@ -1,10 +1,12 @@
 """What EPS-MoE claims of chunks of experts and of choosing the product, on two nodes and on one core.
 
     python benchmarks/claims/eps_moe.py  # a minute; 4 ranks; replaces its lines and the tables in the page of claims
+    python benchmarks/claims/eps_moe.py --only products  # the second table, on one core
 
 Pipeline: the layer's forward pass (prefill, no gradients) with chunks of tokens and with chunks of experts. Product:
-one grouped product over all experts beside a product each and a padded batched one, by tokens an expert. Times are
-of a shared machine without GPUs; the paper's are of H800 nodes.
+one grouped product over all experts beside a product each and a batched one, by tokens an expert, even and uneven;
+and the layer's own choice by the table that ``measure_products`` made before, in turns with them. Times are of a
+shared machine without GPUs, those of products of the process; the paper's are of H800 nodes.
 
 References:
     Qian et al., "EPS-MoE: Expert Pipeline Scheduler for Cost-Efficient MoE Inference", 2024 (arXiv 2410.12247).
@@ -12,6 +14,7 @@ References:
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from pathlib import Path
@@ -24,8 +27,9 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from moe_ranks import is_rank, join, middle, on_cluster, say, step_s
-from mycel.moe import MoE
+from mycel.moe import MoE, measure_products, use_products
 from mycel.moe.kernels.grouped_gemm import grouped_linear
+from mycel.moe.kernels.products import ProductShape, batched, one_each, padded
 from mycel.topology.builders import two_boxes
 from record import RECORDED, ROOT, conclude, markdown
 
@@ -54,28 +58,41 @@ def rank() -> None:
     dist.destroy_process_group()
 
 
+def loads() -> dict[str, list[int]]:
+    """Rows of each expert, by name: even ones, and one expert in four with most of the rows."""
+    found = {f"{n} each": [n] * EXPERTS for n in (1, 4, 16, 64, 256)}
+    return found | {f"{16 * n} or {n}": [16 * n if e % 4 == 0 else n for e in range(EXPERTS)] for n in (1, 4, 16)}
+
+
 @torch.no_grad()
 def products() -> list[dict[str, Any]]:
-    """Milliseconds of three ways to multiply 16 experts' rows, by rows an expert."""
+    """Seconds of the process for each way to multiply 16 experts' rows, and of the library's choice, by load."""
     torch.set_num_threads(1)
-    weight = torch.randn(EXPERTS, 2 * HIDDEN, DIM)
+    layer = MoE(DIM, HIDDEN, EXPERTS, TOP_K)
+    measured = measure_products(layer, trials=STEPS)
+    weight = layer.experts.gate_up_proj.detach()
+    shape = ProductShape.of(weight)
     out = []
-    for rows in (1, 4, 16, 64, 256):
-        x = torch.randn(EXPERTS * rows, DIM)
-        counts = torch.full((EXPERTS,), rows)
+    for name, counts in loads().items():
+        x, lengths = torch.randn(sum(counts), DIM), torch.tensor(counts)
+        even = len(set(counts)) == 1
         ways = {
-            "grouped": lambda x=x, c=counts: grouped_linear(x, weight, c),
-            "one each": lambda x=x, n=rows: torch.cat([x[e * n : e * n + n] @ weight[e].t() for e in range(EXPERTS)]),
-            "batched": lambda x=x, n=rows: torch.bmm(x.view(EXPERTS, n, DIM), weight.transpose(1, 2)),
+            "grouped": lambda x=x, c=lengths: grouped_linear(x, weight, c),
+            "each": lambda x=x, c=counts: one_each(x, weight, c),
+            "batched": lambda x=x, c=counts, do=batched if even else padded: do(x, weight, c),
+            "chosen": lambda x=x, c=lengths: grouped_linear(x, weight, c),
         }
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for turn in range(STEPS + 1):
-            for name, way in ways.items():
-                begin = time.perf_counter()
-                way()
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(2 * STEPS + 1):
+            for way, do in ways.items():
+                use_products(measured if way == "chosen" else None)
+                begin = time.process_time()
+                do()
                 if turn:
-                    times[name].append(time.perf_counter() - begin)
-        out.append({"rows": rows, **{name: middle(found) for name, found in times.items()}})
+                    times[way].append(time.process_time() - begin)
+        use_products(None)
+        choice = measured.choose(shape, counts).replace("padded", "batched")
+        out.append({"load": name, "choice": choice, **{way: middle(found) for way, found in times.items()}})
     return out
 
 
@@ -84,14 +101,20 @@ def table(lines: list[dict[str, Any]]) -> str:
     base = piped[0]["median_s"]
     rows = [(s["degree"], s["chunks"], f"{1e3 * s['median_s']:.1f}", f"{base / s['median_s']:.2f}") for s in piped]
     first = markdown(("chunks", "of", "ms forward", "times as fast"), rows)
-    ways = ("grouped", "one each", "batched")
-    found = [(s["rows"], *(f"{1e3 * s[way]:.2f}" for way in ways)) for s in lines if "rows" in s]
-    return first + "\n" + markdown(("tokens an expert", *(f"{way}, ms" for way in ways)), found)
+    ways = ("grouped", "each", "batched", "chosen")
+    found = [(s["load"], *(f"{1e3 * s[way]:.2f}" for way in ways), s["choice"]) for s in lines if "load" in s]
+    heads = ("tokens an expert", "grouped, ms", "one each, ms", "batched, ms", "the library's choice, ms", "which is")
+    return first + "\n" + markdown(heads, found)
 
 
 def main() -> None:
     if is_rank():
         rank()
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=("products",))
+    if parser.parse_args().only:
+        conclude(OUTPUT, PAGE, "eps_moe", products(), table, kind="load")
         return
     heard = on_cluster(two_boxes(num_ranks=4), Path(__file__), []) + products()
     conclude(OUTPUT, PAGE, "eps_moe", heard, table)

@@ -4,8 +4,8 @@
 
 Flat: one router over all experts and one exchange among all ranks. Bi-level: a router chooses the node, another one
 the experts there, and the exchange goes between nodes, then inside. Bytes are those the meter sees in a forward and a
-backward pass of all ranks. Messages are those a rank sends to others for one exchange there, counted. Quality is not
-measured here.
+backward pass of all ranks. Messages are those with rows that a rank sends to others on the way there, at most,
+counted by the meter. Quality is not measured here.
 
 References:
     He et al., "SMILE: Scaling Mixture-of-Experts with Efficient Bi-level Routing", 2022 (arXiv 2212.05191).
@@ -59,12 +59,18 @@ def rank() -> None:
                 layer.dispatcher.meter.reset()
                 times[name].append(step_s(partial(forward_backward, layer, x)))
         for name, layer in layers.items():
-            router, algorithm = ways[name]
+            router, _ = ways[name]
+            between, meter = total(layer.dispatcher.meter, nodes), layer.dispatcher.meter
+            meter.reset()
+            layer(x)
+            peers = {peer for (exchange, peer), sent in meter.sent.items() if exchange == "dispatch" and sent}
+            messages = torch.tensor([len(peers)])
+            dist.all_reduce(messages, op=dist.ReduceOp.MAX)
             say(
                 top_k=top_k,
                 way=name,
-                between=total(layer.dispatcher.meter, nodes),
-                messages=3 if algorithm == "all_to_all" else 2,
+                between=between,
+                messages=int(messages),
                 parameters=sum(p.numel() for p in router.parameters()),
                 median_s=middle(times[name]),
             )

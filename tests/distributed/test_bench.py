@@ -102,7 +102,7 @@ def test_a_sweep_under_torchrun_in_the_columns_of_nccl_tests() -> None:
         (("bench", "--loopback", "2", "--here"), "either a topology file, or --loopback"),
         (("bench", "--loopback", "2", "-b", "2MB", "-e", "1MB"), "from 2MB to 1MB has no sizes"),
         (("bench", "--loopback", "1"), "at least 2"),
-        (("bench", "--loopback", "2", "--collective", "all_to_some"), "cannot bench 'all_to_some'"),
+        (("bench", "--loopback", "2", "--collective", "all_to_some"), "unknown collective to bench 'all_to_some'"),
         (("bench", "--loopback", "2", "--sizes", "big"), "cannot read 'big' as a size"),
         (("bench", "no-such-cluster.yaml"), "no-such-cluster"),
     ],

@@ -155,6 +155,11 @@ def test_hugging_face_trainer(run_ranks: RunRanks) -> None:
 
 def test_advice(run_ranks: RunRanks) -> None:
     for found in run_ranks(2, "compression", "advice"):
+        rounds = found["local"]
+        assert list(rounds) == ["local 10", "local 10 int4", "local 100", "local 100 int4"]
+        assert rounds["local 10"][0] == pytest.approx(found["sent"]["uncompressed"] / 10)
+        assert rounds["local 100 int4"][0] < found["sent"]["uncompressed"] / 700
+        assert all(takes_longer for _, takes_longer in rounds.values())
         assert found["untouched"]
         assert found["best"] in found["text"] or found["best"] == "uncompressed"
         sent, error = found["sent"], found["error"]

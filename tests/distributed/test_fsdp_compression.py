@@ -101,9 +101,11 @@ def test_levels_are_chosen_from_shards_and_the_same_everywhere(run_ranks: RunRan
 
 
 def test_memory_pays_back_what_rounding_lost(run_ranks: RunRanks) -> None:
-    for with_memory, without in run_ranks(2, MODULE, "feedback_pays_back", backend="gloo"):
+    for with_memory, in_eight_bits, without, smaller in run_ranks(2, MODULE, "feedback_pays_back", backend="gloo"):
         assert with_memory < 0.1
-        assert without > 3 * with_memory
+        assert in_eight_bits < 0.11
+        assert without > 3 * in_eight_bits
+        assert 3.9 < smaller < 4
 
 
 def test_a_step_that_overflowed_leaves_no_trace(run_ranks: RunRanks) -> None:
@@ -121,9 +123,12 @@ def test_weights_may_be_kept_by_a_few_ranks(run_ranks: RunRanks) -> None:
     for found in run_ranks(4, MODULE, "keeps_near", backend="gloo"):
         assert found["two"] == pytest.approx(found["all"], rel=1e-6)
         assert found["all inside"] == 0 < found["two inside"]
-        for name in ("all", "two"):
+        for name in ("all", "two", "nodes"):
             assert found[f"{name} sent"][0] == found[f"{name} sent"][1]
         assert found["two sent"][0] < found["all sent"][0]
+        assert found["nodes"] == pytest.approx(found["exact"], rel=0.02)
+        assert found["nodes sent"][0] < found["two sent"][0] / 3  # one row instead of three, gradients of 4 bits
+        assert found["said"][0] == "" and "reshard_after_forward=2" in found["said"][1]
 
 
 def test_a_state_is_for_any_number_of_ranks(run_ranks: RunRanks) -> None:
@@ -151,3 +156,13 @@ def test_what_cannot_be_done_is_refused(run_ranks: RunRanks) -> None:
         assert "mesh of 2 dimensions" in messages[1]
         assert "of other parameters or another method" in messages[2]
         assert "sharded over the whole world" in messages[3]
+
+
+def test_advice_for_sharded_models_is_measured(run_ranks: RunRanks) -> None:
+    for found in run_ranks(2, MODULE, "advises", backend="gloo"):
+        sent, error = found["sent"], found["error"]
+        assert list(sent) == ["uncompressed", "int8", "w8g8", "w4g4"]
+        assert sent["uncompressed"] == found["formula"]
+        assert sent["w4g4"] < sent["w8g8"] < sent["int8"] < sent["uncompressed"]
+        assert error["uncompressed"] == 0 < error["w8g8"] < error["w4g4"]
+        assert found["measured"] and found["untouched"]

@@ -48,3 +48,16 @@ def test_one_norm_for_any_division(run_ranks: RunRanks) -> None:
 def test_every_pass_is_computed_again_by_its_own_plan(run_ranks: RunRanks) -> None:
     for found in run_ranks(2, "moe_training", "plans_of_passes"):
         assert found["tried"] >= 2 and found["frozen"] < 1e-5 and found["wanted"] < 1e-5, found
+
+
+def test_divided_experts_may_be_far(run_ranks: RunRanks) -> None:
+    pytest.importorskip("transformers")
+    preload = ["transformers.models.mixtral.modeling_mixtral"]
+    for found in run_ranks(2, "moe_training", "far", preload=preload):
+        assert max(found["inference"]) < 1e-6, found
+        assert found["of"] == 3 * 4 and 0 < found["near"] <= 2 * 4 and found["fetched"] > 0
+        assert found["same"]
+
+
+def test_tiles_of_shards_give_the_bits_of_one_step(run_ranks: RunRanks) -> None:
+    assert run_ranks(3, "moe_training", "tiled") == [True] * 3

@@ -76,12 +76,12 @@ def test_a_given_topology_is_used(run_ranks: RunRanks, tmp_path: Path) -> None:
     assert {fingerprint for _, fingerprint in got} == {topology.fingerprint}
 
 
-def test_a_topology_for_another_number_of_ranks_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
+def test_a_topology_of_fewer_ranks_is_refused(run_ranks: RunRanks, tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps(to_json(two_boxes(num_ranks=4))))
-    for kind, message in run_ranks(2, "training", "fails", backend=None, env={"MYCEL_TOPOLOGY": str(file)}):
+    for kind, message in run_ranks(6, "training", "fails", backend=None, env={"MYCEL_TOPOLOGY": str(file)}):
         assert kind == "UsageError"
-        assert "describes 4 ranks, but the world size is 2" in message
+        assert "describes 4 ranks, but the world size is 6" in message
 
 
 @pytest.mark.parametrize("text", ["not a topology", '{"vertices": 3}'])

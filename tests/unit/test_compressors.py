@@ -174,6 +174,31 @@ def test_feedback_follows_a_scaler() -> None:
     assert feedback.compensate("w", torch.zeros(1)).tolist() == [4.0]
     feedback.rescale(0.5)
     assert (feedback.memory["w"].item(), feedback.scale) == (2.0, 32.0)
+
+
+def test_residuals_in_eight_bits_keep_the_same_rules() -> None:
+    small = torch.full((3000,), 0.1)
+    small[::1024] = 127.0  # steps of 1: to the nearest, nothing of the rest would be left
+    feedback = ErrorFeedback(precision="int8")
+    feedback.remember("w", small.clone())
+    assert torch.equal(feedback.compensate("w", torch.zeros(3000)), feedback.compensate("w", torch.zeros(3000)))
+    feedback.settle(keep=True)
+    assert feedback.num_bytes == 3000 + 3 * 4
+    kept = feedback.memory["w"]
+    assert float(kept[kept < 100].mean()) == pytest.approx(0.1, abs=0.02)
+    feedback.remember("w", torch.full((3000,), torch.nan))
+    feedback.settle(keep=False)
+    assert torch.equal(feedback.memory["w"], kept)
+    feedback.rescale(0.25)
+    assert torch.equal(feedback.memory["w"], kept / 4)
+    feedback.remember("w", torch.tensor([1.0, torch.inf]))
+    feedback.settle(keep=True)
+    assert feedback.memory["w"].tolist() == [1.0, 0.0]
+    feedback.release("w")
+    feedback.settle(keep=True)
+    assert not feedback.memory
+    with pytest.raises(UsageError, match="int4"):
+        ErrorFeedback(precision="int4")  # type: ignore[arg-type]
     for factor in (0.0, -1.0, float("inf"), float("nan")):
         with pytest.raises(UsageError, match="rescaled"):
             feedback.rescale(factor)

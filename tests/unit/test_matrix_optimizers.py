@@ -1,4 +1,4 @@
-"""Dion and Muon in one process: the papers' algorithms written plainly, resuming, what is refused."""
+"""Dion and Muon in one process: the papers' algorithms written plainly. All optimizers: resuming, what is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mycel.data_parallel import Dion, Muon, matrix_groups
+from mycel.data_parallel import DeMo, Dion, Muon, OneBitAdam, matrix_groups
 from mycel.data_parallel.optimizers.dion_update import gram_turns
 from mycel.data_parallel.optimizers.muon_update import newton_schulz
 from mycel.errors import UsageError
@@ -136,6 +136,8 @@ def trained(make: Any, steps: int, resume_at: int | None = None) -> tuple[Small,
 MAKERS: dict[str, Any] = {
     "dion": lambda model: Dion(matrix_groups(model, adamw_options={"lr": 1e-3}), lr=0.02, weight_decay=0.1),
     "muon": lambda model: Muon(matrix_groups(model, adamw_options={"lr": 1e-3}), lr=0.02, weight_decay=0.1),
+    "demo": lambda model: DeMo(model.parameters(), lr=1e-3, top_k=4, weight_decay=0.1),
+    "one-bit adam": lambda model: OneBitAdam(model.parameters(), lr=1e-3, warm_up=2, weight_decay=0.1),
 }
 
 

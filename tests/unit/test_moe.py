@@ -472,13 +472,13 @@ def test_the_public_form_stays_small_and_is_made_where_torch_says() -> None:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: make_router("best", 4, 4, 2), "no router is called 'best'; known: cosine"),
+        (lambda: make_router("best", 4, 4, 2), "unknown router 'best'.*; known: cosine"),
         (lambda: MoE(4, 4, 4, 5), "top_k 5 of 4 experts"),
         (lambda: MoE(4, 4, 4)(torch.zeros(1, 4), top_k=9), "top_k 9 of 4 experts"),
-        (lambda: MoE(4, 0, 4), "hidden 0"),
-        (lambda: MoE(4, 4, 4, activation="sinus"), "no activation is called 'sinus'"),
+        (lambda: MoE(4, 0, 4), "hidden width: 0 is not at least 1"),
+        (lambda: MoE(4, 4, 4, activation="sinus"), "unknown activation 'sinus'"),
         (lambda: MoE(4, 4, 4, parallel=ExpertParallel(gradients="max")), "gradients 'max'"),  # type: ignore[arg-type]
-        (lambda: MoE(4, 4, 4, parallel=ExpertParallel(dispatcher="pigeon")), "no dispatcher is called 'pigeon'"),
+        (lambda: MoE(4, 4, 4, parallel=ExpertParallel(dispatcher="pigeon")), "unknown dispatcher 'pigeon'"),
         (
             lambda: MoE(4, 4, 4, parallel=ExpertParallel(dispatcher="all_to_all")),
             "wants a mesh of 1 dimensions, got none",
@@ -487,7 +487,7 @@ def test_the_public_form_stays_small_and_is_made_where_torch_says() -> None:
         (lambda: MoE(4, 4, 4, router="relu", balancing=ExpertBias(4)), "bias the choice of ReLURouter"),
         (lambda: MoE(4, 4, 4, balancing=[ExpertBias(4), ExpertBias(4)]), "2 policies"),
         (lambda: CapacityPolicy(drop="last"), "drop rule 'last'"),  # type: ignore[arg-type]
-        (lambda: make_codec("zip"), "no codec is called 'zip'"),
+        (lambda: make_codec("zip"), "unknown codec 'zip'"),
         (lambda: LoadImportanceLoss(noise=0.0), "noise 0.0"),
         (lambda: TopKRouter(nn.Linear(4, 4), 2), "Linear does not say its num_experts"),
         (lambda: TopKRouter(LinearProjection(4, 4), 2, num_groups=3), "4 experts in 3 groups"),

@@ -10,7 +10,7 @@ import moe_flex
 import record
 
 
-@pytest.mark.parametrize("name", ["tutel", "smile", "ppmoe", "ted", "eps_moe"])
+@pytest.mark.parametrize("name", ["tutel", "smile", "ppmoe", "ted", "eps_moe", "se_moe"])
 def test_claims_are_those_recorded(name: str) -> None:
     claim = importlib.import_module(name)
     lines = record.read(claim.OUTPUT)

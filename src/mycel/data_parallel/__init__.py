@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mycel.data_parallel.advise import Advice, Prediction, advise
+from mycel.data_parallel.advise_sharded import advise_sharded
 from mycel.data_parallel.beyond_averaging import MASHA, HDPiSSA, hd_pissa
 from mycel.data_parallel.combine import (
     Adasum,
@@ -53,7 +54,7 @@ from mycel.data_parallel.local import (
     local_updates,
     slowmo,
 )
-from mycel.data_parallel.optimizers import Dion, Muon, matrix_groups
+from mycel.data_parallel.optimizers import DeMo, Dion, Muon, OneBitAdam, matrix_groups
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.stats import CommStats
 
@@ -74,6 +75,7 @@ __all__ = [
     "CompressionPolicy",
     "Compressor",
     "DDPCompression",
+    "DeMo",
     "Delayed",
     "DenseInt4",
     "Dion",
@@ -88,6 +90,7 @@ __all__ = [
     "Members",
     "ModelCombiner",
     "Muon",
+    "OneBitAdam",
     "Periodic",
     "PostLocal",
     "PowerSGD",
@@ -102,6 +105,7 @@ __all__ = [
     "TernGrad",
     "TopK",
     "advise",
+    "advise_sharded",
     "co2",
     "combine_gradients",
     "combine_rows",

@@ -7,6 +7,9 @@ take, and how long each compressor works on the model's real gradients. A method
 
 Compressors *rehearse*: they hold their conversation with themselves, so that every request is seen and nothing is
 sent. The share that overlaps with the backward pass is what the measured step of plain DDP shows.
+
+Local updates are predicted from the same figures: a step computes, and a round's exchange is divided among its steps.
+Sharded models (FSDP2) are another module's, ``advise_sharded``: there every method is measured.
 """
 
 from __future__ import annotations
@@ -24,20 +27,24 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.brief import brief
+from mycel.comm.messages import all_gather_single
 from mycel.cost import Line
-from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, Item, make_compressor
+from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, DenseInt4, Item, make_compressor
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Outcome, Request
 from mycel.data_parallel.ddp import FUSE_BYTES, attach_ddp
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.errors import UsageError
 
-__all__ = ["METHODS", "Advice", "LossOf", "Prediction", "advise", "measure"]
+__all__ = ["METHODS", "Advice", "LossOf", "Prediction", "advise", "measure", "time_steps"]
 
 #: Loss of a new batch, computed with the module that is given (wrapped or not).
 LossOf = Callable[[nn.Module], Tensor]
 
 #: What is weighed by default, the most faithful first.
 METHODS = ("bf16", "int8", "int4", "terngrad", "powersgd")
+
+#: Steps of a round of local updates that are weighed.
+ROUNDS = (10, 100)
 
 #: A more faithful method is advised where it takes at most so many times the fastest one's step.
 NEAR = 1.1
@@ -50,12 +57,13 @@ class Prediction:
     """A method for this model and fabric.
 
     Attributes:
-        method: its name; ``uncompressed`` for plain DDP.
-        step_s: forward and backward pass with communication; predicted, but measured for ``uncompressed``.
+        method: its name; ``uncompressed`` for plain DDP or FSDP2; ``local 10`` for rounds of ten local steps.
+        step_s: forward and backward pass with communication.
         compress_s: of which compressing and decompressing.
         communicate_s: collectives, before anything overlaps.
         sent_bytes: by a rank in a step.
         error: what this method loses of this rank's gradient, relative to its norm, in one step without feedback.
+        is_measured: ``step_s`` is; otherwise it is predicted.
 
     Examples:
         >>> int8 = Prediction(
@@ -71,6 +79,7 @@ class Prediction:
     communicate_s: float
     sent_bytes: float
     error: float
+    is_measured: bool = False
 
     __repr__ = brief
 
@@ -80,9 +89,12 @@ class Advice:
     """What was found; the same on all ranks but for ``error``.
 
     Attributes:
-        compute_s: a forward and backward pass without communication, slowest rank.
-        overlap: share of the shorter of computing and communicating that the other hides in plain DDP.
-        predictions: plain DDP, then every method in the order of asking.
+        compute_s: a forward and backward pass without communication, slowest rank; ``None`` where that is not known.
+        overlap: share of the shorter of computing and communicating that the other hides in plain DDP; ``None`` for
+            sharded models.
+        predictions: the uncompressed step, then every method in the order of asking.
+        local: local updates, the shortest rounds first; they change what is learnt, not how exactly a gradient
+            travels, so they are no candidates for ``best``.
 
     Examples:
         >>> plain = Prediction(
@@ -95,9 +107,10 @@ class Advice:
         int8: 250 ms a step, 2.0 times faster than uncompressed (500 ms), with 4.0 times fewer bytes
     """
 
-    compute_s: float
-    overlap: float
+    compute_s: float | None
+    overlap: float | None
     predictions: tuple[Prediction, ...]
+    local: tuple[Prediction, ...] = ()
 
     __repr__ = brief
 
@@ -108,15 +121,20 @@ class Advice:
         return next(p for p in self.predictions if p.step_s <= NEAR * fastest)
 
     def explain(self) -> str:
-        """A sentence."""
+        """A sentence, and another where meeting less often would be faster still."""
         best, plain = self.best, self.predictions[0]
         if best is plain:
-            return f"compression does not pay here: a step of plain DDP takes {1e3 * plain.step_s:.0f} ms"
-        fewer = plain.sent_bytes / best.sent_bytes
-        return (
-            f"{best.method}: {1e3 * best.step_s:.0f} ms a step, {plain.step_s / best.step_s:.1f} times faster than "
-            f"uncompressed ({1e3 * plain.step_s:.0f} ms), with {fewer:.1f} times fewer bytes"
-        )
+            said = f"compression does not pay here: an uncompressed step takes {1e3 * plain.step_s:.0f} ms"
+        else:
+            fewer = plain.sent_bytes / best.sent_bytes
+            said = (
+                f"{best.method}: {1e3 * best.step_s:.0f} ms a step, {plain.step_s / best.step_s:.1f} times faster "
+                f"than uncompressed ({1e3 * plain.step_s:.0f} ms), with {fewer:.1f} times fewer bytes"
+            )
+        enough = next((p for p in self.local if NEAR * p.step_s < best.step_s), None)
+        if enough is None:
+            return said
+        return f"{said}; {enough.method} (local updates): {1e3 * enough.step_s:.0f} ms a step"
 
 
 def advise(
@@ -137,7 +155,7 @@ def advise(
         steps: timed passes of each kind.
 
     Returns:
-        Predictions for plain DDP and every method; ``best`` and ``explain()`` choose among them.
+        Predictions for plain DDP, every method, and local updates; ``best`` and ``explain()`` choose among them.
 
     Raises:
         UsageError: fewer than two ranks, no steps, an unknown method, or a model without gradients.
@@ -155,13 +173,13 @@ def advise(
         raise UsageError("advice needs at least two ranks and one step: start it with torchrun or mycel emulate")
     compressors = {name: make_compressor(name) for name in methods}
     ddp = DistributedDataParallel(copy.deepcopy(module), process_group=group)
-    _time_steps(ddp, loss_of, group, 2)  # the second has final buckets
-    plain_s = _time_steps(ddp, loss_of, group, steps)
+    time_steps(ddp, loss_of, group, 2)  # the second has final buckets
+    plain_s = time_steps(ddp, loss_of, group, steps)
     gradients = {n: p.grad.float() for n, p in ddp.module.named_parameters() if p.grad is not None}
     if not gradients:
         raise UsageError("no parameter of the model has a gradient: nothing would be communicated")
     with ddp.no_sync():
-        compute_s = _time_steps(ddp, loss_of, group, steps)
+        compute_s = time_steps(ddp, loss_of, group, steps)
     lines = {kind: _line(kind, next(iter(gradients.values())).device, group) for kind in ("sum", "apart", "gather")}
     _, requests, _ = _rehearse(Cast(torch.float32), gradients, group)
     communicate_s = _seconds(requests, lines)
@@ -175,7 +193,14 @@ def advise(
             communicate_s=communicate_s,
             sent_bytes=_sent(requests, group),
             error=0.0,
+            is_measured=True,
         )
+    ]
+    # A round exchanges as much as an exact step does, and DenseInt4 an eighth of it.
+    local = [
+        _local(steps_of_round, name, codec, gradients, compute_s, lines, group)
+        for steps_of_round in ROUNDS
+        for name, codec in (("", Cast(torch.float32)), (" int4", DenseInt4()))
     ]
     for name, compressor in compressors.items():
         runs = [_rehearse(compressor, gradients, group) for _ in range(steps)]
@@ -195,7 +220,29 @@ def advise(
                 error=runs[-1][2],
             )
         )
-    return Advice(compute_s=compute_s, overlap=overlap, predictions=tuple(predictions))
+    return Advice(compute_s=compute_s, overlap=overlap, predictions=tuple(predictions), local=tuple(local))
+
+
+def _local(
+    steps: int,
+    name: str,
+    codec: Compressor,
+    gradients: Mapping[str, Tensor],
+    compute_s: float,
+    lines: Mapping[str, Line],
+    group: dist.ProcessGroup,
+) -> Prediction:
+    """A step of rounds of so many, in which changes of the gradients' shapes are exchanged once."""
+    seconds, requests, error = _rehearse(codec, gradients, group)
+    compress_s, communicate_s = _slowest(seconds, group) / steps, _seconds(requests, lines) / steps
+    return Prediction(
+        method=f"local {steps}{name}",
+        step_s=compute_s + compress_s + communicate_s,
+        compress_s=compress_s,
+        communicate_s=communicate_s,
+        sent_bytes=_sent(requests, group) / steps,
+        error=error,
+    )
 
 
 def measure(
@@ -220,18 +267,19 @@ def measure(
     ddp = DistributedDataParallel(copy.deepcopy(module), process_group=group)
     if method != "uncompressed":
         attach_ddp(ddp, make_compressor(method))
-    _time_steps(ddp, loss_of, group, 2)
-    return _time_steps(ddp, loss_of, group, steps)
+    time_steps(ddp, loss_of, group, 2)
+    return time_steps(ddp, loss_of, group, steps)
 
 
-def _time_steps(ddp: DistributedDataParallel, loss_of: LossOf, group: dist.ProcessGroup, steps: int) -> float:
-    device = next(ddp.parameters()).device
+def time_steps(model: nn.Module, loss_of: LossOf, group: dist.ProcessGroup, steps: int) -> float:
+    """Seconds of a forward and backward pass: the median over steps of the slowest rank's."""
+    device = next(model.parameters()).device
     times = []
     for _ in range(steps):
-        ddp.zero_grad()
+        model.zero_grad()
         _settle(device, group)
         begin = time.perf_counter()
-        loss_of(ddp).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        loss_of(model).backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         times.append(_slowest(time.perf_counter() - begin, group))
@@ -253,7 +301,7 @@ def _line(kind: str, device: torch.device, group: dist.ProcessGroup) -> Line:
             elif kind == "apart":
                 dist.all_to_all_single(out[: len(tensor)], tensor, group=group)
             else:
-                dist.all_gather_into_tensor(out, tensor, group=group)
+                all_gather_single(out, tensor, group=group)
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             times.append(_slowest(time.perf_counter() - begin, group))

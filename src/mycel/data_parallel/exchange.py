@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Conversation, Outcome, Request
 from mycel.data_parallel.stats import CommStats
 
@@ -132,7 +133,7 @@ def _all_gather(requests: Sequence[AllGather], group: dist.ProcessGroup, stats: 
     if size > 1:
         incoming = own.new_empty(sum(gets))
         if len(set(gets)) == 1:
-            work = dist.all_gather_into_tensor(incoming, own, group=group, async_op=True)
+            work = all_gather_single(incoming, own, group=group, async_op=True)
         else:  # Gloo gathers equal blocks only; handing the own one to everybody is as many bytes
             work = dist.all_to_all_single(
                 incoming, own.repeat(size), gets, [len(own)] * size, group=group, async_op=True

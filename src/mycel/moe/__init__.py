@@ -18,6 +18,7 @@ from mycel.moe.balance import (
     GShardLoss,
     LoadBalancing,
     LoadImportanceLoss,
+    SequenceLoss,
     SwitchLoss,
     ZLoss,
 )
@@ -25,8 +26,11 @@ from mycel.moe.capacity import CapacityPolicy
 from mycel.moe.checkpoint import experts_apart
 from mycel.moe.dispatch import TokenDispatcher, make_dispatcher
 from mycel.moe.experts import Experts, SharedExpert
+from mycel.moe.foreign import read_megatron, read_tutel
 from mycel.moe.hugging_face import apply, restore
 from mycel.moe.kernels import use_kernels
+from mycel.moe.kernels.measure import measure_products
+from mycel.moe.kernels.products import ProductTable, use_products
 from mycel.moe.layer import MoE, attach_moe_loss, expert_parameter_names, moe_loss, update_balancing
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.parallel import ExpertParallel
@@ -41,7 +45,9 @@ from mycel.moe.routers import (
 )
 from mycel.moe.schedule import ExpertSchedule, Tuner
 from mycel.moe.slots import RoutingResult
+from mycel.moe.tiled import TiledOptimizer
 from mycel.moe.training import clip_grad_norm, full_state_dict, grad_norm
+from mycel.moe.upcycling import upcycled
 from mycel.planning.placement import ExpertLayout
 from mycel.wire import WireCodec
 
@@ -64,11 +70,14 @@ __all__ = [
     "LoadBalancing",
     "LoadImportanceLoss",
     "MoE",
+    "ProductTable",
     "ReLURouter",
     "Router",
     "RoutingResult",
+    "SequenceLoss",
     "SharedExpert",
     "SwitchLoss",
+    "TiledOptimizer",
     "TokenDispatcher",
     "TopKRouter",
     "Tuner",
@@ -83,10 +92,15 @@ __all__ = [
     "grad_norm",
     "keep_exchanges",
     "make_dispatcher",
+    "measure_products",
     "moe_loss",
     "node_mesh",
     "nodes_of",
+    "read_megatron",
+    "read_tutel",
     "restore",
+    "upcycled",
     "update_balancing",
     "use_kernels",
+    "use_products",
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = ["ACTIVATIONS", "activation"]
 
@@ -60,6 +60,4 @@ def activation(name: str) -> tuple[int, Callable[[Tensor], Tensor]]:
     Raises:
         UsageError: no activation has that name.
     """
-    if name not in ACTIVATIONS:
-        raise UsageError(f"no activation is called {name!r}; known: {', '.join(sorted(ACTIVATIONS))}")
-    return ACTIVATIONS[name]
+    return ACTIVATIONS[spelled(name, sorted(ACTIVATIONS), "activation")]

@@ -27,6 +27,7 @@ __all__ = [
     "GShardLoss",
     "LoadBalancing",
     "LoadImportanceLoss",
+    "SequenceLoss",
     "SwitchLoss",
     "ZLoss",
     "attach",
@@ -39,6 +40,7 @@ class LoadBalancing(nn.Module, ABC):
 
     Attributes:
         selection_bias: what routers add to scores where they choose, shape ``[E]``; ``None``: nothing.
+        by_sequence: its loss looks at ``RoutingResult.sequence``, which else is not made.
 
     Examples:
         >>> class SmallScores(LoadBalancing):
@@ -49,6 +51,8 @@ class LoadBalancing(nn.Module, ABC):
         >>> SmallScores().loss(routing)
         tensor(0.5000)
     """
+
+    by_sequence = False
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """A scalar to add to the training loss; its gradient reaches the router.
@@ -135,6 +139,52 @@ class SwitchLoss(LoadBalancing):
         counts_E = routing.tokens_per_expert
         share_E = counts_E / counts_E.sum().clamp_min(1)
         return (_mean_probability(routing) * share_E).sum() * (routing.num_experts * self.weight)
+
+
+class SequenceLoss(LoadBalancing):
+    """The loss of ``SwitchLoss`` within each sequence, on average: experts are even in every single text.
+
+    ``sum_e f_e P_e`` with ``f_e = E / (K T) * count_e`` over the T tokens of a sequence and ``P_e`` the mean of their
+    normalised scores. It is meant to be small, beside a balance over whole batches such as ``ExpertBias``. Sequences
+    are those of the input's shape ``[..., tokens, width]``; in Hugging Face models those of the attention mask or the
+    input, without padding. A step waits for the device once, for how many there are.
+
+    Args:
+        weight: factor of the loss.
+
+    References:
+        DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (arXiv 2412.19437), equations 17 to 20.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> router = TopKRouter(LinearProjection(4, 4), top_k=1)
+        >>> _ = nn.init.eye_(router.projection.weight)  # the numbers of a token are its logits
+        >>> routing = router(9 * torch.eye(4))  # even over the batch; but each expert has a text of its own
+        >>> apart = routing._replace(sequence=torch.arange(4))
+        >>> [round(SequenceLoss(weight=1.0).loss(one).item(), 1) for one in (routing, apart)]
+        [1.0, 4.0]
+    """
+
+    by_sequence = True
+
+    def __init__(self, weight: float = 1e-4) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def loss(self, routing: RoutingResult) -> Tensor:
+        """See ``LoadBalancing``."""
+        T, E = routing.top_k_index.shape[0], routing.num_experts
+        if T == 0:
+            return routing.scores.sum() * 0.0
+        of_T = routing.top_k_index.new_zeros(T) if routing.sequence is None else routing.sequence
+        S = 1 if routing.sequence is None else int(of_T.max()) + 1
+        place_TK = of_T.unsqueeze(1) * (E + 1) + routing.top_k_index  # empty slots have a column of their own
+        counts_SE = count_tokens(place_TK, S * (E + 1)).view(S, E + 1)[:, :E]
+        length_S = count_tokens(of_T, S)
+        shares_TE = routing.scores / routing.scores.sum(dim=1, keepdim=True).clamp_min(1e-20)
+        mean_SE = shares_TE.new_zeros(S, E).index_add(0, of_T, shares_TE) / length_S.clamp_min(1).unsqueeze(1)
+        share_SE = counts_SE / counts_SE.sum(dim=1, keepdim=True).clamp_min(1)
+        return (mean_SE * share_SE).sum() * (E * self.weight / (length_S > 0).sum())
 
 
 class LoadImportanceLoss(LoadBalancing):

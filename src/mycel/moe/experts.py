@@ -14,6 +14,7 @@ from mycel.errors import UsageError
 from mycel.moe.activations import activation as activation_named
 from mycel.moe.divided import stacks_of
 from mycel.moe.expert_mlp import ExpertKind, ExpertWeights
+from mycel.moe.overlap import Beside
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routed import RoutedExperts
 from mycel.moe.schedule import ExpertSchedule
@@ -29,10 +30,13 @@ class ExpertCall:
     Args:
         routing: of the tokens.
         schedule: how the call is carried out; ``None``: as the layer chooses.
+        beside: what else is to be computed, while tokens travel if they do.
     """
 
-    def __init__(self, routing: RoutingResult, schedule: ExpertSchedule | None = None) -> None:
-        self.routing, self.schedule = routing, schedule
+    def __init__(
+        self, routing: RoutingResult, schedule: ExpertSchedule | None = None, beside: Beside | None = None
+    ) -> None:
+        self.routing, self.schedule, self.beside = routing, schedule, beside
 
 
 class Experts(nn.Module):
@@ -134,7 +138,7 @@ class Experts(nn.Module):
 
         All of it happens within this module's call: FSDP2 has the parameters together just then.
         """
-        return self.route(self, x_TD, call.routing, call.schedule)
+        return self.route(self, x_TD, call.routing, call.schedule, call.beside)
 
     def weights(self, use: WeightUse) -> ExpertWeights:
         """See ``HeldExperts``."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.arguments import whole_number
 from mycel.errors import UsageError
 from mycel.moe.balance import Balanced, LoadBalancing, attach, losses_of
 from mycel.moe.capacity import CapacityPolicy
@@ -18,6 +20,7 @@ from mycel.moe.divided import divided_experts
 from mycel.moe.expert_mlp import compute_dtype
 from mycel.moe.experts import ExpertCall, Experts, SharedExpert
 from mycel.moe.flex.choice import Chooser
+from mycel.moe.overlap import Beside
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.routed import RoutedExperts
 from mycel.moe.routers import make_router
@@ -84,7 +87,10 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
     ) -> None:
         super().__init__()
         parallel = ExpertParallel.of(parallel)
-        self.num_experts = num_experts
+        dim, hidden = whole_number(dim, "width of tokens", least=1), whole_number(hidden, "hidden width", least=1)
+        num_experts = whole_number(num_experts, "number of experts", least=1)
+        top_k = whole_number(top_k, "top_k, experts a token", least=1)
+        self.dim, self.num_experts = dim, num_experts
         self.top_k = top_k
         self.capacity = capacity or CapacityPolicy()
         made: nn.Module = make_router(router, dim, num_experts, top_k) if isinstance(router, str) else router
@@ -141,11 +147,14 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
             Shape and type of ``x``.
 
         Raises:
-            UsageError: there is no such ``r``, or the exchange cannot be used here.
+            UsageError: tokens of another width or kind, there is no such ``r``, or the exchange cannot be used here.
         """
+        if x.shape[-1:] != (self.dim,) or not x.is_floating_point():
+            raise UsageError(f"tokens of {list(x.shape)}, {x.dtype}: expected [..., {self.dim}], floating point")
         x_TD = x.reshape(-1, x.shape[-1])
         routing = self.router(x_TD, top_k=top_k, bias=self._selection_bias())
-        deferred = self.observe(routing)
+        by_sequence = any(policy.by_sequence for policy in self.policies())
+        deferred = self.observe(routing._replace(sequence=_sequences(x)) if by_sequence else routing)
         if deferred is not None:
             routing = routing._replace(top_k_weights=attach(routing.top_k_weights, deferred))
         routing = self.capacity.apply(routing, top_k=self.top_k if top_k is None else top_k, factor=capacity_factor)
@@ -153,9 +162,11 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         if (r, degree, algorithm, partition) != (None,) * 4:
             schedule = self.routed.schedule(r=r, degree=degree, algorithm=algorithm, partition=partition)
         # Under autocast the exchange carries what the experts would round to anyway.
-        y_TD: Tensor = self.experts(x_TD.to(compute_dtype(x_TD)), ExpertCall(routing, schedule)).to(x.dtype)
-        if self.shared is not None:
-            y_TD = y_TD + self.shared(x_TD).to(x.dtype)
+        beside = None if self.shared is None else Beside(partial(self.shared, x_TD))
+        call = ExpertCall(routing, schedule, beside)
+        y_TD: Tensor = self.experts(x_TD.to(compute_dtype(x_TD)), call).to(x.dtype)
+        if beside is not None:
+            y_TD = y_TD + beside.take().to(x.dtype)
         return y_TD.view(x.shape)
 
     def explain(self) -> str:
@@ -168,6 +179,14 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
     def policies(self) -> list[LoadBalancing]:
         """See ``Balanced``."""
         return [policy for policy in self.balancing if isinstance(policy, LoadBalancing)]
+
+
+def _sequences(x: Tensor) -> Tensor | None:
+    """Of each token, in ``[..., tokens, width]``, the number of its sequence; ``None``: there is one."""
+    if x.dim() < 3:
+        return None
+    tokens = x.shape[-2]
+    return torch.arange(x.numel() // max(1, x.shape[-1]), device=x.device) // max(1, tokens)
 
 
 def _layers(model: nn.Module) -> list[Balanced]:

@@ -7,7 +7,7 @@ Autograd goes back over them in the opposite order, so that the backward pass ov
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeVar
 
@@ -19,10 +19,32 @@ from mycel.moe.dispatch.base import Steps, TokenDispatcher
 from mycel.moe.expert_mlp import ApartWeights, ExpertKind, ExpertWeights, expert_mlp
 from mycel.moe.slots import RoutingResult, routing_from_slots
 
-__all__ = ["in_turn", "overlapped_experts", "overlapped_tokens", "parts_of_experts"]
+__all__ = ["Beside", "in_turn", "overlapped_experts", "overlapped_tokens", "overlapped_whole", "parts_of_experts"]
 
 Result = TypeVar("Result")
 _Weights = ExpertWeights | ApartWeights
+
+
+class Beside:
+    """Something else to compute, as a shared expert, while tokens travel; computed once.
+
+    Args:
+        compute: without exchanges of its own.
+    """
+
+    def __init__(self, compute: Callable[[], Tensor]) -> None:
+        self._compute = compute
+        self._result: Tensor | None = None
+
+    def steps(self) -> Steps[Tensor]:
+        """As one of the flows taken in turn: all at once, when exchanges of the flows before it are under way."""
+        yield from ()
+        self._result = self._compute()
+        return self._result
+
+    def take(self) -> Tensor:
+        """The result; computed now if nothing travelled."""
+        return self._compute() if self._result is None else self._result
 
 
 def in_turn(flows: Sequence[Steps[Result]]) -> list[Result]:
@@ -39,6 +61,18 @@ def in_turn(flows: Sequence[Steps[Result]]) -> list[Result]:
     return [results[place] for place in range(len(flows))]
 
 
+def overlapped_whole(
+    dispatcher: TokenDispatcher,
+    x_TD: Tensor,
+    routing: RoutingResult,
+    weights: _Weights,
+    kind: ExpertKind,
+    beside: Beside,
+) -> Tensor:
+    """Dispatch, compute, combine, all tokens together, and something else while the first exchange is under way."""
+    return in_turn([_chunk(dispatcher, x_TD, routing, weights, kind), beside.steps()])[0]
+
+
 def overlapped_tokens(
     dispatcher: TokenDispatcher,
     x_TD: Tensor,
@@ -46,6 +80,7 @@ def overlapped_tokens(
     weights: _Weights,
     kind: ExpertKind,
     degree: int,
+    beside: Beside | None = None,
 ) -> Tensor:
     """Dispatch, compute, combine, where consecutive tokens are a chunk. A rank may have fewer tokens than chunks.
 
@@ -56,6 +91,7 @@ def overlapped_tokens(
         weights: of all experts here.
         kind: of experts.
         degree: how many chunks, alike on all ranks.
+        beside: what else is to be computed.
 
     References:
         Hwang et al., "Tutel", MLSys 2023 (adaptive pipelining, of chunks of the capacity).
@@ -68,7 +104,11 @@ def overlapped_tokens(
         slots = (index_cK, weights_cK, logits, scores, routing.num_experts)
         chunk = routing_from_slots(*slots, full=routing.full)
         flows.append(_chunk(dispatcher, x_cD, chunk, weights, kind))
-    return torch.cat(in_turn(flows))
+    return torch.cat(_with(flows, beside))
+
+
+def _with(flows: Sequence[Steps[Tensor]], beside: Beside | None) -> list[Tensor]:
+    return in_turn([*flows, *([] if beside is None else [beside.steps()])])[: len(flows)]
 
 
 def overlapped_experts(
@@ -79,6 +119,7 @@ def overlapped_experts(
     kind: ExpertKind,
     width: int,
     degree: int,
+    beside: Beside | None = None,
 ) -> Tensor:
     """The same, where some experts of every rank, with all their tokens, are a chunk: each product stays whole.
 
@@ -90,6 +131,7 @@ def overlapped_experts(
         kind: of experts.
         width: experts of a rank that has its full share.
         degree: how many chunks, alike on all ranks.
+        beside: what else is to be computed.
 
     Raises:
         UsageError: there are fewer experts than chunks.
@@ -111,7 +153,7 @@ def overlapped_experts(
             full=False,
         )
         flows.append(_chunk(dispatcher, x_TD, chunk, some, kind, part))
-    return torch.stack(in_turn(flows)).sum(dim=0)
+    return torch.stack(_with(flows, beside)).sum(dim=0)
 
 
 def parts_of_experts(width: int, degree: int) -> list[range]:

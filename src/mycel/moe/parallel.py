@@ -8,6 +8,7 @@ from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.arguments import the
 from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.dispatch import TokenDispatcher
@@ -61,6 +62,14 @@ class ExpertParallel:
     __repr__ = brief
 
     def __post_init__(self) -> None:
+        for name in ("mesh", "replicas"):
+            if getattr(self, name) is not None:
+                the(
+                    DeviceMesh,
+                    getattr(self, name),
+                    f"a DeviceMesh as {name}",
+                    hint="torch's init_device_mesh makes one",
+                )
         if self.gradients not in ("mean", "sum"):
             raise UsageError(f"gradients {self.gradients!r}; expected 'mean' or 'sum'")
         if self.degree < 1:

@@ -17,7 +17,7 @@ from mycel.moe.dispatch import DISPATCHERS, LocalDispatcher, TokenDispatcher, ma
 from mycel.moe.dispatch.token_replicas import TokenReplicas
 from mycel.moe.divided import leave_alone
 from mycel.moe.expert_mlp import ApartWeights, ExpertKind, ExpertWeights, expert_mlp, tokens_mlp
-from mycel.moe.overlap import overlapped_experts, overlapped_tokens
+from mycel.moe.overlap import Beside, overlapped_experts, overlapped_tokens, overlapped_whole
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.schedule import ExpertSchedule, Partition
 from mycel.moe.slices import WeightGather, WeightUse
@@ -100,7 +100,12 @@ class RoutedExperts:
         self.gradient_scale = 1.0 if same or parallel.gradients == "sum" else 1.0 / num_senders
 
     def __call__(
-        self, experts: HeldExperts, x_TD: Tensor, routing: RoutingResult, schedule: ExpertSchedule | None = None
+        self,
+        experts: HeldExperts,
+        x_TD: Tensor,
+        routing: RoutingResult,
+        schedule: ExpertSchedule | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """Tokens through their experts.
 
@@ -109,15 +114,25 @@ class RoutedExperts:
             x_TD: this rank's tokens, in the type that is computed in.
             routing: of them.
             schedule: alike on all ranks; ``None``: the default one.
+            beside: what else is to be computed, while tokens travel if they do.
 
         Returns:
             Shape and type of ``x``.
         """
         alone = self.layout.num_ranks == 1 and self.replicas is None
         run = self._run if alone or TRACED_OVER_RANKS else self._run_apart
-        return run(experts, x_TD, routing, schedule or self.default)
+        if torch.compiler.is_compiling():  # whose graph is put in an order of its own
+            beside = None
+        return run(experts, x_TD, routing, schedule or self.default, beside)
 
-    def _run(self, experts: HeldExperts, x_TD: Tensor, routing: RoutingResult, schedule: ExpertSchedule) -> Tensor:
+    def _run(
+        self,
+        experts: HeldExperts,
+        x_TD: Tensor,
+        routing: RoutingResult,
+        schedule: ExpertSchedule,
+        beside: Beside | None,
+    ) -> Tensor:
         num_tokens = x_TD.shape[0]
         if self.replicas is not None:  # each sends its share
             x_TD, weights_TK = self.replicas.drop([x_TD, routing.top_k_weights])
@@ -132,14 +147,16 @@ class RoutedExperts:
             routing = spread_over_slices(self.layout, routing, r=schedule.r, rank=self.rank, same_tokens=same)
         if schedule.r and schedule.degree > 1:
             if schedule.partition == "tokens":
-                y_TD = overlapped_tokens(dispatcher, x_TD, routing, weights, kind, schedule.degree)
+                y_TD = overlapped_tokens(dispatcher, x_TD, routing, weights, kind, schedule.degree, beside)
             else:
                 chunks = self.layout.width, schedule.degree
-                y_TD = overlapped_experts(dispatcher, x_TD, routing, weights, kind, *chunks)
+                y_TD = overlapped_experts(dispatcher, x_TD, routing, weights, kind, *chunks, beside)
         else:
             at_once = tokens_mlp(x_TD, routing, weights, kind) if isinstance(dispatcher, LocalDispatcher) else None
             if at_once is not None:
                 y_TD = at_once
+            elif beside is not None and not isinstance(dispatcher, LocalDispatcher):
+                y_TD = overlapped_whole(dispatcher, x_TD, routing, weights, kind, beside)
             else:
                 arrived = dispatcher.dispatch(x_TD, routing)
                 rows_RD = expert_mlp(arrived.rows, arrived.tokens_per_expert, weights, kind)

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, TypeGuard
 
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-__all__ = ["is_sharded", "mesh_of", "plain"]
+__all__ = ["is_sharded", "mesh_of", "plain", "trained"]
 
 
 def is_sharded(value: object) -> TypeGuard[DTensor]:
@@ -31,3 +31,8 @@ def mesh_of(tensor: Tensor) -> DeviceMesh | None:
 def plain(tensor: Tensor) -> Tensor:
     """The whole of it, an ordinary tensor; all ranks of its mesh call this."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
+def trained(parameter: nn.Parameter) -> nn.Parameter:
+    """What has the gradient, and what optimizers step: the parameter, or its like in far memory."""
+    return getattr(parameter, "mycel_far", parameter)

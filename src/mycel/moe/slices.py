@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 from mycel.moe.expert_mlp import ExpertWeights
@@ -99,7 +100,7 @@ class WeightGather:
         def launch() -> Pending[Tensor]:
             own = torch.cat(flat)
             everything = own.new_empty(size * own.numel())
-            dist.all_gather_into_tensor(everything, own, group=self.group)
+            all_gather_single(everything, own, group=self.group)
             self.meter.add_even("weights", own.numel() * own.element_size(), self.group)
             return Pending.done(everything)
 
@@ -124,7 +125,7 @@ class WeightGather:
             flat.append(by_expert.permute(0, 3, 1, 2, 4, 5).reshape(size, -1))
         everything = torch.cat(flat, dim=1)
         own = everything.new_empty(everything.shape[1])
-        dist.reduce_scatter_tensor(own, everything.view(-1), group=self.group)
+        reduce_scatter_single(own, everything.view(-1), group=self.group)
         self.meter.add_even("weights.backward", own.numel() * own.element_size(), self.group)
         parts = torch.split(own, [f.shape[1] for f in flat])
         return [part.view(width, *shape[1:])[: shape[0]] for part, shape in zip(parts, shapes, strict=True)]

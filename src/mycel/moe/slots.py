@@ -38,6 +38,8 @@ class RoutingResult(NamedTuple):
         scores: after it, of all experts, shape ``[T, E]``; what losses balance.
         tokens_per_expert: used slots of each expert, ``int64``, shape ``[E]``.
         full: no slot is empty, known without looking: a router with a fixed number of experts and no capacity.
+        sequence: of each token the number of its sequence, shape ``[T]``; ``None``: all are of one. Only policies
+            of balance look at it.
 
     Examples:
         >>> index, weights = torch.tensor([[0, 2], [2, 3]]), torch.tensor([[0.6, 0.4], [1.0, 0.0]])
@@ -53,6 +55,7 @@ class RoutingResult(NamedTuple):
     scores: Tensor
     tokens_per_expert: Tensor
     full: bool
+    sequence: Tensor | None = None
 
     def __repr__(self) -> str:
         return brief(self)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mycel.errors import UsageError
 from mycel.moe.divided import DividedExperts, divided_experts
-from mycel.moe.sharded import mesh_of, plain
+from mycel.moe.sharded import mesh_of, plain, trained
 from mycel.moe.stacks import gather_stack
 
 __all__ = ["clip_grad_norm", "full_state_dict", "grad_norm"]
@@ -71,7 +71,8 @@ def grad_norm(model: nn.Module) -> Tensor:
     """
     divided = list(divided_experts(model))
     apart = {name for one in divided for name in one.names}
-    dense = [p.grad for name, p in model.named_parameters() if name not in apart and p.grad is not None]
+    shared = [trained(p) for name, p in model.named_parameters() if name not in apart]
+    dense = [p.grad for p in shared if p.grad is not None]
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     squares = torch.zeros((), dtype=torch.float64, device=device)
     for some in _by_mesh(dense):
@@ -108,7 +109,7 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     norm = grad_norm(model)
     with torch.no_grad():
         # One after the other: no operator takes tensors of several meshes together.
-        for some in _by_mesh([p for p in model.parameters() if p.grad is not None]):
+        for some in _by_mesh([p for p in map(trained, model.parameters()) if p.grad is not None]):
             torch.nn.utils.clip_grads_with_norm_(some, max_norm, norm)
     return norm
 
@@ -135,10 +136,11 @@ def _squares_of_groups(model: nn.Module, divided: Sequence[DividedExperts]) -> I
 def _squares(model: nn.Module, divided: DividedExperts) -> Tensor:
     """For each expert of the layer, and last for adapters, the squared norm here and how often it counts here."""
     experts: Any = divided.experts
-    stacks = [model.get_parameter(name) for name in divided.stacks]
-    found = torch.zeros(experts.num_experts + 1, 2, dtype=torch.float64, device=stacks[0].device)
+    stacks = [trained(model.get_parameter(name)) for name in divided.stacks]
+    near = next(iter(divided.stacks))
+    found = torch.zeros(experts.num_experts + 1, 2, dtype=torch.float64, device=model.get_parameter(near).device)
     grads = [p.grad.detach().double().flatten(1).square().sum(dim=1) for p in stacks if p.grad is not None]
-    rows = sum((plain(grad) for grad in grads), start=found.new_zeros(len(experts.owned)))
+    rows = sum((plain(grad).to(found.device) for grad in grads), start=found.new_zeros(len(experts.owned)))
     for slot, expert in enumerate(experts.owned):
         if expert >= 0:
             found[expert] += torch.stack([rows[slot], found.new_tensor(1 / experts.shard[1])])  # slices make one

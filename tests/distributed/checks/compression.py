@@ -253,7 +253,8 @@ def overflow_changes_nothing(rank: int, size: int, name: str) -> bool:
     def kept() -> dict[str, Tensor]:
         directions = handle.policy.compressors()[0].state_dict()
         return {
-            n: t.clone() for n, t in (handle.feedback.memory | {f"of {n}": t for n, t in directions.items()}).items()
+            n: t.clone()
+            for n, t in (dict(handle.feedback.memory) | {f"of {n}": t for n, t in directions.items()}).items()
         }
 
     def step(factor: float) -> None:
@@ -496,6 +497,7 @@ def advice(rank: int, size: int) -> dict[str, Any]:
         "sent": {p.method: p.sent_bytes for p in found.predictions},
         "error": {p.method: p.error for p in found.predictions},
         "step": {p.method: p.step_s for p in found.predictions},
+        "local": {p.method: (p.sent_bytes, p.step_s >= (found.compute_s or 0.0)) for p in found.local},
         "untouched": all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)),
         "text": found.explain(),
     }

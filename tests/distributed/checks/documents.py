@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 #: Ranks of a page; two where it does not matter.
 RANKS = {
+    "docs/concepts/compression_fsdp.md": 4,
     "docs/concepts/flex.md": 8,
     "docs/concepts/moe_placement.md": 4,
     "docs/guides/moe.md": 4,
@@ -156,7 +157,14 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ),
     ],
     "docs/concepts/combiners.md": [("combine_gradients(ddp_model", NET + "ddp_model = model")],
-    "docs/concepts/compression_fsdp.md": [("policy = LGreCo(", NET)],
+    "docs/concepts/compression_fsdp.md": [
+        (
+            "reshard_after_forward=ranks_of_a_node",
+            FSDP + "from mycel.topology.builders import two_boxes\n"
+            "ranks_of_a_node, topology = 2, two_boxes(num_ranks=4)",
+        ),
+        ("policy = LGreCo(", NET),
+    ],
     "docs/concepts/flex.md": [
         ("y = layer(x, r=0)", "import torch\ntorch.manual_seed(0)"),
         ("tuner=Tuner(", WORLD + "batches = [torch.randn(50, 256) for _ in range(3)]"),
@@ -193,6 +201,13 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         (
             "dist.all_reduce(tensor)",
             "import torch\nimport torch.distributed as dist\nimport mycel\ntensor = torch.ones(3)",
+        )
+    ],
+    "docs/guides/frameworks.md": [
+        (
+            "accelerator = Accelerator(",
+            "import torch\nfrom torch import nn\nnet = nn.Linear(8, 8)\n"
+            "optimizer = torch.optim.SGD(net.parameters(), 0.1)",
         )
     ],
     "docs/guides/gpus.md": [

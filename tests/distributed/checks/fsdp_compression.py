@@ -11,10 +11,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from mycel.data_parallel import compress
+from mycel.data_parallel.advise_sharded import advise_sharded
 from mycel.data_parallel.compress import COMPRESSORS, PowerSGD, Quantised, make_compressor
 from mycel.data_parallel.fsdp import QSDP, FSDPCompression, attach
+from mycel.data_parallel.fsdp.layout import units_of
+from mycel.data_parallel.fsdp.route import Route
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 from mycel.topology.builders import two_boxes
 
@@ -186,22 +190,24 @@ def between_nodes(rank: int, size: int) -> dict[str, Any]:
     return found
 
 
-def feedback_pays_back(rank: int, size: int) -> tuple[float, float]:
-    """The mean of the gradients that came through over many steps, against the exact one, with and without memory."""
+def feedback_pays_back(rank: int, size: int) -> tuple[float, float, float, float]:
+    """The mean of the gradients that came through over many steps, against the exact one: with memory, with memory in
+    eight bits, without; and how many times smaller the second memory is."""
     model = sharded()
     loss_of(model, batch(rank, 0)).backward()
     exact = model.blocks[0][1].weight.grad.full_tensor()
-    errors = []
-    for feedback in (True, False):
+    errors, held = [], []
+    for feedback, kept in ((True, "float32"), (True, "int8"), (False, "float32")):
         model = sharded()
-        attach(model, Quantised(2, stochastic=False, bucket_size=256), feedback=feedback)
+        made = attach(model, Quantised(2, stochastic=False, bucket_size=256), feedback=feedback, residuals=kept)
         total = torch.zeros_like(exact)
         for _ in range(30):
             model.zero_grad()
             loss_of(model, batch(rank, 0)).backward()
             total += model.blocks[0][1].weight.grad.full_tensor()
         errors.append(float(((total / 30) - exact).norm() / exact.norm()))
-    return errors[0], errors[1]
+        held.append(0 if made.feedback is None else made.feedback.num_bytes)
+    return errors[0], errors[1], errors[2], held[0] / held[1]
 
 
 def goes_on(rank: int, size: int, state: str | None) -> tuple[str, dict[str, float], list[float]]:
@@ -294,9 +300,10 @@ def refuses(rank: int, size: int) -> list[str]:
 def overflows(rank: int, size: int) -> dict[str, tuple[list[bool], bool]]:
     """Whether gradients are finite, step by step, and whether the step that overflowed has changed residuals."""
     found = {}
-    for name in ("sign", "top_k", "tagc", "fp8"):
+    for name in ("sign", "top_k", "tagc", "fp8", "int8 memory"):
         model = sharded()
-        made = attach(model, make_compressor(name))
+        rounded = name == "int8 memory"
+        made = attach(model, make_compressor("sign" if rounded else name), residuals="int8" if rounded else "float32")
         assert made.feedback is not None
         seen, kept = [], {}
         for step in range(4):
@@ -334,14 +341,44 @@ def counts(rank: int, size: int) -> dict[str, float]:
 
 
 def keeps_near(rank: int, size: int) -> dict[str, Any]:
-    """Losses with weights kept between two ranks after the forward pass, beside those kept by all four."""
-    found: dict[str, Any] = {}
-    for name, reshard in {"all": True, "two": 2}.items():
+    """Losses with weights kept between two ranks after the forward pass, beside those kept by all four; and with
+    gradients of 4 bits between nodes of two ranks, too, which is all of ZeRO++."""
+    found: dict[str, Any] = {"exact": train(sharded(), rank, steps=2)[1:]}
+    for name, reshard in {"all": True, "two": 2, "nodes": 2}.items():
         model = sharded(reshard_after_forward=reshard)
-        made = compress(model, QSDP())
+        method = QSDP(gradient_bits=4) if name == "nodes" else QSDP()
+        made = attach(model, method, topology=two_boxes(num_ranks=size) if name == "nodes" else None)
         train(model, rank, steps=1)
         before = made.stats.sent_bytes
         found[name] = train(model, rank, begin=1, steps=1)
         found[f"{name} sent"] = (made.stats.sent_bytes - before, made.bytes_per_step())
         found[f"{name} inside"] = made.inside_bytes
+    crossed = Route(dist.group.WORLD, CommStats(), ((0, 2), (1, 3)))
+    near = [dist.new_group(ranks) for ranks in ((0, 2), (1, 3), (0, 1), (2, 3))]
+    for group in near:
+        if group != dist.GroupMember.NON_GROUP_MEMBER:
+            try:
+                crossed.check_inside(group, "block")
+                found.setdefault("said", []).append("")
+            except UsageError as error:
+                found.setdefault("said", []).append(str(error))
     return found
+
+
+def advises(rank: int, size: int) -> dict[str, Any]:
+    """What is measured of a sharded model, which is as it was afterwards."""
+    model = sharded()
+    before = full(model)
+    names = ("int8", "w8g8", "w4g4")
+    found = advise_sharded(model, lambda m: loss_of(m, batch(rank, 0)), methods=names, steps=1)
+    return {
+        "sent": {p.method: p.sent_bytes for p in found.predictions},
+        "error": {p.method: p.error for p in found.predictions},
+        "measured": all(p.is_measured and p.step_s > 0 for p in found.predictions),
+        "untouched": all(torch.equal(a, b) for a, b in zip(before.values(), full(model).values(), strict=True)),
+        "formula": sum(
+            (size - 1) * 4 * (sum(s.numel for s in u.segments) * (2 if u.param_group._reshard_after_forward else 1)
+            + sum(s.numel for s in u.segments if s.trainable))
+            for u in units_of(model)
+        ),
+    }  # fmt: skip

@@ -16,7 +16,17 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 from mycel.errors import UsageError
-from mycel.moe import ExpertParallel, MoE, Tuner, apply, clip_grad_norm, expert_parameter_names, full_state_dict
+from mycel.moe import (
+    ExpertParallel,
+    MoE,
+    TiledOptimizer,
+    Tuner,
+    apply,
+    clip_grad_norm,
+    expert_parameter_names,
+    full_state_dict,
+)
+from mycel.moe.memory import EmulatedLink, Offload, TrainingOffload, pre_gate
 from mycel.moe.placement import PlacedDispatcher
 from mycel.planning.placement import ExpertPlacement
 
@@ -278,3 +288,85 @@ def plans_of_passes(rank: int, size: int) -> dict[str, float]:
         found.append(max(float((a - b).norm() / b.norm()) for a, b in zip(grads[1], grads[0], strict=True)))
     tried = max(len(choice.measured_s) for choice in layers[1].chooser.table.values())
     return {"frozen": found[0], "wanted": found[1], "tried": tried}
+
+
+class Deep(nn.Module):
+    """Blocks whose experts are divided, one after the other."""
+
+    def __init__(self, parallel: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.blocks = nn.ModuleList(MoE(DIM, 8, EXPERTS, 2, shared_hidden=4, parallel=parallel) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+def far(rank: int, size: int) -> dict[str, Any]:
+    """Divided experts in far memory: inference with gates ahead, and training under DDP."""
+    mesh = DeviceMesh("cpu", list(range(size)))
+    link, x = EmulatedLink(bandwidth_gbps=100), rows(rank)
+    whole, divided = Deep(), Deep(mesh)
+    pre_gate(whole)
+    gated = pre_gate(divided)
+    with torch.inference_mode():
+        wanted = whole(x)
+        with Offload(divided, link, "pre_gated") as offload:
+            inference = [float((divided(x) - wanted).norm() / wanted.norm())]
+            store = offload.store
+            found = {"near": store.peak, "of": store.num_experts, "fetched": store.fetched}
+    gated.close()
+    model = loaded("hugging_face_models").make("mixtral").eval()
+    apply(model)
+    pre_gate(model)
+    tokens = torch.arange(2, 14).view(2, 6) + rank
+    with torch.inference_mode():
+        wanted = model(tokens).logits
+        other = loaded("hugging_face_models").make("mixtral").eval()
+        apply(other, parallel=mesh)
+        pre_gate(other)
+        with Offload(other, link, "pre_gated"):
+            inference.append(float((other(tokens).logits - wanted).norm() / wanted.norm()))
+    trained, norms = [], []
+    for is_far in (False, True):
+        inner = Deep(mesh)
+        ddp = DistributedDataParallel(inner)
+        offload = TrainingOffload(ddp, link) if is_far else None
+        optimizer = torch.optim.AdamW(ddp.parameters() if offload is None else offload.parameters(), lr=0.01)
+        for step in range(3):
+            ddp(rows(rank, step)).square().mean().backward()
+            norms.append(clip_grad_norm(ddp, 0.05).item())
+            optimizer.step()
+            optimizer.zero_grad()
+        whole_state = full_state_dict(ddp)
+        if offload is not None:
+            offload.close()
+        trained.append(list(whole_state.values()))
+    link.close()
+    same = all(torch.equal(a, b) for a, b in zip(*trained, strict=True)) and norms[:3] == norms[3:]
+    return {**found, "inference": inference, "same": same}
+
+
+def tiled(rank: int, size: int) -> bool:
+    """Steps in tiles over FSDP2's shards, which some ranks have none of: the bits of torch's own."""
+    mesh = init_device_mesh("cpu", (size,))
+    models: list[nn.Module] = []
+    for _ in range(2):
+        torch.manual_seed(6)
+        models.append(nn.Sequential(nn.Linear(40, 33), nn.Tanh(), nn.Linear(33, 1)))
+        fully_shard(models[-1], mesh=mesh)
+    own = TiledOptimizer(models[0].parameters(), torch.optim.AdamW, tile=256, lr=0.01)
+    optimizers = [own, torch.optim.AdamW(models[1].parameters(), lr=0.01)]
+    for step in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            generator = torch.Generator().manual_seed(10 * step + rank)
+            model(torch.randn(7, 40, generator=generator)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    same = []
+    for mine, theirs in zip(*(m.parameters() for m in models), strict=True):
+        moments = [o.state[p]["exp_avg"].to_local() for o, p in zip(optimizers, (mine, theirs), strict=True)]
+        same += [torch.equal(mine.to_local(), theirs.to_local()), torch.equal(*moments)]
+    return all(same)

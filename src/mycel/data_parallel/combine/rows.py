@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mycel.data_parallel.combine.model_combiner import fold
 from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = ["ROW_COMBINERS", "combine_rows"]
 
@@ -60,8 +61,7 @@ def combine_rows(
         ([2, 7], [[3.0, 0.0], [1.0, 1.0]])
         >>> dist.destroy_process_group()
     """
-    if combiner not in ROW_COMBINERS:
-        raise UsageError(f"no combiner of rows is called {combiner!r}; known: {', '.join(ROW_COMBINERS)}")
+    combiner = spelled(combiner, ROW_COMBINERS, "combiner of rows")
     if rows.dim() != 1 or changes.dim() != 2 or len(rows) != len(changes):
         raise UsageError(f"rows {tuple(rows.shape)} and changes {tuple(changes.shape)}: expected [k] and [k, d]")
     size = dist.get_world_size(group)

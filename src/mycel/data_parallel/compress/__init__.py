@@ -23,6 +23,7 @@ from mycel.data_parallel.compress.tagc import TAGC, heavy_layers
 from mycel.data_parallel.compress.terngrad import TernGrad
 from mycel.data_parallel.compress.top_k import TopK
 from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = [
     "COMPRESSORS",
@@ -88,8 +89,7 @@ def make_compressor(name: str, **options: object) -> Compressor:
         >>> make_compressor("int4", bucket_size=256).wire_bytes((256,))
         132
     """
-    if name not in COMPRESSORS:
-        raise UsageError(f"no compressor is called {name!r}; known: {', '.join(sorted(COMPRESSORS))}")
+    name = spelled(name, sorted(COMPRESSORS), "compressor")
     try:
         return COMPRESSORS[name](**options)
     except TypeError as error:

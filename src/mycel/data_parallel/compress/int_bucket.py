@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mycel.arguments import whole_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Scattered
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
@@ -40,9 +41,7 @@ class Bucketed(Compressor):
     is_elementwise: ClassVar[bool] = True
 
     def __init__(self, form: Format, bucket_size: int) -> None:
-        if bucket_size < 1:
-            raise UsageError(f"buckets of {bucket_size} elements: at least 1")
-        self.form, self.bucket_size = form, bucket_size
+        self.form, self.bucket_size = form, whole_number(bucket_size, "elements a bucket", least=1)
 
     def wire_bytes(self, shape: Sequence[int]) -> int:
         """See ``Compressor``."""

@@ -20,6 +20,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mycel.arguments import real_number, whole_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Linear
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
@@ -59,11 +60,10 @@ class PowerSGD(Compressor):
     is_contractive = True
 
     def __init__(self, rank: int = 4, *, wire: torch.dtype = torch.float32, min_ratio: float = 2.0) -> None:
-        if rank < 1:
-            raise UsageError(f"PowerSGD of rank {rank}: the rank must be at least 1")
+        rank = whole_number(rank, "PowerSGD's rank", least=1)
         if wire not in (torch.float32, torch.bfloat16, torch.float16):
             raise UsageError(f"PowerSGD's factors travel as float32, bfloat16 or float16, not as {wire}")
-        self.rank, self.wire, self.min_ratio = rank, wire, min_ratio
+        self.rank, self.wire, self.min_ratio = rank, wire, real_number(min_ratio, "min_ratio", least=0)
         self._q: dict[str, Tensor] = {}
         self._next_q: dict[str, Tensor] = {}  # of the step under way
 

@@ -16,10 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mycel.arguments import real_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Linear
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.errors import UsageError
 from mycel.wire.noise import uniform
 
 __all__ = ["RandomK"]
@@ -47,9 +47,7 @@ class RandomK(Compressor):
     aggregation: ClassVar[Aggregation] = Linear()
 
     def __init__(self, density: float = 0.01, *, unbiased: bool = False) -> None:
-        if not 0 < density <= 1:
-            raise UsageError(f"a density of {density}: it must be above 0 and at most 1")
-        self.density = density
+        self.density = real_number(density, "share of elements that is sent", above=0, most=1)
         self.is_unbiased, self.is_contractive = unbiased, not unbiased
 
     def wire_bytes(self, shape: Sequence[int]) -> int:

@@ -16,10 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mycel.arguments import whole_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Scattered
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.errors import UsageError
 from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes, unpack
 
 __all__ = ["Sign"]
@@ -45,9 +45,7 @@ class Sign(Compressor):
     is_contractive = True
 
     def __init__(self, *, bucket_size: int = 1024) -> None:
-        if bucket_size < 1:
-            raise UsageError(f"buckets of {bucket_size} elements: at least 1")
-        self.bucket_size = bucket_size
+        self.bucket_size = whole_number(bucket_size, "elements a bucket", least=1)
 
     def wire_bytes(self, shape: Sequence[int]) -> int:
         """See ``Compressor``."""

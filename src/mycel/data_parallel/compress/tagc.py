@@ -20,12 +20,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from mycel.arguments import real_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Gathered, Shapes
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.data_parallel.compress.sketch import insert, num_counters, peel
-from mycel.errors import UsageError
 from mycel.wire.buckets import bytes_of, floats_in, pack, packed_bytes
 from mycel.wire.selection import largest_places, places_in
 
@@ -62,9 +62,8 @@ class TAGC(Compressor):
     is_contractive = True
 
     def __init__(self, ratio: float = 2.0, *, density: float | None = None) -> None:
-        if ratio < 1 or not (density is None or 0 < density <= 1):
-            raise UsageError(f"TAGC with {ratio} elements a counter, density {density}: want >= 1, and in (0, 1]")
-        self.ratio, self.density = ratio, density
+        self.ratio = real_number(ratio, "TAGC's elements a counter", least=1)
+        self.density = None if density is None else real_number(density, "TAGC's density", above=0, most=1)
         self.num_left, self.num_decoded = 0, 0
 
     def wire_bytes(self, shape: Sequence[int]) -> int:

@@ -17,10 +17,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from mycel.arguments import real_number
 from mycel.data_parallel.compress.aggregation import Aggregation, Gathered
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
-from mycel.errors import UsageError
 from mycel.wire.buckets import bytes_of
 
 __all__ = ["TopK"]
@@ -48,9 +48,7 @@ class TopK(Compressor):
     is_contractive = True
 
     def __init__(self, density: float = 0.01) -> None:
-        if not 0 < density <= 1:
-            raise UsageError(f"a density of {density}: it must be above 0 and at most 1")
-        self.density = density
+        self.density = real_number(density, "share of elements that is sent", above=0, most=1)
 
     def wire_bytes(self, shape: Sequence[int]) -> int:
         """See ``Compressor``."""

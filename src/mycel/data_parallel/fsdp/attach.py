@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -164,6 +164,7 @@ def attach(
     seed: int = 0,
     timeout_s: float | None = None,
     scaler: Scaler | None = None,
+    residuals: Literal["float32", "int8"] = "float32",
 ) -> FSDPCompression:
     """Compress what the FSDP2 units of a model gather and reduce. Every rank calls it.
 
@@ -177,12 +178,13 @@ def attach(
             them (HSDP). Only the mean of gradients over them is compressed, by any compressor; ``fully_shard`` has
             been given the inner dimension of the mesh alone.
         exact: patterns, as of file names, of parameters that travel as they are too.
-        feedback: remember residuals, which takes a whole model's gradients in float32 on each rank; by default
-            for compressors that are not unbiased.
+        feedback: remember residuals, which takes a whole model's gradients on each rank; by default for compressors
+            that are not unbiased.
         seed: of rounding by chance.
         timeout_s: of the groups that are made for nodes; by default the backend's.
         scaler: the ``GradScaler`` that scales the losses, whose scale the residuals then follow; without it, call
             ``rescale`` where a scale changes.
+        residuals: how they are kept: ``"int8"``, rounded by chance, takes a quarter of the memory.
 
     Returns:
         A handle: bytes, state, and ``close()``.
@@ -195,7 +197,8 @@ def attach(
 
     weights, gradients = _policies(method, exact)
     if replicas is not None:
-        return _between_replicas(model, gradients, replicas, topology, _feedback(gradients, feedback, scaler), seed)
+        kept = _feedback(gradients, feedback, scaler, residuals)
+        return _between_replicas(model, gradients, replicas, topology, kept, seed)
     for compressor in () if gradients is None else gradients.compressors():
         # Payloads that the network adds need as many rounds as their sums; element by element they can be cut too.
         if compressor.aggregation.adds_payloads and not compressor.is_elementwise:
@@ -210,7 +213,7 @@ def attach(
     route = Route(
         units[0].group, CommStats(), None if topology is None else nodes_between(topology), timeout_s=timeout_s
     )
-    made = FSDPCompression(model, units, route, gradients, _feedback(gradients, feedback, scaler))
+    made = FSDPCompression(model, units, route, gradients, _feedback(gradients, feedback, scaler, residuals))
     if isinstance(gradients, LGreCo):
         gradients.sharded(units[0].group)
     for unit in units:
@@ -257,11 +260,16 @@ def _between_replicas(
     return made
 
 
-def _feedback(policy: CompressionPolicy | None, wanted: bool | None, scaler: Scaler | None) -> ErrorFeedback | None:
+def _feedback(
+    policy: CompressionPolicy | None,
+    wanted: bool | None,
+    scaler: Scaler | None,
+    precision: Literal["float32", "int8"],
+) -> ErrorFeedback | None:
     if policy is None:
         return None
     keeps = any(c.wants_feedback for c in policy.compressors()) if wanted is None else wanted
-    return ErrorFeedback(scaler=scaler) if keeps else None
+    return ErrorFeedback(scaler=scaler, precision=precision) if keeps else None
 
 
 def _policies(

@@ -91,6 +91,7 @@ class CompressedAllGather(_Rows, AllGather):
         them (hpZ of ZeRO++), which have been rounded once: they travel as they are.
         """
         if dist.get_world_size(group) != self.route.num_rows:
+            self.route.check_inside(group, self.unit.name)
             all_gather_single(output_tensor, input_tensor, group=group)
             self.route.inside.add_even("gather", input_tensor.nbytes, group)
             return

@@ -69,6 +69,9 @@ def units_of(model: nn.Module) -> list[Unit]:
     """
     from torch.distributed.fsdp import FSDPModule
 
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()  # after a forward pass the root has its parameters whole, and shards have no names
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     units = []
     for name, module in model.named_modules():

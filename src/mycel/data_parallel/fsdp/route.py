@@ -111,6 +111,21 @@ class Route:
         column = self._rows[dist.get_rank(self._inside)]
         return [int(row) for row in column]
 
+    def check_inside(self, group: dist.ProcessGroup, module: str) -> None:
+        """Refuse a group, of those who keep a module's weights between its passes, that is in several nodes.
+
+        Raises:
+            UsageError: its gathers would leave nodes, in full precision.
+        """
+        if self._inside is None:
+            return
+        keepers, node = dist.get_process_group_ranks(group), dist.get_process_group_ranks(self._inside)
+        if not set(keepers) <= set(node):
+            raise UsageError(
+                f"module {module!r} keeps the weights of its forward pass between ranks {keepers}, which are in "
+                f"several nodes: fully_shard(..., reshard_after_forward={len(node)}), the ranks of a node, or less"
+            )
+
     def gather(self, payload: Tensor) -> Tensor:
         """Payloads of ``sources()``, shape ``[num_sent, bytes]``."""
         heard = payload.new_empty(self.num_sent * len(payload))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.arguments import the
 from mycel.comm.bundle import Packed
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.base import Combiner
@@ -88,7 +89,7 @@ class LocalUpdates(Handle):
         members: Members | None,
         group: dist.ProcessGroup | None,
     ) -> None:
-        self._optimizer = unwrapped(optimizer)
+        self._optimizer = the(torch.optim.Optimizer, unwrapped(optimizer), "the optimizer of this rank")
         self._synchronizer = synchronizer
         self._streaming = synchronizer if isinstance(synchronizer, Streaming) else None
         self._total_steps = total_steps

@@ -1,6 +1,7 @@
 """An optimizer that takes a DDP model's gradients before they are averaged.
 
-DDP's buckets come with matrices of Dion's, which stay as they are, and with all else, which becomes a mean as always.
+DDP's buckets come with gradients that stay as they are, such as those of Dion's matrices, and with all else, which
+becomes a mean as always.
 Beside it travels one number: NaN, if a gradient that stays is not finite. Then a first element of those that stay
 becomes NaN on all ranks, so that every rank's ``GradScaler`` skips the step, and none waits for the others.
 """
@@ -28,15 +29,19 @@ class Attachable(Protocol):
     Attributes:
         param_groups: torch's; each has an ``algorithm``.
         stats: counts what the hook sends.
-        replicas: the ranks of the model, from when to when its gradients of Dion's matrices are each rank's own.
+        replicas: the ranks of the model, from when to when some of its gradients are each rank's own.
     """
 
     param_groups: list[dict[str, Any]]
     stats: CommStats
     replicas: dist.ProcessGroup | None
 
+    def stays(self, group: dict[str, Any], parameter: Tensor) -> bool:
+        """Whether the next step wants this rank's gradient and not the mean; the same on all ranks."""
+        ...
+
     def synchronize(self) -> None:
-        """Make momenta the mean over ranks."""
+        """Make what each rank remembers for itself the mean over ranks."""
         ...
 
 
@@ -60,7 +65,7 @@ class Attached(Handle):
     """
 
     def __init__(self, optimizer: Attachable, model: DistributedDataParallel) -> None:
-        mine = {id(p): group["algorithm"] for group in optimizer.param_groups for p in group["params"]}
+        mine = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         trained = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
         if missing := [name for key, name in trained.items() if key not in mine]:
             raise UsageError(
@@ -69,7 +74,7 @@ class Attached(Handle):
         if optimizer.replicas is not None:
             raise UsageError("the optimizer is attached to a model already: close() that handle first")
         self.stats: CommStats = optimizer.stats
-        self._stay = {key for key, algorithm in mine.items() if algorithm == "dion"}
+        self._groups = mine
         self._optimizer, self._group = optimizer, model.process_group
         self._size = self._group.size()
         self._release = take_hook(model, self._hook)
@@ -96,7 +101,8 @@ class Attached(Handle):
         stay: list[Tensor] = []
         rest: list[Tensor] = []
         for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            (stay if id(parameter) in self._stay else rest).append(gradient)
+            stays = self._optimizer.stays(self._groups[id(parameter)], parameter)
+            (stay if stays else rest).append(gradient)
         if not stay:
             return self._mean(buffer, lambda _: None, buffer)
         largest = torch.stack([torch.linalg.vector_norm(g, ord=torch.inf) for g in stay if g.numel()])

@@ -9,11 +9,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.data_parallel.optimizers.demo_update import LARGEST_CHUNK
 from mycel.errors import UsageError
 
 __all__ = ["ALGORITHMS", "check_group", "check_together"]
 
-ALGORITHMS = ("dion", "muon", "adamw")
+ALGORITHMS = ("dion", "muon", "demo", "one_bit_adam", "adamw")
+#: Whose parameters are matrices.
+_OF_MATRICES = ("dion", "muon")
+#: Whose gradients DDP would average and whose parameters are whole: of shards, FSDP2 has averaged gradients already.
+_OF_REPLICAS = ("demo", "one_bit_adam")
 _WIRES = (None, torch.float32, torch.bfloat16)
 
 
@@ -34,13 +39,18 @@ def check_group(group: dict[str, Any]) -> None:
                 f"parameter {name} is {parameter.dtype}: parameters and momenta are float32 or float64 here; for "
                 "lower precision, use torch.autocast or FSDP2's MixedPrecisionPolicy"
             )
-        if algorithm != "adamw" and (parameter.dim() != 2 or not parameter.numel()):
+        if algorithm in _OF_MATRICES and (parameter.dim() != 2 or not parameter.numel()):
             raise UsageError(
                 f"parameter {name} of shape {tuple(parameter.shape)} is no matrix, which {algorithm} needs: put it "
                 'in a group with algorithm="adamw", as matrix_groups does'
             )
-        if algorithm != "adamw":
+        if algorithm in _OF_MATRICES:
             _check_placements(name, parameter)
+        if algorithm in _OF_REPLICAS and any(not p.is_replicate() for p in getattr(parameter, "placements", ())):
+            raise UsageError(
+                f"parameter {name} is sharded, and {algorithm} saves what DDP sends for averages: FSDP2 has averaged "
+                "gradients before an optimizer sees them. Take Dion or Muon, or compress(model, QSDP())"
+            )
 
 
 def check_together(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
@@ -66,6 +76,10 @@ def _check_options(group: dict[str, Any]) -> None:
         raise UsageError(f"momentum {group['momentum']}: it must be at least 0 and below 1")
     if group["lr"] < 0 or group["weight_decay"] < 0:
         raise UsageError(f"lr {group['lr']}, weight_decay {group['weight_decay']}: must not be negative")
+    if not 1 <= group["chunk"] <= LARGEST_CHUNK:
+        raise UsageError(f"chunks of {group['chunk']} by {group['chunk']}: want sides of 1 to {LARGEST_CHUNK}")
+    if group["top_k"] < 1 or group["warm_up"] < 1:
+        raise UsageError(f"top_k {group['top_k']}, warm_up {group['warm_up']}: want at least 1 of each")
     if group["newton_schulz_steps"] < 1:
         raise UsageError(f"{group['newton_schulz_steps']} steps of Newton and Schulz: want at least 1")
     if group["wire"] not in _WIRES:

@@ -110,6 +110,6 @@ def _change(entry: Entry, b: Tensor, p: Tensor, right: Tensor, taken: Tensor) ->
         q = right / lengths
         entry.state["q"] = q
         entry.state["step"] = entry.state.get("step", torch.zeros(())) + 1
-        entry.move(lambda x, factor: x.addmm_(p, q.mT, alpha=factor))
+        entry.move(lambda x, factor: x.addmm_(p, q.mT, alpha=factor), entry.scale)
 
     return Change(values=right, apply=apply)

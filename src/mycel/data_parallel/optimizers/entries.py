@@ -52,12 +52,17 @@ class Entry:
             self.state[key] = torch.zeros_like(self.parameter, memory_format=torch.preserve_format)
         return local_part(self.state[key])
 
-    def move(self, update: Callable[[Tensor, float], object]) -> None:
-        """Decay the weights, then have ``update`` subtract: it gets the parameter and what it multiplies with."""
+    def move(self, update: Callable[[Tensor, float], object], scale: float = 1.0) -> None:
+        """Decay the weights, then have ``update`` subtract: it gets the parameter and what it multiplies with.
+
+        Args:
+            update: writes the parameter.
+            scale: of the update, besides the rate.
+        """
         rate = float(self.options["lr"])
         if self.options["weight_decay"]:
             self.local.mul_(1 - rate * self.options["weight_decay"])
-        update(self.local, -rate * self.scale)
+        update(self.local, -rate * scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Optimizers whose groups say by which algorithm they move: Dion or Muon for matrices, AdamW for the rest.
+"""Optimizers whose groups say by which algorithm they move: Dion or Muon, DeMo or 1-bit Adam, AdamW for the rest.
 
 A step has three parts. Ranks agree that it may be taken: all gradients are finite, and what every rank must do alike
 is alike. Every update is found, by few collectives for all matrices together. Then everything is written; a step that
@@ -13,11 +13,12 @@ from typing import Any, overload
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.data_parallel.feedback import is_finite
 from mycel.data_parallel.handle import Handle
-from mycel.data_parallel.optimizers import adamw_update, dion_update, muon_update
+from mycel.data_parallel.optimizers import adamw_update, demo_update, dion_update, muon_update, one_bit_update
 from mycel.data_parallel.optimizers.attach import Attached
 from mycel.data_parallel.optimizers.check import ALGORITHMS, check_group, check_together
 from mycel.data_parallel.optimizers.entries import Change, Entry, Ranks, local_part
@@ -28,9 +29,23 @@ __all__ = ["Dion", "MatrixOptimizer", "Muon"]
 
 logger = logging.getLogger(__name__)
 
+#: What groups have that say nothing; each optimizer has its own beside it.
+_DEFAULTS = {
+    "rank": 0.25,
+    "nesterov": True,
+    "newton_schulz_steps": 5,
+    "chunk": 64,
+    "top_k": 32,
+    "warm_up": 1000,
+    "momentum": 0.95,
+    "wire": None,
+}
+#: What each rank has for itself after ``attach``, by algorithm.
+_OWN = {"dion": "momentum", "demo": "momentum", "one_bit_adam": "owed"}
+
 
 class MatrixOptimizer(torch.optim.Optimizer):
-    """What ``Dion`` and ``Muon`` share: they differ in what groups are by default.
+    """What ``Dion``, ``Muon``, ``DeMo`` and ``OneBitAdam`` share: they differ in what groups are by default.
 
     Attributes:
         stats: steps, and bytes that this rank has sent: factors, updates and, after ``attach``, other gradients.
@@ -41,7 +56,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Any, defaults: dict[str, Any], seed: int) -> None:
         self.stats, self.skipped, self.seed = CommStats(), 0, seed
         self.replicas: dist.ProcessGroup | None = None
-        super().__init__(params, defaults)
+        super().__init__(params, _DEFAULTS | defaults)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -64,8 +79,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def attach(self, model: DistributedDataParallel) -> Handle:
         """Take gradients from DDP before they are averaged: see ``mycel.data_parallel.optimizers.attach``.
 
-        Of Dion's matrices, factors travel instead; of all other parameters, DDP's mean. Matrices of Muon are divided
-        among the ranks. Every rank calls it, once, before the first backward pass.
+        Of Dion's matrices, factors travel instead; of DeMo's parameters, frequencies; of 1-bit Adam's, after their
+        warm-up, signs; of all others, DDP's mean. Matrices of Muon are divided among the ranks. Every rank calls it,
+        once, before the first backward pass.
 
         Returns:
             A handle; ``close()`` has DDP average all gradients again, and momenta with them.
@@ -74,6 +90,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
             UsageError: the model's gradients are compressed or combined already, or its parameters are others.
         """
         return Attached(self, model)
+
+    def stays(self, group: dict[str, Any], parameter: Tensor) -> bool:
+        """Whether the next step, after ``attach``, takes this rank's gradient of a parameter and not the mean."""
+        if group["algorithm"] == "one_bit_adam":
+            return one_bit_update.is_warm(group, self.state.get(parameter, {}))
+        return group["algorithm"] in _OWN
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -105,12 +127,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
             changes += dion_update.changes(entries["dion"], ranks, self.stats, self.seed)
         if entries["muon"]:
             changes += muon_update.changes(entries["muon"], ranks, self.stats)
+        if entries["demo"]:
+            changes += demo_update.changes(entries["demo"], ranks, self.stats)
+        by_warmth: dict[bool, list[Entry]] = {True: [], False: []}
+        for entry in entries["one_bit_adam"]:
+            by_warmth[one_bit_update.is_warm(entry.options, entry.state)].append(entry)
+        if by_warmth[True]:
+            changes += one_bit_update.changes(by_warmth[True], ranks, self.stats)
         if not all(is_finite(change.values) for change in changes):
             self._skip()
             return loss
         for change in changes:
             change.apply()
         adamw_update.apply(entries["adamw"])
+        one_bit_update.warm_up(by_warmth[False])
         self.stats.steps += 1
         return loss
 
@@ -118,18 +148,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def synchronize(self) -> None:
         """Make momenta the mean over the ranks of ``attach``, so that one rank's ``state_dict`` is everybody's.
 
-        Of Dion, each rank's momentum has its own gradients. Their mean is what counts: training goes on with it as
-        before, up to rounding, on any number of ranks. Bytes of one exact step. Every rank calls it, between steps;
-        without it, each rank's own state makes its run go on bit for bit.
+        Of Dion and DeMo, each rank's momentum has its own gradients, and of 1-bit Adam what it owes. Their mean is
+        what counts: training goes on with it, of Dion as before up to rounding, on any number of ranks. Bytes of one
+        exact step. Every rank calls it, between steps; without it, each rank's own state makes its run go on bit for
+        bit.
         """
         if self.replicas is None:
             return
         for group in self.param_groups:
-            for parameter in group["params"] if group["algorithm"] == "dion" else ():
-                if "momentum" in self.state[parameter]:
-                    momentum = self.state[parameter]["momentum"]
-                    dist.all_reduce(momentum, group=self.replicas)
-                    momentum.div_(self.replicas.size())
+            key = _OWN.get(group["algorithm"], "")
+            for parameter in group["params"]:
+                if key in self.state[parameter]:
+                    own = self.state[parameter][key]
+                    dist.all_reduce(own, group=self.replicas)
+                    own.div_(self.replicas.size())
 
     def _skip(self) -> None:
         self.skipped += 1
@@ -167,7 +199,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         group = ranks.replicas or ranks.shards
         if group is None:
             return not is_bad
-        alike = 0.0 if ranks.replicas is None or is_bad else _fingerprint(entries)
+        alike = 0.0 if ranks.replicas is None or is_bad else self._fingerprint(entries)
         told = torch.tensor([float(is_bad), alike, -alike], dtype=torch.float64, device=everything[0].gradient.device)
         dist.all_reduce(told, op=dist.ReduceOp.MAX, group=group)
         self.stats.sent(2 * (group.size() - 1) / group.size() * told.nbytes)
@@ -177,22 +209,21 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if most != -least:
             raise UsageError(
                 "ranks have different gradients of parameters that all of them move alike (AdamW's and Muon's): "
-                "clipping by a rank's own norm does that, since gradients of Dion's matrices are not averaged. Clip "
-                "those of AdamW's groups alone: updates of matrices are orthonormal whatever the length of gradients"
+                "clipping by a rank's own norm does that, since gradients of other groups are not averaged. Clip "
+                "those of AdamW's groups alone: other updates are as long whatever the length of gradients"
             )
         return True
 
-
-def _fingerprint(entries: dict[str, list[Entry]]) -> float:
-    """Tells apart, all but surely, gradients that should be the same, and sets of parameters that have any."""
-    total = 0.0
-    for algorithm, members in entries.items():
-        for place, entry in enumerate(members):
-            number, where = (int(part) for part in entry.name.split("."))
-            total += 1e3 * number + where + 1
-            if algorithm != "dion":
-                total += (place + 1) * float(torch.linalg.vector_norm(entry.gradient.double()))
-    return total
+    def _fingerprint(self, entries: dict[str, list[Entry]]) -> float:
+        """Tells apart, all but surely, gradients that should be the same, and sets of parameters that have any."""
+        total = 0.0
+        for members in entries.values():
+            for place, entry in enumerate(members):
+                number, where = (int(part) for part in entry.name.split("."))
+                total += 1e3 * number + where + 1
+                if not self.stays(entry.options, entry.parameter):
+                    total += (place + 1) * float(torch.linalg.vector_norm(entry.gradient.double()))
+        return total
 
 
 def _name(group: dict[str, Any], place: int) -> str:
@@ -249,8 +280,7 @@ class Dion(MatrixOptimizer):
         seed: int = 0,
     ) -> None:
         given = {"lr": lr, "rank": rank, "momentum": momentum, "weight_decay": weight_decay, "wire": wire}
-        muons = {"nesterov": True, "newton_schulz_steps": 5}
-        super().__init__(params, {"algorithm": "dion", **given, **muons, "betas": betas, "eps": eps}, seed)
+        super().__init__(params, {"algorithm": "dion", **given, "betas": betas, "eps": eps}, seed)
 
 
 class Muon(MatrixOptimizer):
@@ -299,6 +329,6 @@ class Muon(MatrixOptimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         eps: float = 1e-8,
     ) -> None:
-        given = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wire": wire, "nesterov": nesterov}
-        shared = {"rank": 0.25, "newton_schulz_steps": newton_schulz_steps, "betas": betas, "eps": eps}
-        super().__init__(params, {"algorithm": "muon", **given, **shared}, 0)
+        given: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "wire": wire}
+        given |= {"nesterov": nesterov, "newton_schulz_steps": newton_schulz_steps, "betas": betas, "eps": eps}
+        super().__init__(params, {"algorithm": "muon", **given}, 0)

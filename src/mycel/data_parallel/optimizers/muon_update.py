@@ -198,6 +198,6 @@ def _swapped(parts: list[Tensor], sizes: list[int]) -> Conversation:
 def _change(entry: Entry, momentum: Tensor, update: Tensor) -> Change:
     def apply() -> None:
         entry.kept("momentum").copy_(momentum)
-        entry.move(lambda x, factor: x.add_(update, alpha=factor))
+        entry.move(lambda x, factor: x.add_(update, alpha=factor), entry.scale)
 
     return Change(values=update, apply=apply)

@@ -15,6 +15,7 @@ from mycel.moe.dispatch.all_to_all import AllToAllDispatcher
 from mycel.moe.dispatch.base import Dispatched, SteppedDispatcher, TokenDispatcher
 from mycel.moe.dispatch.hierarchical import HierarchicalDispatcher
 from mycel.moe.dispatch.local import LocalDispatcher
+from mycel.names import spelled
 from mycel.wire import IdentityCodec, WireCodec
 
 __all__ = [
@@ -73,8 +74,7 @@ def make_dispatcher(
     dims = 0 if mesh is None else mesh.ndim
     if name is None:
         name = next((known for known, (needed, _) in DISPATCHERS.items() if needed == dims), "all_to_all")
-    if name not in DISPATCHERS:
-        raise UsageError(f"no dispatcher is called {name!r}; known: {', '.join(sorted(DISPATCHERS))}")
+    name = spelled(name, sorted(DISPATCHERS), "dispatcher")
     needed, kind = DISPATCHERS[name]
     options: dict[str, Any] = {"meter": meter or ByteMeter()}
     if needed == 1 and dims == 2:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mycel.comm.exchange import all_gather_rows, reduce_scatter_rows
+from mycel.comm.messages import all_gather_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 from mycel.moe.dispatch.base import Dispatched, GroupDispatcher, local_routing
@@ -60,7 +61,7 @@ class AllGatherDispatcher(GroupDispatcher):
     def _lengths(self, x_TD: Tensor) -> Pending[Tensor]:
         """Tokens of each rank."""
         lengths_W = torch.empty(self.num_ranks, dtype=torch.int64, device=x_TD.device)
-        dist.all_gather_into_tensor(lengths_W, lengths_W.new_tensor([x_TD.shape[0]]), group=self.group)
+        all_gather_single(lengths_W, lengths_W.new_tensor([x_TD.shape[0]]), group=self.group)
         self.meter.add_even("counts", lengths_W.element_size(), self.group)
         return Pending.done(lengths_W)
 

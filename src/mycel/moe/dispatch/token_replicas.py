@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mycel.comm.exchange import there_and_back
+from mycel.comm.messages import all_gather_single
 from mycel.comm.meter import ByteMeter
 from mycel.comm.pending import Pending, communicate
 
@@ -60,7 +61,7 @@ class TokenReplicas:
             missing = [0] * (2 * share.dim() - 1) + [width - share.shape[0]]
             padded = functional.pad(share, missing).contiguous()
             gathered = padded.new_empty(width * self.size, *padded.shape[1:])
-            dist.all_gather_into_tensor(gathered, padded, group=self.group)
+            all_gather_single(gathered, padded, group=self.group)
             self.meter.add_even(name, padded.numel() * padded.element_size(), self.group)
             return Pending.done(gathered[:num_rows])
 

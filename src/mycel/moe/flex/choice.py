@@ -20,6 +20,7 @@ from mycel.comm.groups import flat_group
 from mycel.errors import UsageError
 from mycel.moe.flex.cost import CostModel, Load
 from mycel.moe.flex.measure import measure_costs, now
+from mycel.moe.overlap import Beside
 from mycel.moe.recompute import Memo, recomputing
 from mycel.moe.routed import HeldExperts, RoutedExperts
 from mycel.moe.schedule import ExpertSchedule, Tuner
@@ -112,23 +113,28 @@ class Chooser:
 
     @untraced  # it measures
     def __call__(
-        self, experts: HeldExperts, x_TD: Tensor, routing: RoutingResult, schedule: ExpertSchedule | None = None
+        self,
+        experts: HeldExperts,
+        x_TD: Tensor,
+        routing: RoutingResult,
+        schedule: ExpertSchedule | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """As ``RoutedExperts``; where the call brings no schedule, by the one chosen for its load."""
         if schedule is not None:
-            return self.routed(experts, x_TD, routing, schedule)
+            return self.routed(experts, x_TD, routing, schedule, beside)
         weights_TK = routing.top_k_weights
         training = torch.is_grad_enabled() and (x_TD.requires_grad or weights_TK.requires_grad)
         plan, record = self._begin(experts, x_TD, weights_TK.shape[1], training=training)
         if record is None:
-            return self.routed(experts, x_TD, routing, plan)
+            return self.routed(experts, x_TD, routing, plan, beside)
         begin = now(x_TD.device)
         if training:  # what needs no gradient stays that way, as when it is computed again, which is not measured
             wanted = [t for t in (x_TD, weights_TK) if t.requires_grad]
             begun = iter(_Watch.apply(record, False, *wanted))  # type: ignore[no-untyped-call]
             x_TD, weights_TK = [next(begun) if t.requires_grad else t for t in (x_TD, weights_TK)]
             routing = routing._replace(top_k_weights=weights_TK)
-        y_TD = self.routed(experts, x_TD, routing, plan)
+        y_TD = self.routed(experts, x_TD, routing, plan, beside)
         watched: tuple[Tensor, ...] = _Watch.apply(record, True, y_TD)  # type: ignore[no-untyped-call]
         record.spent_s = now(x_TD.device) - begin
         record.ended = not training

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.comm.groups import flat_group, subgroup
+from mycel.comm.messages import all_gather_single
 from mycel.cost import Line
 from mycel.errors import UsageError
 from mycel.moe.expert_mlp import ExpertWeights, expert_mlp
@@ -109,4 +110,4 @@ def _swap(group: dist.ProcessGroup, num_bytes: int, device: torch.device) -> Non
 def _gather(group: dist.ProcessGroup, num_bytes: int, device: torch.device) -> None:
     size = dist.get_world_size(group)
     own = torch.zeros(max(1, num_bytes // max(1, size - 1)), dtype=torch.uint8, device=device)
-    dist.all_gather_into_tensor(own.new_empty(own.numel() * size), own, group=group)
+    all_gather_single(own.new_empty(own.numel() * size), own, group=group)

@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from mycel.comm.groups import flat_group
+from mycel.comm.messages import all_gather_single
 from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
 from mycel.moe.balance import LoadBalancing
@@ -27,7 +28,7 @@ from mycel.moe.hugging_face.routers import WatchedRouter, check_policies, unwatc
 from mycel.moe.hugging_face.transformers_api import BACKEND, experts_registry
 from mycel.moe.parallel import ExpertParallel
 from mycel.moe.sharded import is_sharded
-from mycel.moe.stacks import gather_stack, keep_own
+from mycel.moe.stacks import gather_stack, keep_own, require_no_graph
 
 __all__ = ["Applied", "applied_to", "apply", "restore"]
 
@@ -166,6 +167,8 @@ def apply(
                 f"{adapted.experts_path}: adapters stand around experts that are to be divided, and are for all of "
                 "them; call apply first, then add adapters, which are then for each rank's own experts"
             )
+        for block in blocks:
+            require_no_graph(block.experts, block.experts_path)
         group = flat_group(mesh)
         _check_alike(model, blocks, group)
 
@@ -269,7 +272,7 @@ def _check_alike(model: nn.Module, blocks: Sequence[Block], group: dist.ProcessG
     """Each rank keeps a part of what it has: all must have the same. What is by experts stands for the rest."""
     sums = torch.stack([_checksum(_beside(model.get_submodule(block.path), block)) for block in blocks])
     all_sums = sums.new_empty(dist.get_world_size(group) * len(blocks))
-    dist.all_gather_into_tensor(all_sums, sums, group=group)
+    all_gather_single(all_sums, sums, group=group)
     for rank, theirs in enumerate(all_sums.view(-1, len(blocks))):
         for block, mine, other in zip(blocks, sums.tolist(), theirs.tolist(), strict=True):
             if mine != other:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from mycel.errors import UsageError
 from mycel.moe.activations import ACTIVATIONS
-from mycel.moe.expert_mlp import ExpertKind, ExpertWeights, compute_dtype
+from mycel.moe.expert_mlp import ApartWeights, ExpertKind, ExpertWeights, compute_dtype
 from mycel.moe.flex.choice import Chooser
 from mycel.moe.hugging_face.transformers_api import default_gate
 from mycel.moe.parallel import ExpertParallel
@@ -39,6 +39,8 @@ class ForeignExperts:
         routed: dispatch, compute, combine.
         chooser: of schedules, with a tuner.
         cuts: how each parameter is divided among ranks that share an expert.
+        far: where weights are, if not in the module's parameters: for a type, those in far memory.
+        router: whose experts they are, once somebody has asked.
 
     Raises:
         UsageError: they are to be cut, and it is not known how.
@@ -46,6 +48,8 @@ class ForeignExperts:
 
     def __init__(self, module: Any, num_experts: int, parallel: ExpertParallel) -> None:
         self.module, self.num_experts = module, num_experts
+        self.far: Callable[[torch.dtype], ApartWeights] | None = None
+        self.router: nn.Module | None = None
         self.gated, self.biased = getattr(module, "has_gate", True), getattr(module, "has_bias", False)
         names = ["gate_up_proj" if self.gated else "up_proj", "down_proj"]
         self.names = names + ([f"{name}_bias" for name in names] if self.biased else [])
@@ -90,10 +94,13 @@ class ForeignExperts:
         plain = self.swiglu and not (self.biased or module.is_transposed or after)
         # Slots without an expert are not marked, and kernels that take tokens would have to know.
         activate = ACTIVATIONS["swiglu"][1] if self.swiglu else activate
+        plain = plain and self.far is None
         return ExpertKind(activate, "swiglu" if plain else None, fused_tokens=False, after=after)
 
-    def weights(self, use: WeightUse) -> ExpertWeights:
+    def weights(self, use: WeightUse) -> ExpertWeights | ApartWeights:
         """See ``HeldExperts``."""
+        if self.far is not None:
+            return self.far(use.dtype)
         stacked = {name: getattr(self.module, name) for name in self.names}
         transposed = self.module.is_transposed
         return call_weights(stacked, self.cuts, use, shard=self.routed.shard, transposed=transposed)

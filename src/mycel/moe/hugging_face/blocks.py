@@ -16,7 +16,7 @@ from mycel.moe.dispatch import TokenDispatcher
 from mycel.moe.divided import stacks_of
 from mycel.moe.sharded import is_sharded
 
-__all__ = ["Block", "RouterKind", "find_blocks"]
+__all__ = ["Block", "RouterKind", "find_blocks", "router_of"]
 
 #: Stacked parameters that the backend multiplies with, or adds.
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
@@ -126,6 +126,17 @@ def find_blocks(model: nn.Module, *, routers: bool = True) -> tuple[Block, ...]:
             "down_proj [experts, ., .] beside gate_up_proj or up_proj"
         )
     return tuple(found)
+
+
+def router_of(model: nn.Module, block: Block, num_experts: int) -> nn.Module:
+    """The router of a block that nobody asked for yet.
+
+    Raises:
+        UsageError: none is understood.
+    """
+    parent = model.get_submodule(block.path)
+    name, _ = _find_router(block.path, parent, block.experts_name, num_experts)
+    return parent.get_submodule(name)
 
 
 def _stacked(module: nn.Module) -> dict[str, nn.Parameter]:

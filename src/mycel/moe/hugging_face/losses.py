@@ -11,10 +11,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mycel.errors import UsageError
-from mycel.moe.hugging_face.routers import WatchedRouter
+from mycel.moe.hugging_face.routers import ALL, WatchedRouter
 from mycel.moe.layer import moe_loss
 
 __all__ = ["add_losses"]
+
+#: Arguments of models that say how long sequences are, and how many dimensions they have.
+_SHAPED = {"input_ids": 2, "inputs_embeds": 3}
 
 
 def add_losses(model: nn.Module, routers: Sequence[WatchedRouter]) -> list[RemovableHandle]:
@@ -37,12 +40,33 @@ class _Before:
     def __call__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mask = _argument(model, "attention_mask", args, kwargs)
         counted = None
+        by_sequence = any(policy.by_sequence for router in self.routers for policy in router.mycel_policies)
+        sequence = _sequences(model, mask, args, kwargs) if by_sequence else None
         if model.training and torch.is_grad_enabled() and isinstance(mask, Tensor) and mask.dim() == 2:
             counted = mask.reshape(-1).bool()
             counted = None if bool(counted.all()) else counted
+        tokens = ALL if counted is None and sequence is None else (counted, sequence)
         for router in self.routers:
-            router.mycel_mask = counted
+            router.mycel_tokens = tokens
             router.loss = router.loss.new_zeros(())
+
+
+def _sequences(model: nn.Module, mask: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """Of each token of a training call the number of its sequence, by the shape of what has one.
+
+    Raises:
+        UsageError: nothing has.
+    """
+    if not (model.training and torch.is_grad_enabled()):
+        return None
+    shaped = [(mask, 2), *((_argument(model, name, args, kwargs), dim) for name, dim in _SHAPED.items())]
+    for like, dim in shaped:
+        if isinstance(like, Tensor) and like.dim() == dim:
+            return torch.arange(like.shape[0], device=like.device).repeat_interleave(like.shape[1])
+    raise UsageError(
+        f"{type(model).__name__}: a policy of balance looks at sequences, and the call has none of attention_mask "
+        "and input_ids [batch, tokens] or inputs_embeds [batch, tokens, width] that would tell them"
+    )
 
 
 def _with_losses(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,11 +17,14 @@ from mycel.moe.hugging_face.blocks import Block, RouterKind
 from mycel.moe.recompute import Memo, recomputing
 from mycel.moe.slots import RoutingResult, count_tokens
 
-__all__ = ["WatchedRouter", "check_policies", "unwatch", "watch"]
+__all__ = ["ALL", "WatchedRouter", "answers_by", "check_policies", "unwatch", "watch"]
 
+#: Which tokens of a call count, and the number of each one's sequence.
+Tokens = tuple[Tensor | None, Tensor | None]
+ALL: Tokens = (None, None)
 #: What ``watch`` adds to an instance, beside the policies' own.
 _ADDED = (
-    *("mycel_kind", "mycel_policies", "mycel_mask", "mycel_masks"),
+    *("mycel_kind", "mycel_policies", "mycel_tokens", "mycel_passes"),
     *("loss", "_counts", "_tokens", "_blind", "_factor"),
 )
 
@@ -33,14 +36,15 @@ class WatchedRouter(Balanced):
     entries only. ``ExpertBias`` works on the router's ``e_score_correction_bias``.
 
     Attributes:
-        mycel_mask: tokens that count, of the call that is running; ``None``: all.
-        mycel_masks: the same of the latest passes, which may be computed again.
+        mycel_tokens: of the call that is running: which tokens count (``None``: all), and of each the number of its
+            sequence (``None``: nobody asks).
+        mycel_passes: the same of the latest passes, which may be computed again.
     """
 
     mycel_kind: RouterKind
     mycel_policies: tuple[LoadBalancing, ...]
-    mycel_mask: Tensor | None
-    mycel_masks: Memo[Tensor | None]
+    mycel_tokens: Tokens
+    mycel_passes: Memo[Tokens]
 
     def policies(self) -> Sequence[LoadBalancing]:
         """See ``Balanced``."""
@@ -54,25 +58,39 @@ class WatchedRouter(Balanced):
         if not self.training or not self.mycel_policies:
             return answer
         logits_TE, weights_TK, index_TK = answer
-        mask = self.mycel_mask
+        tokens = self.mycel_tokens
         if recomputing():
-            mask = self.mycel_masks.again(logits_TE, mask)
+            tokens = self.mycel_passes.again(logits_TE, tokens)
         else:
-            self.mycel_masks.note(logits_TE, mask)
-        deferred = self.observe(self._routing(logits_TE, weights_TK, index_TK, mask))
+            self.mycel_passes.note(logits_TE, tokens)
+        deferred = self.observe(self._routing(logits_TE, weights_TK, index_TK, *tokens))
         return answer if deferred is None else (logits_TE, attach(weights_TK, deferred), index_TK)
 
-    def _routing(self, logits_TE: Tensor, weights_TK: Tensor, index_TK: Tensor, mask: Tensor | None) -> RoutingResult:
+    def _routing(
+        self,
+        logits_TE: Tensor,
+        weights_TK: Tensor,
+        index_TK: Tensor,
+        mask: Tensor | None,
+        sequence: Tensor | None,
+    ) -> RoutingResult:
         E = logits_TE.shape[1]
         wide_TE = logits_TE.to(torch.promote_types(logits_TE.dtype, torch.float32))
+        if sequence is not None and sequence.numel() != wide_TE.shape[0]:
+            raise UsageError(
+                f"{type(self).__name__}: {wide_TE.shape[0]} tokens were routed, and the sequences of the call have "
+                f"{sequence.numel()}; a policy that looks at sequences cannot be used with this model"
+            )
         if mask is not None and mask.numel() == wide_TE.shape[0]:
+            sequence = None if sequence is None else sequence[mask]
             wide_TE, weights_TK, index_TK = wide_TE[mask], weights_TK[mask], index_TK[mask]
         # Policies take the first slot for the first choice; some routers leave slots in no order.
         order_TK = weights_TK.detach().argsort(dim=1, descending=True, stable=True)
         index_TK = index_TK.gather(1, order_TK)
         scores_TE = wide_TE.sigmoid() if self.mycel_kind.score == "sigmoid" else wide_TE.softmax(dim=1)
         counts_E = count_tokens(index_TK, E)
-        return RoutingResult(index_TK, weights_TK.gather(1, order_TK), wide_TE, scores_TE, counts_E, True)
+        weights_TK = weights_TK.gather(1, order_TK)
+        return RoutingResult(index_TK, weights_TK, wide_TE, scores_TE, counts_E, True, sequence)
 
 
 @functools.cache
@@ -97,6 +115,22 @@ def _made_again(own: Any) -> nn.Module:
     """An empty watched router, for pickles: no module has its class under a name."""
     made = _watched(own)
     return made.__new__(made)
+
+
+def answers_by(router: nn.Module, answer: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]) -> Callable[[], None]:
+    """Have a router answer by a function of its tokens; policies go on watching. Gives what undoes it."""
+    before = type(router)
+    if getattr(router, "forward", None) is not None and "forward" in router.__dict__:
+        raise UsageError(f"{before.__name__}: its forward is replaced on the object (by accelerate's hooks?)")
+
+    def forward(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self.look_at(answer(x)) if isinstance(self, WatchedRouter) else answer(x)
+
+    # A subclass, so that hooks and recorders of outputs go on working.
+    own = before.__bases__[0] if issubclass(before, WatchedRouter) else before
+    members = {"__module__": before.__module__, "forward": forward, "mycel_own": own}
+    router.__class__ = cast(Any, type(f"Answering{before.__name__}", (before,), members))
+    return lambda: setattr(router, "__class__", before)
 
 
 def check_policies(block: Block, policies: Sequence[LoadBalancing]) -> None:
@@ -139,7 +173,7 @@ def watch(block: Block, policies: Sequence[LoadBalancing]) -> None:
     watched.mycel_kind = block.kind
     # A tuple and not a ModuleList, which would add entries to the state dictionary.
     watched.mycel_policies = tuple(copy.deepcopy(policy) for policy in policies)
-    watched.mycel_mask, watched.mycel_masks = None, Memo()
+    watched.mycel_tokens, watched.mycel_passes = ALL, Memo()
     watched.start_counting(block.num_experts)
 
 

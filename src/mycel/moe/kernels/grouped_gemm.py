@@ -3,7 +3,8 @@
 Torch's ``grouped_mm`` does it for float32 and half types whose rows are multiples of 16 bytes; a loop over groups,
 which multiplies into one output, does it for the rest. On a CPU both sit inside one operator
 (``mycel::grouped_linear``), so that ``torch.compile`` keeps it whole although the groups' lengths are data. On a GPU
-``grouped_mm`` is called in the open, and no lengths are needed on the host.
+``grouped_mm`` is called in the open, and no lengths are needed on the host. A table of measured products
+(``use_products``) chooses among this one, a product for each group and a batched one by the groups' lengths.
 """
 
 # ruff: noqa: N803, N806  (the shape suffixes are capitals on purpose)
@@ -16,6 +17,7 @@ from torch import Tensor, library
 from torch.nn import functional
 
 from mycel.moe.kernels.choice import chosen_kernels
+from mycel.moe.kernels.products import batched, chosen_product, knows, one_each, padded
 
 __all__ = ["grouped_linear", "grouped_outer", "groups_with_rows"]
 
@@ -31,7 +33,7 @@ def grouped_linear(x_RI: Tensor, weight_EOI: Tensor, counts_E: Tensor) -> Tensor
     Returns:
         Shape ``[R, O]``; rows after the last group are zero.
     """
-    if x_RI.is_cuda and _kernel_takes(x_RI, weight_EOI.shape[1]):
+    if x_RI.is_cuda and _kernel_takes(x_RI, weight_EOI.shape[1]) and not knows(weight_EOI):
         return _by_grouped_mm(x_RI, weight_EOI, counts_E)
     mapped: Tensor = torch.ops.mycel.grouped_linear(x_RI, weight_EOI, counts_E)
     return mapped
@@ -92,8 +94,16 @@ def groups_with_rows(counts_E: Tensor) -> list[tuple[int, int, int]]:
     return found
 
 
+_PRODUCTS = {"each": one_each, "batched": batched, "padded": padded}
+
+
 @library.custom_op("mycel::grouped_linear", mutates_args=())
 def _grouped_linear(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
+    if x.shape[0] and knows(weight):
+        lengths = counts.tolist()
+        chosen = chosen_product(weight, lengths)
+        if chosen != "grouped":
+            return _PRODUCTS[chosen](x, weight, lengths)
     if x.shape[0] and weight.shape[0] and _kernel_takes(x, weight.shape[1]):
         ends = counts.cumsum(0)
         y = functional.grouped_mm(x.contiguous(), weight.transpose(1, 2), offs=ends.to(torch.int32))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from mycel.moe.memory.ahead import PreGated, pre_gate
+from mycel.moe.memory.disk import DiskLink, on_disk
 from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
-from mycel.moe.memory.pre_gate import PreGate, PreGated, pre_gate
+from mycel.moe.memory.pre_gate import PreGate
 from mycel.moe.memory.store import ExpertStore
+from mycel.moe.memory.training import TrainingOffload
 
 __all__ = [
     "FETCH_POLICIES",
     "CudaLink",
+    "DiskLink",
     "EmulatedLink",
     "ExpertStore",
     "FetchPolicy",
@@ -21,6 +25,8 @@ __all__ = [
     "PreGated",
     "PreGatedFetch",
     "Ring",
+    "TrainingOffload",
     "make_fetch_policy",
+    "on_disk",
     "pre_gate",
 ]

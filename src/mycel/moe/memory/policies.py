@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from mycel.errors import UsageError
 from mycel.moe.memory.store import ExpertStore
+from mycel.names import spelled
 
 __all__ = ["FETCH_POLICIES", "FetchPolicy", "OnDemand", "PreGatedFetch", "Resident", "Ring", "make_fetch_policy"]
 
@@ -135,6 +136,4 @@ def make_fetch_policy(name: str) -> FetchPolicy:
     Raises:
         UsageError: no policy has that name.
     """
-    if name not in FETCH_POLICIES:
-        raise UsageError(f"no fetch policy is called {name!r}; known: {', '.join(sorted(FETCH_POLICIES))}")
-    return FETCH_POLICIES[name]()
+    return FETCH_POLICIES[spelled(name, sorted(FETCH_POLICIES), "fetch policy")]()

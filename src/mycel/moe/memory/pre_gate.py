@@ -1,4 +1,4 @@
-"""Pre-gating: the gate of a block chooses the experts of the next one."""
+"""A gate that chooses the experts of the next block."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
-from mycel.moe.layer import MoE
 from mycel.moe.recompute import Keepsake, Passes, hold, recomputing
 from mycel.moe.slots import RoutingResult
 
-__all__ = ["PreGate", "PreGated", "pre_gate"]
+__all__ = ["PreGate", "Routes"]
 
 
 class Routes:
@@ -137,69 +136,3 @@ def _without_graph(routing: RoutingResult) -> RoutingResult:
     """Values that want gradients where those of the pass did: recomputation then saves the same tensors."""
     bare = [part.detach().requires_grad_(part.requires_grad) for part in routing[1:4]]
     return routing._replace(top_k_weights=bare[0], router_logits=bare[1], scores=bare[2])
-
-
-class PreGated:
-    """What ``pre_gate`` did to a model.
-
-    Attributes:
-        gates: what stands in place of routers, in order.
-    """
-
-    def __init__(self, layers: list[MoE], routers: list[nn.Module], gates: list[PreGate]) -> None:
-        self._layers, self._routers, self.gates = layers, routers, gates
-
-    def close(self) -> None:
-        """Give each layer its own gate back."""
-        for layer, router in zip(self._layers, self._routers, strict=True):
-            layer.router = router
-
-
-def pre_gate(model: nn.Module) -> PreGated:
-    """Move the gates of a model's MoE layers one layer ahead, in place.
-
-    The first layer keeps its gate and gets a second one, that of the second layer; the last one has none. Weights
-    stay what they were, so a model that was trained with its own gates needs some training in the new wiring, with
-    the loss, the data and the balancing that it had before.
-
-    Args:
-        model: with at least two ``MoE`` layers of one width, which run in the order of ``model.modules()``.
-
-    Returns:
-        Its ``gates``, and ``close()``, which undoes it.
-
-    Raises:
-        UsageError: fewer than two layers, or gates are ahead already.
-
-    References:
-        Hwang et al., "Pre-gated MoE", ISCA 2024 (arXiv 2308.12066).
-
-    Examples:
-        >>> import torch
-        >>> model = nn.Sequential(MoE(8, 16, 4, 1), MoE(8, 16, 4, 1))
-        >>> gated = pre_gate(model)
-        >>> model(torch.randn(3, 8)).shape
-        torch.Size([3, 8])
-        >>> gated.close()
-    """
-    layers = [module for module in model.modules() if isinstance(module, MoE)]
-    if len(layers) < 2:
-        raise UsageError(f"{type(model).__name__} has {len(layers)} MoE layers; pre-gating needs at least 2")
-    routers = [layer.router for layer in layers]
-    if any(isinstance(router, PreGate) for router in routers):
-        raise UsageError(f"{type(model).__name__} is pre-gated already")
-    routes = Routes(len(layers))
-    gates = []
-    for place, layer in enumerate(layers):
-        last = place + 1 == len(layers)
-        gate = PreGate(
-            place,
-            routes,
-            own=routers[0] if place == 0 else None,
-            ahead=None if last else routers[place + 1],
-            num_experts=layer.num_experts,
-            bias_ahead=None if last else layers[place + 1]._selection_bias,
-        )
-        layer.router = gate
-        gates.append(gate)
-    return PreGated(layers, routers, gates)

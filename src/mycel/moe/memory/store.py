@@ -6,17 +6,23 @@ import time
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mycel.comm.pending import Pending
 from mycel.errors import UsageError
-from mycel.moe.experts import Experts
 from mycel.moe.memory.link import Link
 
-__all__ = ["ExpertStore"]
+__all__ = ["ExpertStore", "stacked"]
 
 #: One expert's tensors: both weights, then both biases where there are any.
 Weights = tuple[Tensor, ...]
+
+
+def stacked(experts: nn.Module) -> list[nn.Parameter]:
+    """A layer's parameters with a row for each expert here: both weights, then both biases if there are any."""
+    foreign = getattr(experts, "mycel_experts", None)  # of a Hugging Face model, whose own order may be another
+    names = [name for name, _ in experts.named_parameters(recurse=False)] if foreign is None else foreign.names
+    return [experts.get_parameter(name) for name in names]
 
 
 class ExpertStore:
@@ -25,7 +31,7 @@ class ExpertStore:
     Buffers in near memory hold one expert each and are used again; as many exist as were ever needed at once.
 
     Args:
-        stacks: experts of each layer, all on this rank.
+        stacks: experts of each layer that this rank has, whole ones; numbered by their place here.
         link: from far to near.
         device: where near is.
 
@@ -37,23 +43,29 @@ class ExpertStore:
         waited_s: seconds for which computation stood still.
 
     Raises:
-        UsageError: no layers, layers whose experts have different sizes, or a layer of which other ranks have a part.
+        UsageError: no layers, layers whose experts have different sizes, or slices of experts.
     """
 
-    def __init__(self, stacks: Sequence[Experts], link: Link, device: torch.device | str = "cpu") -> None:
+    def __init__(self, stacks: Sequence[nn.Module], link: Link, device: torch.device | str = "cpu") -> None:
         if not stacks:
             raise UsageError("a store needs at least one layer of experts")
-        shapes = {tuple(p.shape[1:] for p in stack.parameters()) for stack in stacks}
+        tensors = [stacked(stack) for stack in stacks]
+        shapes = {tuple(p.shape[1:] for p in some) for some in tensors}
         if len(shapes) != 1:
             raise UsageError(f"layers have experts of different sizes: {sorted(shapes)}")
-        if any(len(stack.owned) != stack.num_experts for stack in stacks):
-            raise UsageError("other ranks have some of a layer's experts; a store is for layers that are whole")
+        if any(getattr(stack, "shard", (0, 1))[1] > 1 for stack in stacks):
+            raise UsageError("this rank has slices of experts; a store is for whole ones: tensor_shards=1")
         self.link, self.device = link, torch.device(device)
         self.far: list[list[Weights]] = []
-        for stack in stacks:
-            parameters = [link.far(parameter.detach()) for parameter in stack.parameters()]
+        for some in tensors:
+            with torch.inference_mode(False):
+                for parameter in some:
+                    parameter.data = link.far(parameter.detach())  # and no second copy in the module
+            parameters = [parameter.detach() for parameter in some]
             self.far.append([tuple(rows) for rows in zip(*(p.unbind(0) for p in parameters), strict=True)])
-        self.expert_bytes = sum(t.numel() * t.element_size() for t in self.far[0][0])
+        like = [p[0] if len(p) else p.new_empty(p.shape[1:]) for p in tensors[0]]
+        self._like = tuple(t.detach() for t in like)
+        self.expert_bytes = sum(t.numel() * t.element_size() for t in self._like)
         self._free: list[Weights] = []
         self._near: list[dict[int, Weights]] = [{} for _ in stacks]
         self._coming: list[dict[int, Pending[None]]] = [{} for _ in stacks]
@@ -112,4 +124,4 @@ class ExpertStore:
         self.peak = max(self.peak, self.resident)
         if self._free:
             return self._free.pop()
-        return tuple(torch.empty_like(t, device=self.device, pin_memory=False) for t in self.far[0][0])
+        return tuple(torch.empty_like(t, device=self.device, pin_memory=False) for t in self._like)

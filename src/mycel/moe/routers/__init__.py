@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mycel.errors import UsageError
 from mycel.moe.routers.base import Router
 from mycel.moe.routers.bi_level import BiLevelRouter
 from mycel.moe.routers.expert_choice import ExpertChoiceRouter
 from mycel.moe.routers.projection import CosineProjection, LinearProjection
 from mycel.moe.routers.relu import ReLURouter
 from mycel.moe.routers.top_k import TopKRouter
+from mycel.names import spelled
 
 __all__ = [
     "ROUTERS",
@@ -51,6 +51,4 @@ def make_router(name: str, dim: int, num_experts: int, top_k: int) -> Router:
     Raises:
         UsageError: no router has that name, or a size makes no sense.
     """
-    if name not in ROUTERS:
-        raise UsageError(f"no router is called {name!r}; known: {', '.join(sorted(ROUTERS))}")
-    return ROUTERS[name](dim, num_experts, top_k)
+    return ROUTERS[spelled(name, sorted(ROUTERS), "router")](dim, num_experts, top_k)
