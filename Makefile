@@ -14,7 +14,7 @@ PYTEST  = OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Tests start hundreds of processes: each would compile the source anew where a shell keeps Python from writing it down.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test pytest pytest-run test-long test-oldest test-newest lint docs bench clean setup
+.PHONY: demo test pytest pytest-run test-long test-oldest test-newest lint docs bench bench-plans clean setup
 .DELETE_ON_ERROR:
 
 demo: $(READY)
@@ -57,6 +57,10 @@ docs: $(VENV)/.docs # the documentation as a site in build/site; any warning is 
 
 bench: $(READY)
 	$(BIN)/python benchmarks/two_boxes.py
+
+bench-plans: $(READY) # what is planned against size and kind of fabric, and against the array's size; hours on two cores
+	$(BIN)/python benchmarks/scale_plans.py
+	$(BIN)/python benchmarks/sizes.py --output benchmarks/recorded/sizes.jsonl
 
 setup: $(READY)
 

@@ -78,6 +78,8 @@ def conclude(
     name: str,
     lines: Iterable[Mapping[str, Any]],
     table: Callable[[list[dict[str, Any]]], str],
+    *,
+    kind: str | None = None,
 ) -> None:
     """The end of a claim: lines replace those of the last run, the table made of them is printed and put in a page.
 
@@ -86,10 +88,13 @@ def conclude(
         page: has a section ``name``.
         lines: get hardware, commit and time.
         table: makes Markdown of the lines that were read back.
+        kind: where one part of a claim was run, a key that the lines of this part have, and no others; the other
+            parts' lines stay, with the stamps that they have.
     """
     shared = {"hardware": describe_hardware(), **stamp()}
+    kept = [] if kind is None else [line for line in read(output) if kind not in line]
     output.unlink(missing_ok=True)
-    append(output, [{**line, **shared} for line in lines])
+    append(output, kept + [{**line, **shared} for line in lines])
     text = table(read(output))
     print(text)
     write_section(page, name, text)

@@ -8,6 +8,12 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_WIRING``          file that says at which address each rank, and each physical path, is
                           reached; ``mycel emulate`` writes it
 ``MYCEL_ADDRESS``         address at which the other ranks reach this one, where the machine has several
+``MYCEL_RANKS``           which ranks of ``MYCEL_TOPOLOGY`` this job's ranks are, in order, as ``0-7,12``, where it
+                          has fewer; without, they are found by host name
+``MYCEL_CONF_FILE``       file of such variables, a line ``NAME=value`` each, for those that the environment does not
+                          set; none: ``.mycel.conf`` in the user's home, if there is one
+``MYCEL_DEBUG``           ``info``: say once which fabric and addresses a group has, and which schedule serves which
+                          size; ``warning`` is the default
 ``MYCEL_PLACE``           which rank of ``MYCEL_TOPOLOGY`` this process is, where ``RANK`` does not say so
 ``MYCEL_INTERFACE``       network interface whose address that is; of several (``eth0,ib0``) the first that has one
 ``MYCEL_SECRET_FILE``     file with the job's secret, which ranks prove to each other before they talk
@@ -42,25 +48,57 @@ Each variable is read when it is asked for, never at import, so that tests and l
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.names import nearest
 
 __all__ = [
     "FLIGHT_RECORDS",
     "MESH_RANKS",
     "NCCL_BELOW",
+    "VARIABLES",
     "Launched",
     "Settings",
     "is_launched",
+    "misspelled_variables",
     "read_gpu",
     "read_launched",
     "read_settings",
 ]
 
+#: All of ours.
+VARIABLES = (
+    "MYCEL_ADDRESS",
+    "MYCEL_CACHE",
+    "MYCEL_CONF_FILE",
+    "MYCEL_DEBUG",
+    "MYCEL_FLIGHT_DIR",
+    "MYCEL_FLIGHT_RECORDER",
+    "MYCEL_INTERFACE",
+    "MYCEL_LOCAL",
+    "MYCEL_MESH_RANKS",
+    "MYCEL_METHODS",
+    "MYCEL_NCCL_BELOW",
+    "MYCEL_ON_LINK_FAILURE",
+    "MYCEL_PACE",
+    "MYCEL_PIECE_BYTES",
+    "MYCEL_PLACE",
+    "MYCEL_RANKS",
+    "MYCEL_RELAYS",
+    "MYCEL_SECRET",
+    "MYCEL_SECRET_FILE",
+    "MYCEL_TIMEOUT",
+    "MYCEL_TOPOLOGY",
+    "MYCEL_VERIFY",
+    "MYCEL_WIRING",
+)
+_PREFIX = "MYCEL_"
 #: Where launchers say which rank a process is, and of how many: torchrun, Open MPI, MPICH, Slurm.
 _RANKS = (
     ("RANK", "WORLD_SIZE"),
@@ -80,11 +118,10 @@ NCCL_BELOW = 1 << 22
 #: Ranks of a group up to which each has a control connection to every other one, if nobody says otherwise: so many
 #: descriptors are no burden, and one step to everybody is the simplest that can be.
 MESH_RANKS = 64
+#: Ranks in a range beyond which it is a slip of the pen.
+_MOST_RANKS = 1 << 20
 #: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
 FLIGHT_RECORDS = 2000
-#: Bytes below which calls on GPUs are NCCL's own: a schedule is several groups of operations where NCCL's collective
-#: is one kernel, so not for what is soon over. Assumed, not measured.
-NCCL_BELOW = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +150,8 @@ class Settings:
     on_link_failure: str | None = None
     restarts: int = 0
     place: int | None = None
+    ranks: tuple[int, ...] | None = None
+    debug: str | None = None
 
     __repr__ = brief
 
@@ -130,7 +169,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         >>> read_settings({"MYCEL_TIMEOUT": "30"}).timeout_s
         30.0
     """
-    env = os.environ if environ is None else environ
+    env = _with_file(os.environ if environ is None else environ, at_home=environ is None)
     return Settings(
         topology=Path(env["MYCEL_TOPOLOGY"]) if env.get("MYCEL_TOPOLOGY") else None,
         wiring=Path(env["MYCEL_WIRING"]) if env.get("MYCEL_WIRING") else None,
@@ -154,7 +193,64 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
         restarts=_count(env.get("TORCHELASTIC_RESTART_COUNT"), "TORCHELASTIC_RESTART_COUNT", 0),
         place=_count(env["MYCEL_PLACE"], "MYCEL_PLACE", 0) if env.get("MYCEL_PLACE") else None,
+        ranks=_ranges(env.get("MYCEL_RANKS"), "MYCEL_RANKS"),
+        debug=_one_of(("info", "warning"), env.get("MYCEL_DEBUG", "").lower(), "MYCEL_DEBUG"),
     )
+
+
+def _with_file(env: Mapping[str, str], *, at_home: bool) -> Mapping[str, str]:
+    """The environment, and beneath it what the user's file says."""
+    named = env.get("MYCEL_CONF_FILE")
+    if not named and not at_home:
+        return env
+    try:
+        file = Path(named).expanduser() if named else Path.home() / ".mycel.conf"
+        text = file.read_text(encoding="utf-8")
+    except RuntimeError:  # a container's user without a home
+        return env
+    except (OSError, UnicodeDecodeError) as error:
+        if not named:
+            return env
+        reason = getattr(error, "strerror", None) or error
+        raise UsageError(f"MYCEL_CONF_FILE={named}: cannot be read: {reason}") from None
+    return _of_lines(text, file) | dict(env)
+
+
+def _of_lines(text: str, file: Path) -> dict[str, str]:
+    """Variables of a file, a line ``NAME=value`` each; what follows ``#`` is said to people."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), start=1):
+        said = re.split(r"(?:^|\s)#", line, maxsplit=1)[0].strip()
+        if not said:
+            continue
+        name, equals, value = (part.strip() for part in said.partition("="))
+        if not equals:
+            raise UsageError(f"{file}:{number}: expected NAME=value, got {said!r}")
+        if name not in VARIABLES:
+            raise UsageError(f"{file}:{number}: no variable {name!r}{nearest(name, VARIABLES)}")
+        if name in found:
+            raise UsageError(f"{file}:{number}: {name} is given twice")
+        found[name] = value
+    return found
+
+
+def misspelled_variables(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Variables of the environment that are nearly one of ours, each with the one that may have been meant.
+
+    Others that begin with ``MYCEL_`` are somebody's own.
+
+    Args:
+        environ: mapping to read instead of the process environment.
+
+    Examples:
+        >>> misspelled_variables(dict(MYCEL_TIMOUT="30", MYCEL_HOME="/opt/mycel"))
+        ['MYCEL_TIMOUT (MYCEL_TIMEOUT?)']
+    """
+    env = os.environ if environ is None else environ
+    ours = {name.removeprefix(_PREFIX): name for name in VARIABLES}
+    strange = sorted(name for name in env if name.startswith(_PREFIX) and name not in VARIABLES)
+    near = {name: get_close_matches(name.removeprefix(_PREFIX), ours, n=1, cutoff=0.75) for name in strange}
+    return [f"{name} ({ours[found[0]]}?)" for name, found in near.items() if found]
 
 
 def _cache(env: Mapping[str, str]) -> Path | None:
@@ -170,6 +266,23 @@ def _names(text: str | None, name: str) -> tuple[str, ...] | None:
     if not all(names):
         raise UsageError(f"{name}={text!r}: expected names separated by commas")
     return names
+
+
+def _ranges(text: str | None, name: str) -> tuple[int, ...] | None:
+    """Numbers and ranges of them, as ``0-3,8``; each once."""
+    if not text:
+        return None
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise UsageError(f"{name}={text!r}: expected ranks and ranges of them, as 0-3,8")
+        if int(last or first) - int(first) >= _MOST_RANKS:
+            raise UsageError(f"{name}={text!r}: {part.strip()} is more than {_MOST_RANKS} ranks")
+        found += range(int(first), int(last or first) + 1)
+    if len(set(found)) < len(found):
+        raise UsageError(f"{name}={text!r} names a rank twice")
+    return tuple(found)
 
 
 def _one_of(allowed: tuple[str, ...], text: str | None, name: str) -> str | None:

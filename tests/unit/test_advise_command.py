@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
+from mycel.cli.advise import _report
 from mycel.data_parallel.advise import Advice, Prediction
 from mycel.errors import UsageError
 
@@ -48,3 +52,17 @@ def test_advice_in_words() -> None:
     assert "does not pay" in made(uncompressed=100, bf16=99).explain()
     assert "2.5 times faster" in made(uncompressed=100, bf16=40).explain()
     assert "2.0 times fewer bytes" in made(uncompressed=100, bf16=40).explain()
+
+
+def test_local_updates_are_named_where_they_are_faster_still(capsys: pytest.CaptureFixture[str]) -> None:
+    plain, *_ = made(uncompressed=100).predictions
+    rounds = tuple(replace(plain, method=f"local {n}", step_s=s) for n, s in ((10, 0.095), (100, 0.05)))
+    advice = Advice(compute_s=None, overlap=None, predictions=(replace(plain, is_measured=True),), local=rounds)
+    assert "local 100 (local updates): 50 ms" in advice.explain()
+    assert replace(advice, local=rounds[:1]).explain().endswith("takes 100 ms")
+    _report(advice, {}, as_json=True)
+    document = json.loads(capsys.readouterr().out)
+    assert document["methods"][0]["measured_s"] == 0.1
+    assert [r["predicted_s"] for r in document["local"]] == [0.095, 0.05]
+    _report(advice, {}, as_json=False)
+    assert "local 100" in capsys.readouterr().out

@@ -15,11 +15,13 @@ from hypothesis import strategies as st
 from mycel.bench.case import BENCH_COLLECTIVES, Case, cases_from_text, cases_to_text
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions, summarize
 from mycel.bench.nccl_table import nccl_tables
-from mycel.bench.run import bench_cases, bound_algbw
+from mycel.bench.run import bench_cases, bound_algbw, limits
 from mycel.bench.worker import contribution, prepare
 from mycel.cli.bench import bench_table
+from mycel.emulate.fabric import CREDIT_BYTES
 from mycel.errors import UsageError
 from mycel.topology.builders import two_boxes
+from mycel.units import RATE_UNITS
 
 
 def _measure(times_s: list[float], **changes: object) -> Measurement:
@@ -97,7 +99,7 @@ def test_cases_travel_as_text() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"collective": "all_to_some"}, "cannot bench 'all_to_some'"),
+        ({"collective": "all_to_some"}, "unknown collective to bench 'all_to_some'"),
         ({"mode": "lazy"}, "unknown mode 'lazy'"),
         ({"num_bytes": 0}, "num_bytes is 0"),
         ({"repeats": 0}, "repeats is 0"),
@@ -144,6 +146,31 @@ def test_bound_of_two_boxes() -> None:
     assert bound_algbw(topology, "all_gather") == bound_algbw(topology, "reduce_scatter") == 400
     assert bound_algbw(topology, "all_reduce") == 200
     assert bound_algbw(topology, "broadcast") == 200
+
+
+def test_what_a_shaped_link_lets_through_at_once_is_no_merit() -> None:
+    """The credit of the links that bind, here of 50 Mbit/s, counts as time; no fraction is above 1."""
+    topology = two_boxes()
+    limit, credit_s = limits(topology, "all_gather")
+    assert credit_s == pytest.approx(CREDIT_BYTES * 8 / 50e6)
+    moved = 1 << 20
+    least_s = moved / float(limit * RATE_UNITS["Mbit/s"])
+    lucky = summarize(
+        [least_s - credit_s],
+        collective="all_gather",
+        num_bytes=moved,
+        backend="mycel",
+        unit="Mbit/s",
+        bound_algbw=limit,
+        credit_s=credit_s,
+        correct=True,
+        world_size=8,
+        topology=topology.name,
+        fingerprint=None,
+        emulated=True,
+    )
+    assert lucky.fraction_of_bound == pytest.approx(1.0)
+    assert lucky.algbw > float(limit)  # what was measured stays what was measured
 
 
 def test_table_says_ratio_and_wrong_results() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,42 @@ def test_typical_errors_are_medians_without_signs(script: Any) -> None:
     ]
     assert simulation.typical(pairs) == pytest.approx(0.1)
     assert "| `x` | 1MB | 2 s | 2 s | 1 s | -50.0% | 0.0% | 10.0% | 3 |" in simulation.table(pairs)
+
+
+# -- plans against size and kind of fabric ---------------------------------------------------------------------------
+
+
+def test_the_table_of_plans_is_that_of_its_lines(script: Any) -> None:
+    plans = script("scale_plans")
+    lines = script("record").read(plans.OUTPUT)
+    written, made = page_of(script, "scale_plans", plans.table(lines), plans.PAGE)
+    assert written == made, "run: python benchmarks/scale_plans.py --table"
+    for line in lines:
+        assert "failure" in line or line["algbw"] <= line["bound_algbw"] * (1 + 1e-9)
+
+
+def test_orders_of_a_fabric_differ_in_numbers_only(script: Any) -> None:
+    fabrics = script("large_fabrics")
+    for name, (_, ranks) in fabrics.FABRICS.items():
+        if ranks > 64:
+            continue
+        whole, failed = fabrics.fabric(name, 1), [fabrics.fabric(name + "+", seed) for seed in (1, 2)]
+        assert whole.num_ranks == ranks and whole.links != failed[0].links
+        assert 0 < len(whole.links) - len(failed[0].links) <= max(2, len(whole.links) // 50)
+        degrees = [sorted(Counter((k.src, k.capacity) for k in one.links).values()) for one in failed]
+        assert degrees[0] == degrees[1] and failed[0].links != failed[1].links
+
+
+def test_a_line_takes_the_place_of_the_one_before(script: Any, tmp_path: Path) -> None:
+    plans, file = script("scale_plans"), tmp_path / "lines.jsonl"
+    line = {"fabric": "h100_64", "ranks": 64, "collective": "all_gather", "seed": 1, "cpu_s": 1.0}
+    plans.keep(file, {**line, "failure": "more than 1 s"})
+    plans.keep(file, {**line, "seed": 2, "algbw": 9.0, "bound_algbw": 10.0, "optimal": False, "k": 1, "depth": 4})
+    assert "more than 1 s" in plans.table(script("record").read(file))
+    plans.keep(file, {**line, "algbw": 10.0, "bound_algbw": 10.0, "optimal": True, "k": 1, "depth": 3})
+    lines = script("record").read(file)
+    assert [one["seed"] for one in lines] == [1, 2]
+    assert "| `h100_64` | 64 | 10: 0.9000, k=1, 3 to 4 deep, 1.0 s | not run | not run |" in plans.table(lines)
 
 
 # -- synthesis against size -----------------------------------------------------------------------------------------

@@ -171,8 +171,8 @@ def test_a_name_is_a_collective() -> None:
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ("allgather", "did you mean 'all_gather'"),
-        ("All-Reduce", "did you mean 'all_reduce'"),
+        ("all_gathr", "did you mean 'all_gather'"),
+        ("All-Reduces", "did you mean 'all_reduce'"),
         ("gossip", "unknown collective 'gossip'; known: all_gather, "),
         (None, "NoneType is no collective: give one of all_gather"),
     ],

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = [
     "ALWAYS_IN_PLACE",
@@ -82,10 +83,8 @@ class Case:
     __repr__ = brief
 
     def __post_init__(self) -> None:
-        if self.collective not in BENCH_COLLECTIVES:
-            raise UsageError(f"cannot bench {self.collective!r}; known: {', '.join(BENCH_COLLECTIVES)}")
-        if self.mode not in MODES:
-            raise UsageError(f"unknown mode {self.mode!r}; known: {', '.join(MODES)}")
+        object.__setattr__(self, "collective", spelled(self.collective, BENCH_COLLECTIVES, "collective to bench"))
+        object.__setattr__(self, "mode", spelled(self.mode, MODES, "mode"))
         if self.in_place and self.collective not in EITHER_WAY:
             raise UsageError(f"{self.collective} has no choice of in place or not; {', '.join(EITHER_WAY)} have")
         for name in ("num_bytes", "repeats", "calls"):

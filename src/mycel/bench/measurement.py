@@ -37,7 +37,8 @@ class Measurement:
         median_s, p10_s, p90_s: of the repeats; each repeat counts the slowest rank.
         algbw, busbw: in ``unit``, from the median.
         unit: a key of ``mycel.units.RATE_UNITS``.
-        fraction_of_bound: ``algbw`` over the best any schedule can reach; ``None`` where the fabric is unknown.
+        fraction_of_bound: ``algbw`` over the best any schedule can reach, without the credit of shaped links;
+            ``None`` where the fabric is unknown.
         correct: whether every element on every rank was exactly right in every repeat.
         repeats: timings behind the quantiles.
         mode: how it was called, one of ``mycel.bench.case.MODES``.
@@ -114,6 +115,7 @@ def summarize(
     backend: str,
     unit: str,
     bound_algbw: Fraction | None,
+    credit_s: float = 0.0,
     correct: bool,
     world_size: int,
     topology: str,
@@ -131,6 +133,8 @@ def summarize(
     Args:
         times_s: seconds of each repeat on its slowest rank; at least one.
         bound_algbw: in ``unit``, or ``None``.
+        credit_s: seconds that shaped links were ahead of their rate when the array began to move, which are no
+            merit of a schedule: added to the time that is compared with the bound, and to no other.
         cpu_s: seconds of processor time of all ranks in each repeat; none: not measured.
 
     Raises:
@@ -158,7 +162,7 @@ def summarize(
         algbw=algbw,
         busbw=algbw * float(bus_bandwidth_factor(collective, world_size)),
         unit=unit,
-        fraction_of_bound=None if bound_algbw is None else algbw / float(bound_algbw),
+        fraction_of_bound=None if bound_algbw is None else algbw / float(bound_algbw) * median / (median + credit_s),
         correct=correct,
         repeats=len(times_s),
         mode=mode,

@@ -11,8 +11,10 @@ from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, Case, cases_to_text
 from mycel.bench.measurement import Measurement, summarize
 from mycel.bench.ranks import run_ranks
 from mycel.collectives.spec import Collective, CollectiveName
+from mycel.emulate.fabric import CREDIT_BYTES
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
+from mycel.units import RATE_UNITS
 
 __all__ = [
     "LOOPBACK_NAME",
@@ -20,6 +22,7 @@ __all__ = [
     "SMALL_BYTES",
     "bench_cases",
     "bound_algbw",
+    "limits",
     "make_cases",
     "measurement_of",
     "run_bench",
@@ -167,13 +170,15 @@ def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated
     case = Case(**record["case"])
     emulated = isinstance(topology, Topology) if emulated is None else emulated
     world_size = topology.num_ranks if isinstance(topology, Topology) else topology
+    limit, credit_s = limits(topology, case.collective) if isinstance(topology, Topology) else (None, 0.0)
     return summarize(
         record["times_s"],
         collective=case.collective,
         num_bytes=case.num_elements(world_size) * 4,
         backend=record["backend"],
         unit=topology.unit if isinstance(topology, Topology) else LOOPBACK_UNIT,
-        bound_algbw=bound_algbw(topology, case.collective) if isinstance(topology, Topology) else None,
+        bound_algbw=limit,
+        credit_s=credit_s if emulated else 0.0,
         correct=record["wrong"] == 0,
         world_size=world_size,
         topology=topology.name if isinstance(topology, Topology) else LOOPBACK_NAME,
@@ -190,8 +195,26 @@ def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated
 
 def bound_algbw(topology: Topology, collective: str) -> Fraction:
     """The best algorithm bandwidth any schedule can reach, in the topology's unit (from or to rank 0)."""
+    return limits(topology, collective)[0]
+
+
+def limits(topology: Topology, collective: str) -> tuple[Fraction, float]:
+    """What a measurement is held against.
+
+    Args:
+        topology: the fabric.
+        collective: its name; from or to rank 0.
+
+    Returns:
+        The best algorithm bandwidth any schedule can reach, in the topology's unit; and the seconds that emulated
+        links which bind may be ahead of their rate, as a shaper lets some bytes through at once.
+    """
     from mycel.collectives.bound import bound
 
     root = 0 if collective in FROM_OR_TO_ROOT else None
-    name = cast(CollectiveName, collective)
-    return bound(topology.without_computing(), Collective(name=name, num_ranks=topology.num_ranks, root=root)).algbw
+    wanted = Collective(name=cast(CollectiveName, collective), num_ranks=topology.num_ranks, root=root)
+    best = bound(topology.without_computing(), wanted)
+    slowest = min(topology.capacity[hop] for hop in best.cut or topology.capacity)
+    if topology.unit == "link":
+        return best.algbw, 0.0
+    return best.algbw, CREDIT_BYTES / float(slowest * RATE_UNITS[topology.unit])

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, Case, cases_from_text
 from mycel.bench.start import Start
 from mycel.collectives.spec import Collective, CollectiveName
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.settings import read_launched
 
 __all__ = ["Operands", "Round", "main", "measure", "prepare", "run_case"]
@@ -145,7 +146,7 @@ def _all_gather(case: Case, rank: int, world_size: int) -> Operands:
 
     return Operands(
         reset=reset,
-        call=lambda group, blocking: dist.all_gather_into_tensor(array, mine, group=group, async_op=not blocking),
+        call=lambda group, blocking: all_gather_single(array, mine, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(array, whole),
         tensors=() if case.in_place else (array, mine),
     )
@@ -165,7 +166,7 @@ def _reduce_scatter(case: Case, rank: int, world_size: int) -> Operands:
 
     return Operands(
         reset=reset,
-        call=lambda group, blocking: dist.reduce_scatter_tensor(shard, array, group=group, async_op=not blocking),
+        call=lambda group, blocking: reduce_scatter_single(shard, array, group=group, async_op=not blocking),
         num_wrong=lambda: _differences(shard, expected),
         tensors=() if case.in_place else (shard, array),
     )

@@ -26,6 +26,8 @@ __all__ = ["COMMANDS", "build_app", "main"]
 
 #: Subcommands, in the order of ``mycel --help``, and what they do.
 COMMANDS = {
+    "doctor": "What is installed, what is missing and what for, and whether two ranks come together here.",
+    "warm": "Compile what ranks need, before any starts.",
     "show": "What a topology file is read as: ranks, switches, links and every assumption.",
     "bound": "The least time a collective can take on a fabric, exactly, and which links bind.",
     "whatif": "The bound before and after a change to the fabric.",
@@ -40,14 +42,15 @@ COMMANDS = {
     "emulate": "Run a program once a rank on an emulated cluster, as torchrun would on a real one.",
     "probe": "Measure the cluster this runs on and write its topology: start it once a rank, as a training program.",
     "discover": "Ask the machines of a running job what they have and write its topology: start it once a rank.",
-    "advise": "Say which compression of gradients would pay here: start it once a rank, as a training program.",
+    "advise": "Say what would pay here, compression under DDP or FSDP2, or local updates: start it once a rank.",
     "demo": "Train a small language model over an emulated cluster: the same training over Gloo and over mycel.",
 }
 
 
 def new_app(**options: Any) -> typer.Typer:
     """A typer application that prints plain text."""
-    return typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None, **options)
+    usual: dict[str, Any] = {"add_completion": False, "context_settings": {"help_option_names": ["-h", "--help"]}}
+    return typer.Typer(pretty_exceptions_enable=False, rich_markup_mode=None, **(usual | options))
 
 
 class _Commands(Mapping[str, Any]):
@@ -95,12 +98,12 @@ def _print_version(wanted: bool) -> None:
 
 def build_app() -> typer.Typer:
     """The typer application with every subcommand."""
-    app = new_app(cls=_Group, no_args_is_help=True)
+    app = new_app(cls=_Group, no_args_is_help=True, add_completion=True)
 
     @app.callback(help="Provably optimal collective communication on the cluster you really have.")
     def root(
         version: Annotated[
-            bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+            bool, typer.Option("--version", "-V", help="Print the version.", is_eager=True, callback=_print_version)
         ] = False,
     ) -> None:
         pass

@@ -14,7 +14,7 @@ from mycel.errors import UsageError
 from mycel.extras import needs
 
 if TYPE_CHECKING:
-    from mycel.data_parallel.advise import Advice
+    from mycel.data_parallel.advise import Advice, Prediction
 
 __all__ = ["register"]
 
@@ -28,31 +28,34 @@ def advise(
     model: Annotated[
         str,
         typer.Argument(
-            help="module:function; the function returns a module, and a function that takes it and returns the loss "
-            "of a new batch."
+            help="module:function; the function returns a module, plain or sharded by fully_shard, and a function "
+            "that takes it and returns the loss of a new batch."
         ),
     ],
     methods: Annotated[
-        str | None, typer.Option(help="Names of compressors, with commas, the most faithful first.")
+        str | None,
+        typer.Option(help="Compressors, with commas, the most faithful first; sharded: w8g8, w8g4, w4g4, too."),
     ] = None,
     backend: Annotated[str, typer.Option(help="Backend of torch.distributed.")] = "mycel",
     steps: Annotated[int, typer.Option(help="Timed passes of each kind.")] = 5,
     check: Annotated[bool, typer.Option("--check", help="Measure every method as well.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Rank 0 prints one JSON object.")] = False,
 ) -> None:
-    """Say which compression of gradients would pay here: start it once a rank, as a training program.
+    """Say what would pay here, compression under DDP or FSDP2, or local updates: start it once a rank.
 
     Works under torchrun (-m mycel advise) and mycel emulate.
     """
     needs("mycel advise", "torch")
     import torch.distributed as dist
+    from torch.distributed.fsdp import FSDPModule
 
     from mycel.data_parallel.advise import METHODS, measure
     from mycel.data_parallel.advise import advise as weigh
+    from mycel.data_parallel.advise_sharded import advise_sharded
     from mycel.runtime.registration import register
 
     register()
-    names = METHODS if methods is None else tuple(methods.split(","))
+    names = None if methods is None else tuple(methods.split(","))
     make = _function(model)
     try:
         dist.init_process_group(backend)
@@ -62,9 +65,13 @@ def advise(
         ) from None
     try:
         module, loss_of = make()
-        advice = weigh(module, loss_of, methods=names, steps=steps)
+        is_sharded = isinstance(module, FSDPModule)
+        if is_sharded:
+            advice = advise_sharded(module, loss_of, methods=names, steps=steps)
+        else:
+            advice = weigh(module, loss_of, methods=names or METHODS, steps=steps)
         measured: dict[str, float] = {}
-        if check:
+        if check and not is_sharded:  # of sharded models all is measured already
             measured = {p.method: measure(module, loss_of, p.method, steps=steps) for p in advice.predictions}
         if dist.get_rank() == 0:
             _report(advice, measured, as_json=as_json)
@@ -101,28 +108,31 @@ def _report(advice: Advice, measured: dict[str, float], *, as_json: bool) -> Non
             "advice": advice.best.method,
             "compute_s": advice.compute_s,
             "overlap": advice.overlap,
-            "methods": [
-                {
-                    "method": p.method,
-                    "predicted_s" if i else "measured_s": p.step_s,
-                    **({"measured_s": measured[p.method]} if i and p.method in measured else {}),
-                    "compress_s": p.compress_s,
-                    "communicate_s": p.communicate_s,
-                    "sent_bytes": p.sent_bytes,
-                    "error": p.error,
-                }
-                for i, p in enumerate(advice.predictions)
-            ],
+            "methods": [_document(p, measured) for p in advice.predictions],
+            "local": [_document(p, measured) for p in advice.local],
         }
         print(json.dumps(document))
         return
     print(f"{'':14}{'predicted ms':>13}{'measured ms':>13}{'compress ms':>13}{'KB sent':>11}{'error':>8}")
-    for i, p in enumerate(advice.predictions):
-        predicted = f"{1e3 * p.step_s:.1f}" if i else ""
-        seen = measured.get(p.method) if i else p.step_s
+    for p in (*advice.predictions, *advice.local):
+        predicted = "" if p.is_measured else f"{1e3 * p.step_s:.1f}"
+        seen = p.step_s if p.is_measured else measured.get(p.method)
         print(
             f"{p.method:14}{predicted:>13}{'' if seen is None else f'{1e3 * seen:.1f}':>13}"
             f"{1e3 * p.compress_s:>13.1f}{p.sent_bytes / 1e3:>11.0f}{p.error:>8.2f}"
         )
-    print(f"computing alone: {1e3 * advice.compute_s:.1f} ms")
+    if advice.compute_s is not None:
+        print(f"computing alone: {1e3 * advice.compute_s:.1f} ms")
     print(advice.explain())
+
+
+def _document(p: Prediction, measured: dict[str, float]) -> dict[str, Any]:
+    return {
+        "method": p.method,
+        "measured_s" if p.is_measured else "predicted_s": p.step_s,
+        **({"measured_s": measured[p.method]} if not p.is_measured and p.method in measured else {}),
+        "compress_s": p.compress_s,
+        "communicate_s": p.communicate_s,
+        "sent_bytes": p.sent_bytes,
+        "error": p.error,
+    }

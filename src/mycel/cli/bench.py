@@ -11,6 +11,7 @@ import typer
 
 from mycel.errors import UsageError
 from mycel.extras import needs
+from mycel.names import spelled
 from mycel.units import format_seconds, format_size, parse_size
 
 if TYPE_CHECKING:
@@ -225,7 +226,4 @@ def _collectives(text: str) -> list[str]:
     from mycel.bench.case import BENCH_COLLECTIVES
 
     names = list(BENCH_COLLECTIVES) if text == "all" else [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in BENCH_COLLECTIVES:
-            raise UsageError(f"cannot bench {name!r}; known: {', '.join(BENCH_COLLECTIVES)}")
-    return names
+    return [spelled(name, BENCH_COLLECTIVES, "collective to bench") for name in names]

@@ -13,7 +13,9 @@ from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_re
 from mycel.collectives.bound import Bound, bound
 from mycel.collectives.sensitivity import Gain, sensitivity
 from mycel.collectives.spec import COLLECTIVES, POINTED, ROOTED, Collective, CollectiveName
+from mycel.names import spelled
 from mycel.topology.model import Topology
+from mycel.units import bus_bandwidth_factor, format_seconds, format_size, parse_size
 
 __all__ = [
     "CollectiveOption",
@@ -48,6 +50,7 @@ def make_collective(topology: Topology, name: str, root: int | None, weights: st
     Raises:
         UsageError: unknown name, a root where none belongs or out of range, or weights that do not fit.
     """
+    name = spelled(name, COLLECTIVES, "collective")
     if root is None and name in ROOTED:
         root = 0
     sizes = None if weights is None else read_weights(weights)
@@ -73,6 +76,14 @@ def bound_record(best: Bound, seconds: float) -> dict[str, Any]:
         "cut": [list(hop) for hop in best.cut],
         "seconds": seconds,
     }
+
+
+def _busbw(best: Bound) -> float:
+    return float(best.algbw * bus_bandwidth_factor(best.collective.name, best.collective.num_ranks))
+
+
+def _timed_record(best: Bound, num_bytes: int) -> dict[str, Any]:
+    return {"bytes": num_bytes, "bound_s": best.seconds(num_bytes), "bound_busbw": _busbw(best)}
 
 
 def _advice(gain: Gain, fabric: Topology) -> str:
@@ -102,15 +113,20 @@ def register(app: typer.Typer) -> None:
         root: RootOption = None,
         weights: WeightsOption = None,
         ranks: RanksOption = None,
+        size: Annotated[
+            str | None, typer.Option(help="Also seconds and bus bandwidth of an array of this size, such as 1GB.")
+        ] = None,
         json_output: JsonOption = False,
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
+        num_bytes = None if size is None else parse_size(size)
         started = time.perf_counter()
         best = bound(fabric, wanted)
         seconds = time.perf_counter() - started
         if json_output:
-            print(json.dumps(bound_record(best, seconds) | group_record(ranks)))
+            timed = {} if num_bytes is None else _timed_record(best, num_bytes)
+            print(json.dumps(bound_record(best, seconds) | timed | group_record(ranks)))
             return
         value, rest = f"{float(best.algbw):.6g} {fabric.unit}", f"exactly {best.algbw}; 1/x = {best.inverse_x}"
         if best.is_met and not best.is_exact:
@@ -119,6 +135,9 @@ def register(app: typer.Typer) -> None:
             value, rest = f"{float(best.reached):.6g} to {value}", "the least is reached, the most is proved"
         where = f"{wanted.name} over {wanted.num_ranks} ranks of {fabric.name}"
         typer.echo(typer.style(value, bold=True) + f" of {where} ({rest})")
+        if num_bytes is not None:
+            least, busbw = best.seconds(num_bytes), _busbw(best)
+            print(f"{format_size(num_bytes)}: {format_seconds(least)} at least, busbw {busbw:.6g} {fabric.unit}.")
         print(best.explain())
         kind = "flow" if wanted.name == "all_reduce" or wanted.name in POINTED else "cut"
         if len(fabric.links) <= _MOST_LINKS[kind]:

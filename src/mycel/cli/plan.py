@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from fractions import Fraction
+from math import gcd
 from typing import Any
 
 from mycel.cli.bound import bound_record
+from mycel.cli.figures import count_trees, trees_a_root
 from mycel.collectives.bound import Bound, bound, root_weights
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.forest import by_construction, share_of
-from mycel.collectives.synth.plan import plan_all_reduce, plan_forest
+from mycel.collectives.synth.forest import by_construction, share_of, synthesize
+from mycel.collectives.synth.plan import both_ways, plan_all_reduce, plan_forest
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -51,7 +53,7 @@ def summarise(
         raise UsageError("--summary of all_reduce takes no -k: its units go up one forest and down another")
     started = time.perf_counter()
     best = bound(topology, collective)
-    figures = None if k is not None else _constructed(topology, collective)
+    figures = None if k is not None else _scheduled(topology, collective, within)
     if figures is None:
         figures = _grown(topology, collective, progress, k, share_of(within))
     algbw = figures.pop("algbw")
@@ -65,16 +67,22 @@ def summarise(
     return best, record
 
 
-def _constructed(topology: Topology, collective: Collective) -> dict[str, Any] | None:
-    """Figures of the schedule that needs no search; ``None`` where there is none."""
+def _scheduled(topology: Topology, collective: Collective, within: float | None) -> dict[str, Any] | None:
+    """Figures of a schedule: one that needs no search, or goes through switches that add; ``None`` elsewhere."""
     schedule = by_construction(topology, collective)
+    adds = len(topology.compute_vertices) > topology.num_ranks
+    if schedule is None and adds and collective.name == "all_reduce":
+        schedule = synthesize(topology, collective, within=within)
     if schedule is None:
         return None
     verify_schedule(schedule)
-    trees = len(schedule.chunks) * (2 if collective.name == "all_reduce" else 1)
-    order = 1 if schedule.orbit is None else topology.num_ranks
-    k = len(schedule.chunks) // sum(root_weights(collective))
-    return {"algbw": schedule.algbw, "k": k, "num_trees": trees, "depth": schedule.depth, "symmetry": order}
+    return {
+        "algbw": schedule.algbw,
+        "k": trees_a_root(schedule),
+        "num_trees": count_trees(schedule),
+        "depth": schedule.depth,
+        "symmetry": 1 if schedule.orbit is None else topology.num_ranks,
+    }
 
 
 def _grown(
@@ -87,13 +95,13 @@ def _grown(
     """Figures of forests that are searched for, every tree and link checked."""
     if collective.name == "all_reduce":
         down, up, algbw = plan_all_reduce(topology, within=share, progress=progress)
-        forests, depth = [down, up], down.depth() + up.depth()
-        units = down.units if len(set(down.weights)) == 1 and down.units == up.units else None
+        forests, (depth, units) = [down, up], both_ways(down, up)
     else:
         weights = root_weights(collective)
         forest = plan_forest(topology, weights, is_reversed=collective.reduces, k=k, within=share, progress=progress)
         inverse_x, depth = forest.check()
-        forests, algbw, units = [forest], sum(weights) / inverse_x, forest.units
+        forests, algbw = [forest], sum(weights) / inverse_x
+        units = int(forest.multiplicities.sum()) // gcd(*forest.multiplicities.tolist()) // sum(weights) or 1
     return {
         "algbw": algbw,
         "k": units,

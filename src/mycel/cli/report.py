@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -52,6 +53,7 @@ def report(
             output.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
+        print(f"written to {output}", file=sys.stderr)
     if as_json:
         from mycel.report.flight.words import summary
 

@@ -81,13 +81,13 @@ def _record(chosen: Selection) -> dict[str, object]:
 def _show(chosen: Selection) -> None:
     table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
     for heading in ("size", "fastest", "time", "at least", "next", "time"):
-        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right")
+        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right", no_wrap=True)
     for row in chosen.rows:
         best, *others = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
         rest = [others[0], format_seconds(row.seconds[others[0]])] if others else []
         times = format_seconds(row.seconds[best]), format_seconds(row.least_s)
         table.add_row(format_size(row.num_bytes), best, *times, *rest)
-    consoles.output().print(table)
+    consoles.output(wide=True).print(table)
     print(chosen.explain())
     gaps = sorted(row.gap for row in chosen.rows)
     print(

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 from rich.progress import Progress
 
@@ -23,11 +22,12 @@ from mycel.cli.bound import (
     make_collective,
 )
 from mycel.cli.fabric import load_fabric
+from mycel.cli.figures import count_trees, trees_a_root
 from mycel.cli.plan import show_plan, summarise
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.cli.write import NAMES, SIZE, form_of, write_schedule
-from mycel.collectives.bound import Bound, bound, root_weights
+from mycel.collectives.bound import Bound, bound
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import attained
 from mycel.collectives.spec import POINTED, Collective
@@ -40,41 +40,7 @@ from mycel.errors import UsageError
 from mycel.topology.model import Topology
 from mycel.units import parse_size
 
-__all__ = ["count_trees", "method_options", "register", "schedule_record", "trees_a_root"]
-
-
-def count_trees(schedule: Schedule) -> int:
-    """Different trees in a schedule; a chunk that is reduced up one and copied down another has two."""
-    columns = schedule.columns
-    tree = 2 * columns.chunk + columns.reduce
-    order = np.lexsort((columns.path, tree))
-    first = np.flatnonzero(np.diff(tree[order], prepend=-1))
-    paths = np.split(columns.path[order], first[1:])
-    return len(
-        {(reduce, row.tobytes()) for reduce, row in zip(columns.reduce[order[first]].tolist(), paths, strict=True)}
-    )
-
-
-def trees_a_root(schedule: Schedule) -> int | None:
-    """Units of the array that each root has, one a tree; ``None`` if roots have different shares (all_reduce).
-
-    ``None`` as well where trees go through switches that copy and add: some of those may be roots, and some not.
-
-    Of all_to_all, gather and scatter, units that each block has, one a path. Of uneven blocks, units of weight 1.
-    """
-    if schedule.collective.name in POINTED:
-        return schedule.num_units // schedule.collective.total_weight
-    if schedule.collective.name != "all_reduce":
-        return schedule.num_units // sum(root_weights(schedule.collective)) or 1
-    if schedule.num_compute_vertices > schedule.collective.num_ranks:
-        return None
-    columns = schedule.columns
-    receives = np.zeros((len(schedule.chunks), schedule.collective.num_ranks), dtype=np.bool_)
-    receives[columns.chunk[~columns.reduce], columns.dst[~columns.reduce]] = True
-    share: dict[bytes, int] = {}  # a root is who receives no copy
-    for chunk, ranks in zip(schedule.chunks, receives, strict=True):
-        share[ranks.tobytes()] = share.get(ranks.tobytes(), 0) + chunk.num_units
-    return next(iter(share.values())) if len(set(share.values())) == 1 else None
+__all__ = ["method_options", "register", "schedule_record"]
 
 
 def schedule_record(best: Bound, schedule: Schedule, *, k: int | None, seconds: float) -> dict[str, Any]:

@@ -30,6 +30,9 @@ MANAGEMENT_INTERFACE = "mgmt0"
 
 #: Bytes that htb lets through at once. Larger lets small messages through unshaped, smaller costs rate.
 BURST_BYTES = 8000
+#: Bytes that a shaped link may be ahead of its rate: the burst, and the rest of a packet that begins within it. TCP
+#: hands packets of up to 64 KB to the kernel, which are cut behind the shaper.
+CREDIT_BYTES = BURST_BYTES + (1 << 16)
 
 _CABLES = int(ipaddress.IPv4Address("10.64.0.0"))
 _PINNED = int(ipaddress.IPv4Address("10.80.0.1"))

@@ -5,7 +5,7 @@ import mycel.runtime
 
 dist.init_process_group("mycel")
 
-From torch 2.14 on the name alone does, without the import.
+Where mycel is installed, the name alone does, without the import (``mycel.autoload``).
 """
 
 from __future__ import annotations

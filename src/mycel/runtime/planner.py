@@ -6,6 +6,7 @@ prepared program.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -23,8 +24,11 @@ from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
 from mycel.topology.model import Topology
+from mycel.units import format_seconds, format_size
 
 __all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedules"]
+
+_log = logging.getLogger(__name__)
 
 P = TypeVar("P", bound=Held)
 
@@ -85,6 +89,12 @@ class Planner(Generic[P]):
         key = (name, root, num_bytes)
         if key not in self._choices:
             self._choices[key] = self._choose(self.schedules(name, root), num_bytes)
+            if self._rank == 0 and _log.isEnabledFor(logging.INFO):
+                chosen = self._choices[key]
+                sizes = format_size(num_bytes), format_size(chosen.piece_bytes), format_seconds(chosen.seconds)
+                _log.info(
+                    "%s of up to %s: %s, in pieces of %s, %s by the model", name, sizes[0], chosen.method, *sizes[1:]
+                )
         return self._choices[key]
 
     def plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.debug_log import say_group, show_log, warn_of_slips
 from mycel.runtime.device.group import DeviceGroup, make_nccl
 from mycel.runtime.exchanges import Exchanges
 from mycel.runtime.fabric import Fabric
@@ -99,6 +100,8 @@ class TensorGroup(Reductions, Movements, Exchanges):
         # What can be wrong with files and variables is found before anything connects: a rank that went away with
         # that error would otherwise show itself to the others as a broken connection only.
         settings = read_settings()
+        show_log(settings.debug, global_ranks[rank])
+        warn_of_slips()
         if settings.restarts:  # torchrun's store may hold what the ranks before them have said
             store = PrefixStore(f"restart{settings.restarts}/", store)
         fabric = Fabric(settings, global_ranks, world_size, known_as) if size > 1 else None
@@ -112,6 +115,7 @@ class TensorGroup(Reductions, Movements, Exchanges):
             members = tuple(global_ranks)
             with rendezvous.failing_together():
                 topology = fabric.topology(rendezvous.addresses)
+                say_group(name, rank, rendezvous.addresses, topology, described=fabric.described)
                 flight = flight_log(rendezvous, members, world_size, name, topology, settings)
                 communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)

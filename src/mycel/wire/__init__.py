@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mycel.errors import UsageError
+from mycel.names import spelled
 from mycel.wire.base import WireCodec
 from mycel.wire.plain import BFloat16Codec, IdentityCodec
 from mycel.wire.scaled import Float8Codec, Int4Codec, Int8Codec
@@ -42,6 +42,4 @@ def make_codec(name: str) -> WireCodec:
     Raises:
         UsageError: no codec has that name.
     """
-    if name not in CODECS:
-        raise UsageError(f"no codec is called {name!r}; known: {', '.join(sorted(CODECS))}")
-    return CODECS[name]()
+    return CODECS[spelled(name, sorted(CODECS), "codec")]()

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mycel.arguments import whole_number
 from mycel.errors import UsageError
 from mycel.wire.buckets import decode_integers, encode_integers, of_elements, pack, packed_bytes, unpack
 from mycel.wire.noise import round_at_random, uniform
@@ -92,6 +93,7 @@ class Integers(Format):
     """
 
     def __init__(self, bits: int) -> None:
+        bits = whole_number(bits, "bits a value")
         if not 2 <= bits <= 8:
             raise UsageError(f"{bits} bits a value; 2 to 8 are possible (1 is the compressor 'sign')")
         self.bits, self.largest, self.coarsest = bits, float((1 << (bits - 1)) - 1), 0.5

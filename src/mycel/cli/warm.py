@@ -1,0 +1,34 @@
+"""``mycel warm``: compiles what ranks need, before any starts."""
+
+from __future__ import annotations
+
+import time
+
+import typer
+
+from mycel.extras import needs
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the application."""
+    app.command("warm")(warm)
+
+
+def warm() -> None:
+    """Compile what ranks need, before any starts.
+
+    Once on a machine, or when an image is built; no job waits for it then. Some seconds, or where it was done before
+    less than one.
+    """
+    needs("mycel warm", "torch")
+    from mycel.compiled import code_folder
+    from mycel.runtime import engine
+    from mycel.runtime import warm as compile_all
+
+    begin = time.monotonic()
+    compile_all()
+    folder = code_folder(str(engine.__file__), "mycel-warm")
+    kept = "nowhere: no folder can be written (set NUMBA_CACHE_DIR)" if folder is None else f"in {folder}"
+    print(f"ready after {time.monotonic() - begin:.1f} s; compiled code is kept {kept}")
