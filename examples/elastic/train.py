@@ -21,7 +21,7 @@ from state import Training
 
 from mycel import elastic
 from mycel.demo.corpus import load_corpus, sample_batch
-from mycel.errors import CommunicationError
+from mycel.errors import CollectiveTimeoutError, CommunicationError
 
 #: Samples of a step, whoever is there: every run sees the same ones.
 SAMPLES = 16
@@ -131,11 +131,14 @@ def train(
         except RuntimeError as error:
             if not isinstance(error, CommunicationError) and elastic.failure() is None:
                 raise  # no rank was lost: something else is wrong
+            if roster.is_closed:
+                break  # the others have ended while this rank was away, or behind by the last step
             say({"lost": training.step + 1, "place": place, "at": time.time(), "why": str(error)[:300]})
             in_group = False
             continue
         say({"step": training.step, "loss": loss, "size": dist.get_world_size(), "at": time.time()})
         in_group = not wanted
+    roster.close()
     dist.destroy_process_group()
 
 
@@ -144,7 +147,10 @@ def join(training: Training, roster: elastic.Roster, store: dist.Store, timeout:
     elastic.leave()  # whoever still waits for this rank, in whatever group, need not
     began = time.monotonic()
     note = training.step if training.has_state else -1
-    entered = roster.gather(elastic.get_handle(towards=store), note=note, timeout=timeout)
+    try:
+        entered = roster.gather(elastic.get_handle(towards=store), note=note, timeout=timeout)
+    except CollectiveTimeoutError as error:
+        raise SystemExit(str(error)) from error  # nobody is left to train with
     agreed = time.monotonic()
     elastic.reconfigure(entered.number, entered.handles)
     formed = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from mycel.elastic.roster import Candidate, Roster, Round, everyone
-from mycel.errors import CollectiveTimeoutError, UsageError
+from mycel.errors import CollectiveTimeoutError, CommunicationError, UsageError
 
 LIMIT = timedelta(seconds=20)
 
@@ -89,3 +89,35 @@ def test_who_is_not_chosen_waits_until_somebody_else_comes() -> None:
             pass
         assert first.gather("a", timeout=LIMIT).handles == ["a", "b", "d"]
         assert waiting.result(20).number == partner.result(20).number
+
+
+def test_who_waits_for_a_job_that_is_over_is_told_and_so_is_who_comes_later() -> None:
+    store = dist.HashStore()
+    done = Roster(store, place=0, settle_s=0.05)
+    assert done.gather("a", timeout=LIMIT).handles == ["a"] and not done.is_closed
+    waiting = Roster(store, place=1, expected=9, settle_s=LIMIT.total_seconds())
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(waiting.gather, "b", timeout=LIMIT)
+        while not done.is_wanted:
+            pass
+        done.close()
+        with pytest.raises(CommunicationError, match="place 1: the roster is closed: the job is over"):
+            waits.result()
+    with pytest.raises(CommunicationError, match="closed"):
+        Roster(store, place=2).gather("c", timeout=LIMIT)
+    assert waiting.is_closed
+
+
+def test_who_was_not_chosen_is_told_too() -> None:
+    store = dist.HashStore()
+    chosen = Roster(store, place=0, choose=lambda came: came[:1], expected=2)
+    left_out = Roster(store, place=1, choose=lambda came: came[:1], expected=2)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(chosen.gather, "a", timeout=LIMIT)
+        while not left_out.is_wanted or not chosen.round:
+            pass
+        second = pool.submit(left_out.gather, "b", timeout=LIMIT)
+        assert first.result().handles == ["a"]
+        chosen.close()
+        with pytest.raises(CommunicationError, match="closed"):
+            second.result()

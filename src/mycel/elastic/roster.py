@@ -18,7 +18,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from mycel.brief import brief
-from mycel.errors import CollectiveTimeoutError, UsageError
+from mycel.errors import CollectiveTimeoutError, CommunicationError, UsageError
 
 __all__ = ["Candidate", "Roster", "Round", "everyone"]
 
@@ -147,6 +147,15 @@ class Roster:
         """Whether somebody has opened a round that this process has not entered."""
         return self._open() > self.round
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether somebody has closed the roster."""
+        return bool(self._store.check(["closed"]))
+
+    def close(self) -> None:
+        """Say that the job is over: who waits for a round, or comes back later, is told so instead of waiting on."""
+        self._store.set("closed", "1")
+
     def gather(self, handle: str, *, note: int = 0, timeout: timedelta) -> Round:
         """Enter a round and wait until one is closed that this process is in.
 
@@ -157,10 +166,13 @@ class Roster:
 
         Raises:
             CollectiveTimeoutError: no round with this process in it was closed in time.
+            CommunicationError: the roster is closed: the job is over.
         """
         deadline = time.monotonic() + timeout.total_seconds()
         own = Candidate(handle=handle, place=self._place, note=note)
         while True:
+            if self.is_closed:
+                raise CommunicationError(f"place {self._place}: the roster is closed: the job is over")
             number = self._enter(own)
             closed = self._result(number, deadline)
             if closed is not None and own in closed.members:
@@ -182,7 +194,7 @@ class Roster:
     def _enter(self, own: Candidate) -> int:
         """Enter the newest round, or open the next where that is closed or was entered before."""
         number = self._open()
-        while number <= self.round or self._is_closed(number):
+        while number <= self.round or self._has_result(number):
             self._store.compare_set("round", str(number), str(number + 1))
             number = self._open()
         self.round = number
@@ -191,10 +203,10 @@ class Roster:
         return number
 
     def _wait_for_next(self, number: int, deadline: float) -> None:
-        while self._open() <= number and time.monotonic() < deadline:
+        while self._open() <= number and time.monotonic() < deadline and not self.is_closed:
             time.sleep(_LOOK_S)
 
-    def _is_closed(self, number: int) -> bool:
+    def _has_result(self, number: int) -> bool:
         return bool(self._store.check([f"{number}/result"]))
 
     def _count(self, number: int) -> int:
@@ -211,15 +223,15 @@ class Roster:
         return list(newest.values())
 
     def _result(self, number: int, deadline: float) -> _Result | None:
-        """Wait until the round is closed; ``None`` where a newer one is open or the time is over.
+        """Wait until the round is closed; ``None`` where a newer one is open, the roster closed or the time over.
 
         Candidates close a round in turns: the first to enter, then, if it has vanished, the next one.
         """
         seen, since = 0, time.monotonic()
         while time.monotonic() < deadline:
-            if self._is_closed(number):
+            if self._has_result(number):
                 return _Result.from_text(self._store.get(f"{number}/result"))
-            if self._open() > number:
+            if self._open() > number or self.is_closed:
                 return None
             candidates = self._candidates(number)
             now = time.monotonic()
