@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.errors import CommunicationError, MismatchError
+from mycel.runtime import job_fields as j
 from mycel.runtime import tensor_group
 
 Started = tuple[dist.Work, Tensor, float]
@@ -148,26 +149,31 @@ def _handler(handle: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGUSR1, before)
 
 
-def _soon(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGUSR1))
-    timer.start()
-    return timer
+def _in_the_middle(num_calls: int, then: Callable[[], object] = lambda: None) -> threading.Thread:
+    """Sends this process a signal when so many more calls have been made; the last one may still be under way.
 
-
-def _in_the_middle(num_calls: int) -> threading.Thread:
-    """Sends this process a signal when so many more calls have been made; the last one may still be under way."""
+    ``then`` is called after the signal was sent.
+    """
     communicator: Any = tensor_group().communicator
     last = communicator.number + num_calls
 
     def watch() -> None:
-        while communicator.number < last and (num_calls > 1 or communicator._turns._turn is None):
+        while communicator.number < last and (num_calls > 1 or not _is_running(communicator)):
             time.sleep(0.0005)
         time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGUSR1)
+        then()
 
     thread = threading.Thread(target=watch)
     thread.start()
     return thread
+
+
+def _is_running(communicator: Any) -> bool:
+    """Whether the compiled engine is at a call that this process waits for."""
+    ticket = getattr(communicator._turns._turn, "ticket", None)
+    job = None if ticket is None else ticket.job
+    return job is not None and bool(job.fields[j.J_STATUS] != j.UNUSED and job.fields[j.J_REMAINING] >= 0)
 
 
 def handlers_come_after(rank: int, size: int) -> None:
@@ -225,18 +231,36 @@ def handlers_may_raise(rank: int, size: int) -> None:
     def refuse() -> None:
         raise LookupError("from a handler")
 
+    store = dist.distributed_c10d._get_default_store()
     for blocking in (True, False):
         dist.barrier()
         tensor = torch.full((1000,), 1.0)
-        with _handler(refuse):
-            if rank == 0:
-                timer = _soon(0.05)
+        key, waits = f"signalled {blocking}", threading.Event()
+
+        def when_it_waits(key: str = key, waits: threading.Event = waits) -> None:
+            waits.wait()
+            os.kill(os.getpid(), signal.SIGUSR1)
+            store.set(key, "yes")
+
+        if rank:
+            store.wait([key])  # no call is over before the signal
+            dist.all_reduce(tensor)
+        elif blocking:
+            with _handler(refuse):
+                caller = _in_the_middle(1, lambda key=key: store.set(key, "yes"))  # type: ignore[misc]
                 with pytest.raises(LookupError, match="from a handler"):
-                    dist.all_reduce(tensor) if blocking else dist.all_reduce(tensor, async_op=True).wait()
-                timer.join()
-            else:
-                time.sleep(0.2)
-                dist.all_reduce(tensor)
+                    dist.all_reduce(tensor)
+                caller.join()
+        else:
+            work = dist.all_reduce(tensor, async_op=True)
+            with _handler(refuse):
+                caller = threading.Thread(target=when_it_waits)
+                caller.start()
+                with pytest.raises(LookupError, match="from a handler"):
+                    waits.set()
+                    work.wait()
+                caller.join()
+            work.wait()  # the signal may have come before the other wait
         assert (tensor == size).all()
     dist.all_reduce(tensor)
     assert (tensor == size * size).all()
@@ -248,16 +272,20 @@ def an_interrupt_ends_it(rank: int, size: int) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
 
+    store = dist.distributed_c10d._get_default_store()
+    dist.barrier()
     if rank == 0:
         with _handler(interrupt):
-            timer = _soon(0.1)
+            caller = _in_the_middle(1)
             with pytest.raises(KeyboardInterrupt):
                 dist.all_reduce(torch.ones(3))
-            timer.join()
+            caller.join()
+        store.set("interrupted", "yes")
     else:
-        time.sleep(0.3)
-    with pytest.raises(CommunicationError, match="rank 0: interrupted in all_reduce #1"):
-        dist.all_reduce(torch.ones(3))
+        store.wait(["interrupted"])
+    with pytest.raises(CommunicationError, match="rank 0: interrupted in all_reduce #2"):
+        for _ in range(2):  # what rank 0 had sent before may be enough for one
+            dist.all_reduce(torch.ones(3))
 
 
 def signals_at_any_time(rank: int, size: int) -> None:
