@@ -151,6 +151,7 @@ def _say_what_is_kept(kept: str, command: str | None) -> None:
     """One line; of several ranks the first speaks for all."""
     if os.environ.get("RANK", "0") != "0":
         return
+    sys.stdout.flush()
     if not kept and command in _WRITING:
         kept = "nothing was written"
     print("mycel: interrupted" + (f"; {kept}" if kept else ""), file=sys.stderr, flush=True)

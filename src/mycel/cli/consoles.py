@@ -27,11 +27,12 @@ def notes() -> Console:
 
 
 @contextmanager
-def doing(what: str) -> Iterator[Callable[[str], None]]:
+def doing(what: str, *, shown: bool = True) -> Iterator[Callable[[str], None]]:
     """A line with a clock on standard error while something lasts, where that is a terminal; nothing elsewhere.
 
     Args:
         what: is being done.
+        shown: false on ranks that leave the word to another.
 
     Yields:
         What takes the place of ``what`` as the work goes on; any thread may call it.
@@ -40,6 +41,6 @@ def doing(what: str) -> Iterator[Callable[[str], None]]:
 
     console = notes()
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as line:
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as line:
         task = line.add_task(what, total=None)
         yield lambda text: line.update(task, description=text)

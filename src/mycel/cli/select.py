@@ -49,7 +49,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
-        chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")], links=links)
+        byte_sizes = [parse_size(text) for text in sizes.split(",")]
+        with consoles.doing(f"simulating {wanted.name} on {fabric.name}") as say:
+            chosen = select(fabric, wanted, byte_sizes, links=links, progress=say)
         if json_output:
             print(json.dumps(_record(chosen) | group_record(ranks)))
         else:

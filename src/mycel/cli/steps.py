@@ -52,7 +52,19 @@ def register(app: typer.Typer) -> None:
             verify_schedule(point.schedule)
             seconds.append(time.perf_counter() - started)
 
-        found = front(fabric, wanted, chunks=chunks, time_limit_s=time_limit, found=note)
+        what = f"schedules of {wanted.name} on {fabric.name}"
+        with consoles.doing(f"{what}: none found yet") as say:
+
+            def tell(point: Point) -> None:
+                note(point)
+                say(f"{what}: {len(seconds)} found, the last of {point.steps} steps")
+
+            try:
+                found = front(fabric, wanted, chunks=chunks, time_limit_s=time_limit, found=tell)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{len(seconds)} schedules were found, none was written; --time-limit keeps them"
+                ) from None
         if json_output:
             print(json.dumps(_record(found, seconds)))
         else:
