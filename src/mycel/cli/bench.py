@@ -313,7 +313,7 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         caption_justify="left",
         header_style="bold",
     )
-    table.add_column("collective", no_wrap=True)
+    table.add_column("collective", overflow="fold")
     for heading in (
         "size",
         "backend",
@@ -326,8 +326,8 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         f"vs {baseline}",
         "cpu s/GB",
     ):
-        table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
-    table.add_column("right", justify="center")
+        table.add_column(heading, justify="left" if heading == "backend" else "right", overflow="fold")
+    table.add_column("right", justify="center", overflow="fold")
     reference = {(m.collective, m.bytes, m.mode): m.median_s for m in rows if m.backend == baseline}
     previous = None
     for m in rows:

@@ -83,7 +83,7 @@ def _record(chosen: Selection) -> dict[str, object]:
 def _show(chosen: Selection) -> None:
     table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
     for heading in ("size", "fastest", "time", "at least", "next", "time"):
-        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right", overflow="fold")
     for row in chosen.rows:
         best, *others = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
         rest = [others[0], format_seconds(row.seconds[others[0]])] if others else []

@@ -96,8 +96,8 @@ def _record(found: Front, seconds: list[float]) -> dict[str, Any]:
 def _show(fabric: Topology, found: Front, seconds: list[float]) -> None:
     table = Table(title=f"{found.points[0].schedule.collective.name} on {fabric.name}, verified")
     for heading in ("steps", "rounds", "chunks", "rounds / chunk", f"algbw, {fabric.unit}", "found after"):
-        table.add_column(heading, justify="right")
-    table.add_column("rounds a chunk are")
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("rounds a chunk are", overflow="fold")
     for point, at in zip(found.points, seconds, strict=True):
         table.add_row(
             *(str(value) for value in (point.steps, point.rounds, point.chunks, point.ratio)),

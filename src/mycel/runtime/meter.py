@@ -35,8 +35,11 @@ _log = logging.getLogger(__name__)
 
 #: Seconds between two readings, at most and at least; in between, as often as the ring fills by a quarter.
 _LONGEST_S, _SHORTEST_S = 1.0, 0.01
-#: What torch calls the default group says nothing; this does.
-_DEFAULT = "default"
+
+
+def _known_as(name: str) -> str:
+    """A group's name in metrics: torch's, but for the default group, which is 0 or nothing there."""
+    return "default" if name in ("", "0") else name
 
 
 class ScalarWriter(Protocol):
@@ -138,7 +141,7 @@ class Meter:
 
     def _count(self, entry: f.Entry) -> None:
         _, log, traffic, called_ns, fields = entry
-        group = self._groups.setdefault(log.name or _DEFAULT, _Group(ranks=len(log.ranks)))
+        group = self._groups.setdefault(_known_as(log.name), _Group(ranks=len(log.ranks)))
         if log not in self._folded:
             group.open.setdefault(log.identity, log)
         counts = group.collectives.setdefault(unpack_kind(int(fields[j.J_HEADER + 2]))[0], _Counts())
@@ -197,7 +200,7 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     Returns:
         ``rank``, ``world_size``, ``under_way`` (calls that have not ended), ``unread`` (calls that could not be
         counted: more were made between two readings than the flight recorder keeps, see ``MYCEL_FLIGHT_RECORDER``)
-        and ``groups``: by torch's name of the group
+        and ``groups``: by torch's name of the group, or ``default``
 
         - ``ranks``: how many it has,
         - ``collectives``: by name ``calls``, ``bytes`` (of the arrays), ``sent_bytes`` (that this rank handed to its
@@ -226,7 +229,7 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         from mycel.runtime.tensor_group import tensor_group
 
         tensor_group(group)
-        name = str(group.group_name) or _DEFAULT
+        name = _known_as(str(group.group_name))
         found["groups"] = {n: counted for n, counted in found["groups"].items() if n == name}
     return found
 
@@ -315,7 +318,7 @@ def prometheus_text(found: Mapping[str, Any]) -> str:
         # HELP mycel_calls_under_way Collectives that have not ended.
         # TYPE mycel_calls_under_way gauge
         mycel_calls_under_way{rank="1"} 0
-        # HELP mycel_calls_unread_total Collectives that were over and overwritten before anybody counted them.
+        # HELP mycel_calls_unread_total Collectives that were overwritten before anybody counted them.
         # TYPE mycel_calls_unread_total counter
         mycel_calls_unread_total{rank="1"} 3
     """
