@@ -13,8 +13,6 @@ from mycel.bench.case import WHOLE_NUMBERS
 
 __all__ = ["contribution", "num_wrong", "reduced"]
 
-Tensor = torch.Tensor
-
 #: Up to here a type counts exactly; wide ones up to what float32 does, so that all give the same numbers.
 _EXACT = {"float16": 1 << 11, "bfloat16": 1 << 8, "int8": 127, "uint8": 255}
 _USUALLY_EXACT = 1 << 24
@@ -26,7 +24,7 @@ _TOLD_APART, _LATER = 60, 61
 
 def contribution(
     start: int, stop: int, rank: int, world_size: int, *, dtype: str = "float32", op: str = "sum"
-) -> Tensor:
+) -> torch.Tensor:
     """Elements ``start .. stop-1`` of what a rank contributes.
 
     Args:
@@ -53,7 +51,7 @@ def contribution(
     return made.to(getattr(torch, dtype))
 
 
-def reduced(start: int, stop: int, world_size: int, *, dtype: str = "float32", op: str = "sum") -> Tensor:
+def reduced(start: int, stop: int, world_size: int, *, dtype: str = "float32", op: str = "sum") -> torch.Tensor:
     """Elements ``start .. stop-1`` of what all contributions make together; averages in float64."""
     index = torch.arange(start, stop, dtype=torch.int64)
     kind = getattr(torch, dtype)
@@ -67,7 +65,7 @@ def reduced(start: int, stop: int, world_size: int, *, dtype: str = "float32", o
     return made.to(torch.float64) / world_size if op == "avg" else made.to(kind)
 
 
-def num_wrong(found: Tensor, expected: Tensor) -> int:
+def num_wrong(found: torch.Tensor, expected: torch.Tensor) -> int:
     """Elements that are not what they must be; averages, given in float64, are right to two units of their type."""
     if found.dtype == expected.dtype:
         return 0 if torch.equal(found, expected) else int((found != expected).sum())

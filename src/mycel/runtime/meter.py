@@ -195,7 +195,7 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
     """What this rank's collectives over mycel have come to since the process began.
 
     Args:
-        group: a group of backend ``mycel``; all of this process's if not given.
+        group: one alone; all of this process's if not given.
 
     Returns:
         ``rank``, ``world_size``, ``under_way`` (calls that have not ended), ``unread`` (calls that could not be
@@ -210,10 +210,7 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
           ``retransmitted_packets``, which the kernel counts for the TCP connections that this rank sends on,
         - ``failures``, ``links_lost``: whether it ended in an error, and links that it goes on without.
 
-        No groups where none was made, or where the flight recorder is off.
-
-    Raises:
-        TypeError: the group is of another backend.
+        A group has an entry from its first collective over mycel on; there are none where the flight recorder is off.
 
     Examples:
         On any rank, at any time::
@@ -226,9 +223,6 @@ def metrics(group: dist.ProcessGroup | None = None) -> dict[str, Any]:
         return {"rank": 0, "world_size": 1, "groups": {}, "under_way": 0, "unread": 0}
     found = meter.as_dict()
     if group is not None:
-        from mycel.runtime.tensor_group import tensor_group
-
-        tensor_group(group)
         name = _known_as(str(group.group_name))
         found["groups"] = {n: counted for n, counted in found["groups"].items() if n == name}
     return found
