@@ -239,6 +239,11 @@ def write_metrics(path: str | os.PathLike[str]) -> Path | None:
 
     Raises:
         UsageError: several ranks would write to one file, or it cannot be written.
+
+    Examples:
+        In a training loop, on every rank::
+
+            mycel.runtime.write_metrics("mycel-{rank}.prom")  # mycel-0.prom on rank 0, and so on
     """
     meter = _meter_of_process()
     if meter is None:
