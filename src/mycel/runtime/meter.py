@@ -18,6 +18,7 @@ import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -40,6 +41,12 @@ _LONGEST_S, _SHORTEST_S = 1.0, 0.01
 def _known_as(name: str) -> str:
     """A group's name in metrics: torch's, but for the default group, which is 0 or nothing there."""
     return "default" if name in ("", "0") else name
+
+
+@lru_cache(maxsize=1024)
+def _title(kind: int) -> str:
+    """What a call is called, by its kind in headers."""
+    return unpack_kind(kind)[0]
 
 
 class ScalarWriter(Protocol):
@@ -122,8 +129,9 @@ class Meter:
             # An entry that has not ended, or was written late by another thread, is simply looked at again.
             fresh = [entry for entry in entries if entry[0] not in self._seen]
             done = [entry for entry in fresh if f.state_of(entry[4]) == "done"]
+            sent: dict[Any, int] = {}
             for entry in done:
-                self._count(entry)
+                self._count(entry, sent)
             self._counted += len(done)
             self._seen = (self._seen | {entry[0] for entry in done}) & held
             self.under_way = len(fresh) - len(done)
@@ -139,19 +147,25 @@ class Meter:
                         del group.open[identity]
             return len(done)
 
-    def _count(self, entry: f.Entry) -> None:
-        _, log, traffic, called_ns, fields = entry
-        group = self._groups.setdefault(_known_as(log.name), _Group(ranks=len(log.ranks)))
+    def _count(self, entry: f.Entry, sent: dict[Any, int]) -> None:
+        """Add one call; ``sent`` keeps what each group's programs send, for most calls are of few programs."""
+        _, log, traffic, called_ns, numbers = entry
+        fields = numbers.tolist()  # one by one, numbers out of an array cost as much each
+        name = _known_as(log.name)
+        if (group := self._groups.get(name)) is None:
+            group = self._groups[name] = _Group(ranks=len(log.ranks))
         if log not in self._folded:
             group.open.setdefault(log.identity, log)
-        counts = group.collectives.setdefault(unpack_kind(int(fields[j.J_HEADER + 2]))[0], _Counts())
-        began_ns, ended_ns = int(fields[j.J_STARTED_NS]), int(fields[j.J_ENDED_NS])
+        counts = group.collectives.setdefault(_title(fields[j.J_HEADER + 2]), _Counts())
+        began_ns, ended_ns = fields[j.J_STARTED_NS], fields[j.J_ENDED_NS]
         counts.calls += 1
-        counts.bytes += int(fields[j.J_HEADER + 3])
-        own = log.ranks.index(self.recorder.rank)
-        counts.sent_bytes += sum(
-            size for channel, size in zip(traffic.channels, traffic.num_bytes, strict=True) if channel.src == own
-        )
+        counts.bytes += fields[j.J_HEADER + 3]
+        key = (traffic, log)
+        if key not in sent:
+            own = log.ranks.index(self.recorder.rank)
+            each = zip(traffic.channels, traffic.num_bytes, strict=True)
+            sent[key] = sum(size for channel, size in each if channel.src == own)
+        counts.sent_bytes += sent[key]
         counts.seconds += max(0, ended_ns - began_ns) / 1e9
         counts.queued_seconds += max(0, began_ns - called_ns) / 1e9
 
