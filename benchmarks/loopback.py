@@ -43,7 +43,7 @@ from empty import empty_group
 from mpi import Mpi, named
 from mycel.bench import Case
 from mycel.bench.measurement import describe_hardware, describe_versions
-from mycel.bench.worker import prepare
+from mycel.bench.operands import prepare
 from mycel.units import format_seconds, format_size, parse_size
 from record import append, stamp
 

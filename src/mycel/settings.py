@@ -24,6 +24,8 @@ Each variable is read when it is asked for, never at import, so that tests and l
                           file says the bandwidth, and else no limit); 0: no pacing
 ``MYCEL_FLIGHT_RECORDER`` collectives that are kept to be written down after a failure (2000); 0: none
 ``MYCEL_FLIGHT_DIR``      folder for what was kept; where it is set, written there when groups close too
+``MYCEL_METRICS``         file for Prometheus, ``{rank}`` in its name, that every rank writes now and then
+``MYCEL_METRICS_SECONDS`` how often (15)
 ``MYCEL_LOCAL``           between ranks of one node: ``memory`` that they share (the default), or sockets, ``unix``
                           or ``tcp``
 ``MYCEL_RELAYS``          1 (the default): long messages between two ranks go through other ranks, too, where the
@@ -61,6 +63,7 @@ from mycel.names import nearest
 __all__ = [
     "FLIGHT_RECORDS",
     "MESH_RANKS",
+    "METRICS_EVERY_S",
     "NCCL_BELOW",
     "VARIABLES",
     "Launched",
@@ -84,6 +87,8 @@ VARIABLES = (
     "MYCEL_LOCAL",
     "MYCEL_MESH_RANKS",
     "MYCEL_METHODS",
+    "MYCEL_METRICS",
+    "MYCEL_METRICS_SECONDS",
     "MYCEL_NCCL_BELOW",
     "MYCEL_ON_LINK_FAILURE",
     "MYCEL_PACE",
@@ -122,6 +127,8 @@ MESH_RANKS = 64
 _MOST_RANKS = 1 << 20
 #: Collectives that the flight recorder keeps if nobody says otherwise: about 1.5 MB.
 FLIGHT_RECORDS = 2000
+#: Seconds between two files of metrics if nobody says otherwise: as often as Prometheus usually looks.
+METRICS_EVERY_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +159,8 @@ class Settings:
     place: int | None = None
     ranks: tuple[int, ...] | None = None
     debug: str | None = None
+    metrics: str | None = None
+    metrics_every_s: float = METRICS_EVERY_S
 
     __repr__ = brief
 
@@ -195,6 +204,8 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         place=_count(env["MYCEL_PLACE"], "MYCEL_PLACE", 0) if env.get("MYCEL_PLACE") else None,
         ranks=_ranges(env.get("MYCEL_RANKS"), "MYCEL_RANKS"),
         debug=_one_of(("info", "warning"), env.get("MYCEL_DEBUG", "").lower(), "MYCEL_DEBUG"),
+        metrics=env.get("MYCEL_METRICS") or None,
+        metrics_every_s=_positive(env.get("MYCEL_METRICS_SECONDS"), "MYCEL_METRICS_SECONDS") or METRICS_EVERY_S,
     )
 
 

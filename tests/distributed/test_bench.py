@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,9 +66,11 @@ def test_bench_on_an_emulated_star(tmp_path: Path) -> None:
         assert m.algbw == pytest.approx(m.bytes * 8 / m.median_s / 1e6)
         assert m.fraction_of_bound is not None
         assert m.fingerprint == topology.fingerprint
-        chosen = (m.method, m.piece_bytes)
-        assert chosen == (None, None) if m.backend == "gloo" else m.method in methods_for(m.collective)
-        assert m.backend == "gloo" or m.piece_bytes in (*LOCAL_PIECE_BYTES, WHOLE_BYTES)
+        if m.backend == "gloo" or m.collective == "sendrecv":
+            assert (m.method, m.piece_bytes) == (None, None)
+        else:
+            assert m.method in methods_for(m.collective)
+            assert m.piece_bytes in (*LOCAL_PIECE_BYTES, WHOLE_BYTES)
 
 
 def test_bench_on_loopback_over_gloo() -> None:
@@ -94,6 +104,102 @@ def test_a_sweep_under_torchrun_in_the_columns_of_nccl_tests() -> None:
     assert "Not measured: nccl" in result.stdout
 
 
+def test_types_operations_roots_and_a_csv_file(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    asked = ["--collective", "all_reduce,broadcast,sendrecv", "-d", "half,torch.int64", "-o", "max,avg", "-r", "all"]
+    result = _run_mycel(
+        *("bench", "--loopback", "2", *asked),
+        *("-b", "1KB", "-e", "3KB", "-i", "1KB", "-n", "1", "-w", "1", "-F", str(file)),
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"written to {file}" in result.stderr
+    with file.open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    half, whole = ("half", "max"), ("int64", "max")
+    kinds = [(row["type"], row["redop"]) for row in rows if row["collective"] == "all_reduce"]
+    assert set(kinds) == {half, ("half", "avg"), whole}  # whole numbers have no exact average
+    assert len(kinds) == 3 * 3 * 2
+    assert {(row["type"], row["root"]) for row in rows if row["collective"] == "broadcast"} == {
+        (kind, root) for kind in ("half", "int64") for root in ("0", "1")
+    }
+    assert [row["size_bytes"] for row in rows if row["collective"] == "sendrecv"] == 2 * [
+        *("1024", "1024", "2048", "2048", "3072", "3072")
+    ]
+    assert {row["wrong"] for row in rows} == {"0"}
+    table = [line.split() for line in result.stdout.splitlines() if not line.startswith("#")]
+    assert len(table) == len(rows)  # out of place or in place, never both here
+    assert {tuple(line[2:5]) for line in table} >= {("half", "avg", "-1"), ("int64", "none", "1")}
+
+
+def test_results_that_are_not_checked_are_not_called_right() -> None:
+    result = _run_mycel("bench", "--loopback", "2", "--sizes", "1KB", "-n", "1", "-c", "0", "-F", "-")
+    assert result.returncode == 0, result.stderr
+    assert [row["wrong"] for row in csv.DictReader(result.stdout.splitlines())] == ["", ""]
+
+
+def test_interrupted_it_shows_the_rows_so_far_and_leaves_no_rank(tmp_path: Path) -> None:
+    """On a terminal it says what it measures; after Ctrl-C come the tables and one line, and no process is left."""
+    mark, file = f"MYCEL_TEST_MARK={uuid.uuid4()}", tmp_path / "rows.csv"
+    terminal, line = pty.openpty()
+    arguments = ["bench", "--loopback", "2", "-b", "4KB", "-e", "256MB", "-n", "30", "-F", str(file)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from mycel.cli import main; main()", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=line,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", **dict([mark.split("=")])},
+    )
+    os.close(line)
+    shown = b""
+    try:
+        while b"2 of 34" not in shown:  # both backends have had the smallest of 17 sizes
+            assert select.select([terminal], [], [], 120)[0], shown
+            shown += os.read(terminal, 4096)
+        process.send_signal(signal.SIGINT)
+        reader = threading.Thread(target=_drain, args=(terminal, found := bytearray()))
+        reader.start()
+        printed, _ = process.communicate(timeout=120)
+        reader.join(60)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+    said = found.decode()
+    assert process.returncode == 130, said
+    ended = re.search(r"mycel: interrupted; (\d+) of 34 rows were measured and written to (\S+)", said)
+    assert ended is not None and 2 <= int(ended[1]) < 34 and ended[2] == str(file), said
+    assert "Traceback" not in said + printed
+    rows = [text.split() for text in printed.splitlines() if not text.startswith("#")]
+    assert len(rows) == int(ended[1])
+    assert rows[0][0] == "4096"
+    assert len(file.read_text().splitlines()) == 1 + len(rows)
+    deadline = time.monotonic() + 60
+    while alive := _marked(mark):
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def _drain(terminal: int, found: bytearray) -> None:
+    try:
+        while some := os.read(terminal, 4096):
+            found += some
+    except OSError:  # nobody has the other end
+        pass
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes that have a variable in their environment."""
+    found = []
+    for place in Path("/proc").iterdir():
+        try:
+            if place.name.isdecimal() and mark.encode() in (place / "environ").read_bytes():
+                found.append(int(place.name))
+        except OSError:
+            continue
+    return found
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,6 +211,16 @@ def test_a_sweep_under_torchrun_in_the_columns_of_nccl_tests() -> None:
         (("bench", "--loopback", "2", "--collective", "all_to_some"), "unknown collective to bench 'all_to_some'"),
         (("bench", "--loopback", "2", "--sizes", "big"), "cannot read 'big' as a size"),
         (("bench", "no-such-cluster.yaml"), "no-such-cluster"),
+        (("bench", "--loopback", "2", "-d", "flot"), "unknown type 'flot' (did you mean 'float'?)"),
+        (("bench", "--loopback", "2", "-o", "mean"), "unknown op 'mean'"),
+        (("bench", "--loopback", "2", "-o", "avg", "-d", "int32"), "-o avg has no exact answer in -d int32"),
+        (("bench", "--loopback", "2", "--collective", "broadcast", "-o", "max"), "broadcast adds nothing up"),
+        (("bench", "--loopback", "2", "-r", "all"), "all_reduce has no root"),
+        (("bench", "--loopback", "2", "--collective", "broadcast", "-r", "2"), "expected a rank, 0 to 1"),
+        (("bench", "--loopback", "2", "-f", "4"), "-f is for a sweep"),
+        (("bench", "--loopback", "2", "-b", "1KB", "-f", "4", "-i", "1KB"), "-f multiplies and -i adds"),
+        (("bench", "--loopback", "2", "-F", "no/such/folder.csv"), "there is no such folder"),
+        (("bench", "--loopback", "2", "-F", "-", "--json"), "both want standard output"),
     ],
 )
 def test_wrong_command_lines(arguments: tuple[str, ...], message: str) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import io
 import json
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 import pytest
@@ -12,11 +15,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mycel.bench.case import BENCH_COLLECTIVES, Case, cases_from_text, cases_to_text
+from mycel.bench.case import (
+    BENCH_COLLECTIVES,
+    DTYPES,
+    OPERATIONS,
+    WHOLE_NUMBERS,
+    Case,
+    cases_from_text,
+    cases_to_text,
+)
 from mycel.bench.measurement import Measurement, describe_hardware, describe_versions, summarize
-from mycel.bench.nccl_table import nccl_tables
-from mycel.bench.run import bench_cases, bound_algbw, limits
-from mycel.bench.worker import contribution, prepare
+from mycel.bench.nccl_table import nccl_csv, nccl_tables
+from mycel.bench.numbers import contribution, num_wrong, reduced
+from mycel.bench.operands import prepare
+from mycel.bench.run import bench_cases, bound_algbw, limits, make_cases
 from mycel.cli.bench import bench_table
 from mycel.emulate.fabric import CREDIT_BYTES
 from mycel.errors import UsageError
@@ -103,6 +115,12 @@ def test_cases_travel_as_text() -> None:
         ({"mode": "lazy"}, "unknown mode 'lazy'"),
         ({"num_bytes": 0}, "num_bytes is 0"),
         ({"repeats": 0}, "repeats is 0"),
+        ({"dtype": "float8"}, "unknown element type 'float8'"),
+        ({"op": "mean"}, "unknown operation 'mean'"),
+        ({"op": "avg", "dtype": "int32"}, "avg has no exact answer in int32"),
+        ({"collective": "broadcast", "op": "max"}, "broadcast adds nothing up"),
+        ({"root": 1}, "all_reduce has no root"),
+        ({"warm_up": -1}, "counted from 0"),
     ],
 )
 def test_impossible_cases(fields: dict[str, object], message: str) -> None:
@@ -128,6 +146,47 @@ def test_sums_of_contributions_are_exact_and_tell_ranks_apart(world_size: int) -
     assert not any(neighbours)
 
 
+@pytest.mark.parametrize("world_size", [2, 3, 8, 40])
+@pytest.mark.parametrize(
+    ("dtype", "op"),
+    [(dtype, op) for dtype in DTYPES for op in OPERATIONS if op != "avg" or dtype not in WHOLE_NUMBERS],
+)
+def test_reductions_are_exact_in_every_type_and_every_missing_part_shows(
+    dtype: str, op: str, world_size: int
+) -> None:
+    join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = {
+        "sum": torch.add,
+        "avg": torch.add,
+        "prod": torch.mul,
+        "min": torch.minimum,
+        "max": torch.maximum,
+    }[op]
+    parts = [contribution(0, 5000, rank, world_size, dtype=dtype, op=op) for rank in range(world_size)]
+    whole = reduced(0, 5000, world_size, dtype=dtype, op=op)
+
+    def joined(some: list[torch.Tensor]) -> torch.Tensor:
+        made = functools.reduce(join, some)
+        assert made.dtype == getattr(torch, dtype)
+        return made / world_size if op == "avg" else made
+
+    assert num_wrong(joined(parts), whole) == num_wrong(joined(parts[::-1]), whole) == 0
+    if op == "avg" and dtype == "bfloat16" and world_size == 40:
+        return  # one part of eighty is less than this type can tell
+    for rank in range(world_size):
+        assert num_wrong(joined(parts[:rank] + parts[rank + 1 :]), whole) > 0
+        if op not in ("min", "max"):
+            assert num_wrong(joined([*parts, parts[rank]]), whole) > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("collective", BENCH_COLLECTIVES)
+def test_what_ranks_give_and_expect_is_of_the_type(collective: str, dtype: str) -> None:
+    case = Case(collective=collective, num_bytes=4096, dtype=dtype)
+    for tensor in prepare(case, rank=1, world_size=4).tensors:
+        assert tensor.dtype == getattr(torch, dtype)
+        assert tensor.numel() * tensor.element_size() in (4096, 1024)
+
+
 @pytest.mark.parametrize("collective", BENCH_COLLECTIVES)
 def test_rubbish_is_never_called_right(collective: str) -> None:
     at = 0 if collective in ("reduce", "gather") else 1  # only the root has a result
@@ -139,6 +198,48 @@ def test_rubbish_is_never_called_right(collective: str) -> None:
 def test_odd_sizes_are_rounded_up_to_equal_blocks() -> None:
     assert Case(collective="all_gather", num_bytes=1000).num_elements(3) == 252
     assert Case(collective="all_reduce", num_bytes=1001).num_elements(3) == 251
+
+
+def test_cases_are_of_every_type_operation_and_root_they_have() -> None:
+    made = make_cases(
+        ["all_reduce", "broadcast", "sendrecv"],
+        [4, 8],
+        repeats=1,
+        dtypes=["float32", "int8"],
+        ops=["sum", "avg"],
+        roots=[0, 1, 2],
+    )
+    assert [(c.op, c.dtype) for c in made if c.collective == "all_reduce" and c.num_bytes == 4] == [
+        ("sum", "float32"),
+        ("avg", "float32"),
+        ("sum", "int8"),
+    ]
+    assert [c.root for c in made if c.collective == "broadcast" and c.num_bytes == 4] == [0, 1, 2, 0, 1, 2]
+    assert len([c for c in made if c.collective == "sendrecv"]) == 2 * 2
+
+
+def test_csv_has_a_line_a_measurement() -> None:
+    rows = [
+        _measure([2.0], wrong=0, dtype="float16", op="sum"),
+        _measure([1.0], backend="mycel", method="ring", piece_bytes=4096, wrong=0, dtype="float16", op="sum"),
+        _measure([1.0], collective="broadcast", backend="mycel", root=3, bound_algbw=None),
+    ]
+    lines = list(csv.DictReader(io.StringIO(nccl_csv(rows, baseline="gloo"))))
+    assert [line["backend"] for line in lines] == ["gloo", "mycel", "mycel"]
+    assert [line["type"] for line in lines] == ["half", "half", "float"]
+    assert [line["count"] for line in lines] == [str(8 << 20), str(8 << 20), str(4 << 20)]
+    assert [line["vs_baseline"] for line in lines] == ["", "2", ""]
+    assert (lines[2]["root"], lines[2]["redop"], lines[2]["wrong"], lines[2]["of_bound"]) == ("3", "none", "", "")
+    assert float(lines[1]["algbw_gbps"]) == pytest.approx((16 << 20) / 1e9, rel=1e-5)
+
+
+def test_bound_of_a_shift_and_of_another_root() -> None:
+    """In a shift between two nodes one rank's array crosses each way; from another root a broadcast is alike."""
+    topology = two_boxes()
+    assert bound_algbw(topology, "sendrecv") == 200
+    assert limits(topology, "broadcast", 5) == limits(topology, "broadcast")
+    with pytest.raises(UsageError, match="root"):
+        limits(topology, "broadcast", 8)
 
 
 def test_bound_of_two_boxes() -> None:
@@ -191,7 +292,8 @@ def test_columns_are_those_of_nccl_tests() -> None:
     above = "#" + 62 * " " + "out-of-place" + 23 * " " + "in-place" + 10 * " "
     theirs = "#       size         count      type   redop    root" + 2 * "     time   algbw   busbw #wrong"
     line = "     1048576        262144     float     sum      -1" + 2 * "    105.9    9.90   17.33      0"
-    changes: dict[str, object] = {"collective": "reduce_scatter", "num_bytes": 1 << 20, "world_size": 4, "wrong": 0}
+    changes: dict[str, object] = {"collective": "reduce_scatter", "num_bytes": 1 << 20, "world_size": 4}
+    changes |= {"wrong": 0, "op": "sum"}
     rows = [
         _measure([seconds], backend=backend, in_place=in_place, **changes)
         for backend, seconds in (("gloo", 105.9e-6), ("mycel", 0.25))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,7 @@ from mycel.report.flight.links import carried, suspect
 from mycel.report.flight.page import render_page
 from mycel.report.flight.records import Call, Connection, Dump, Group, Program, read_dumps
 from mycel.report.flight.trace import render_trace
-from mycel.report.flight.words import headline, summary
+from mycel.report.flight.words import headline, kind_row, summary
 from mycel.report.picture import CUT_COLOUR
 from mycel.topology.builders import star
 from mycel.topology.json_format import to_json
@@ -99,6 +100,19 @@ def test_time_is_divided_into_queue_wait_and_move() -> None:
     # 1 MB over a star of 400 Mbit/s: the bound of all_reduce is 200 Mbit/s times 3/2 for 3 ranks.
     least_s = (1 << 20) * 8 / float(Fraction(300) * 10**6)
     assert kind.of_bound == pytest.approx(least_s / 0.050)
+
+
+@pytest.mark.parametrize(("moving_ms", "part"), [(20, 28 / 60), (40, 28 / 40)])
+def test_data_that_had_gone_ahead_is_no_more_than_the_bound(moving_ms: int, part: float) -> None:
+    """Rank 2 begins 40 ms late; what is over sooner after that than any schedule can be began with the others."""
+    ended = 40 + moving_ms
+    dumps = [dump(r, [call(1, *((40 if r == 2 else 0) * MS,) * 2, ended * MS)]) for r in range(3)]
+    assert examine(dumps).kinds[0].of_bound == pytest.approx(part, rel=0.01)
+
+
+def test_times_that_cannot_be_give_no_fraction_of_the_bound() -> None:
+    (kind,) = examine([dump(r, [call(1, 0, 0, 20 * MS)]) for r in range(3)]).kinds
+    assert kind.of_bound is None and kind_row(kind)[-1] == ""
 
 
 def test_the_late_rank_is_named_with_what_it_cost() -> None:
@@ -252,6 +266,35 @@ def test_no_cable_is_suspected_where_all_carry_what_they_should() -> None:
     assert suspect(found) is None
 
 
+@pytest.mark.parametrize(("rate", "reached", "of_path"), [(0.4, 0.8, 0.4), (0.9, 1.0, 0.9), (1.2, 1.0, None)])
+def test_a_connection_is_held_against_its_part_and_against_its_path(
+    rate: float, reached: float, of_path: float | None
+) -> None:
+    """Half of a link of 400 Mbit/s is its part; it gets more while the other rests, and never more than the link."""
+    dumps = connections(frozenset())
+    group = dumps[0].groups["f00"]
+    moved = replace(group.connections[0], busy_s=20_000_000 / (rate * 50e6) + 1.0)
+    dumps[0] = replace(dumps[0], groups={"f00": replace(group, connections=(moved,))})
+    twice = {
+        "channels": ((0, 1), (0, 2)),
+        "paths": (RING[0], (RING[0][0], RING[0][1], RING[1][-1])),
+        "num_bytes": (64, 64),
+        "num_messages": (4, 4),
+    }
+    only = dumps[0].calls[0]
+    dumps[0] = replace(dumps[0], calls=(replace(only, program=Program(**twice)),))
+    (found,) = (c for c in carried(dumps) if (c.src, c.dst) == (0, 1))
+    assert (found.limit, found.fair) == (50e6, 25e6)
+    assert found.reached == pytest.approx(reached)
+    assert found.of_path == (None if of_path is None else pytest.approx(of_path))
+    page = render_page(examine(dumps), [found], None)
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", page[page.index("Connections, slowest first") :])
+    assert cells[5] == ("0.80" if reached < 1 else "all")
+    assert cells[7] == ("more" if of_path is None else f"{of_path:.2f}")
+    told = summary(examine(dumps), [found], None)["connections"][0]
+    assert told["reached"] <= 1 and (told["of_path"] is None) == (of_path is None)
+
+
 def test_assumed_capacities_say_nothing() -> None:
     dumps = connections(frozenset({1}))
     assumed = [replace(d, groups={"f00": replace(d.groups["f00"], described=False)}) for d in dumps]
@@ -304,6 +347,11 @@ def test_what_is_no_flight_record_is_refused_with_its_place(tmp_path: Path) -> N
         read_dumps([good, write(tmp_path / "x.jsonl", lines(0))])
     with pytest.raises(UsageError, match=r"a job of 2 ranks, .* of one of 4"):
         read_dumps([good, write(tmp_path / "x.jsonl", [{**lines(1)[0], "world_size": 4}])])
+    head, group = lines(1)
+    of_another_run = write(tmp_path / "x.jsonl", [{**head, "wall_ns": 5}, {**group, "group": "f11"}])
+    with pytest.raises(UsageError, match=r"are of two runs: .* leave out the older, .*x\.jsonl"):
+        read_dumps([good, of_another_run])
+    assert len(read_dumps([good, write(tmp_path / "x.jsonl", [head, group, {**group, "group": "f11"}])])) == 2
     broken: list[tuple[list[dict[str, Any]], str]] = [
         ([{"a": 1}], r":1: no flight record: key 'mycel_flight' is missing"),
         ([{**lines(0)[0], "mycel_flight": 9}], r":1: .*version 9"),

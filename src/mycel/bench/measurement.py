@@ -39,7 +39,8 @@ class Measurement:
         unit: a key of ``mycel.units.RATE_UNITS``.
         fraction_of_bound: ``algbw`` over the best any schedule can reach, without the credit of shaped links;
             ``None`` where the fabric is unknown.
-        correct: whether every element on every rank was exactly right in every repeat.
+        correct: whether every element on every rank was exactly right in every repeat; true where nobody looked,
+            and then ``wrong`` is ``None``.
         repeats: timings behind the quantiles.
         mode: how it was called, one of ``mycel.bench.case.MODES``.
         world_size: number of ranks.
@@ -51,8 +52,11 @@ class Measurement:
         method, piece_bytes: the schedule that mycel chose and the longest message it was cut into; ``None`` for
             other backends.
         in_place: whether output and input shared memory.
-        wrong: elements that were not exactly right, of all ranks, in the worst repeat.
+        wrong: elements that were not exactly right, of all ranks, in the worst repeat; ``None``: not checked.
         cpu_s_per_gb: seconds of processor time of all ranks together, median, over ``bytes`` in 10^9.
+        dtype: of the elements, as torch calls it.
+        op: the reduction; ``None`` where nothing is reduced.
+        root: the rank from or to which it went; ``None`` where there is none.
 
     Examples:
         From a run over loopback::
@@ -85,6 +89,9 @@ class Measurement:
     in_place: bool | None = None
     wrong: int | None = None
     cpu_s_per_gb: float | None = None
+    dtype: str = "float32"
+    op: str | None = None
+    root: int | None = None
 
     __repr__ = brief
 
@@ -127,6 +134,9 @@ def summarize(
     in_place: bool | None = None,
     wrong: int | None = None,
     cpu_s: Sequence[float] = (),
+    dtype: str = "float32",
+    op: str | None = None,
+    root: int | None = None,
 ) -> Measurement:
     """A measurement from the times of its repeats.
 
@@ -177,6 +187,9 @@ def summarize(
         in_place=in_place,
         wrong=wrong,
         cpu_s_per_gb=float(np.median(cpu_s)) / (num_bytes / 1e9) if len(cpu_s) else None,
+        dtype=dtype,
+        op=op,
+        root=root,
     )
 
 

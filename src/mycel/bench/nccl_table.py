@@ -12,16 +12,19 @@ References:
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Sequence
+from io import StringIO
 from statistics import fmean
 
-from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, IN_BLOCKS
+from mycel.bench.case import DTYPES, IN_BLOCKS
 from mycel.bench.measurement import Measurement
 from mycel.units import RATE_UNITS, format_size
 
-__all__ = ["nccl_tables"]
+__all__ = ["NCCL_TYPES", "nccl_csv", "nccl_tables"]
 
-_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+#: What nccl-tests calls element types; others have torch's names there too.
+NCCL_TYPES = {"float32": "float", "float64": "double", "float16": "half"}
 _WAYS = (False, True)
 _NONE = ("N/A", "N/A", "N/A", "N/A")
 
@@ -38,17 +41,15 @@ def nccl_tables(rows: Sequence[Measurement], *, baseline: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     lines = [f"# {first.topology}, {first.world_size} ranks ({where}); {first.hardware}", f"# {versions}"]
     named = dict.fromkeys((m.collective, m.backend, m.mode) for m in rows)
-    reference: dict[tuple[str, int, str], float] = {}
-    for m in rows:
-        if m.backend == baseline:
-            key = (m.collective, m.bytes, m.mode)
-            reference[key] = min(reference.get(key, m.median_s), m.median_s)
+    reference = _reference(rows, baseline)
     for collective, backend, mode in named:
         mine = [m for m in rows if (m.collective, m.backend, m.mode) == (collective, backend, mode)]
         lines += ["#", f"# {collective} over {backend}" + ("" if mode == "blocking" else f" ({mode})")]
         lines += [*_head(baseline), *_body(mine, reference, baseline)]
         wrong = [m for m in mine if not m.correct]
         state = f"{len(wrong)} FAILED" if wrong else "0 OK"
+        if mine[0].wrong is None:
+            state = "not checked"
         lines.append(f"# Out of bounds values : {state}")
         lines.append(f"# Avg bus bandwidth    : {fmean(_gb_per_s(m, m.busbw) for m in mine):.6g}")
     return "\n".join(lines) + "\n"
@@ -66,21 +67,80 @@ def _head(baseline: str) -> list[str]:
     ]
 
 
-def _body(mine: Sequence[Measurement], reference: dict[tuple[str, int, str], float], baseline: str) -> Iterable[str]:
-    for size in dict.fromkeys(m.bytes for m in mine):
-        by_way = {bool(m.in_place): m for m in mine if m.bytes == size}
+#: What two measurements have in common that are of the same thing.
+_Same = tuple[str, str, str, str | None, int | None, int]
+
+
+def _same(m: Measurement) -> _Same:
+    return m.collective, m.mode, m.dtype, m.op, m.root, m.bytes
+
+
+def _reference(rows: Sequence[Measurement], baseline: str) -> dict[_Same, float]:
+    found: dict[_Same, float] = {}
+    for m in rows:
+        if m.backend == baseline:
+            found[_same(m)] = min(found.get(_same(m), m.median_s), m.median_s)
+    return found
+
+
+def _count(m: Measurement) -> int:
+    return m.bytes // DTYPES[m.dtype] // (m.world_size if m.collective in IN_BLOCKS else 1)
+
+
+def _type(m: Measurement) -> str:
+    return NCCL_TYPES.get(m.dtype, m.dtype)
+
+
+def _body(mine: Sequence[Measurement], reference: dict[_Same, float], baseline: str) -> Iterable[str]:
+    for same in dict.fromkeys(map(_same, mine)):
+        by_way = {bool(m.in_place): m for m in mine if _same(m) == same}
         best = min(by_way.values(), key=lambda m: m.median_s)
-        count = size // ELEMENT_BYTES // (best.world_size if best.collective in IN_BLOCKS else 1)
-        redop = "sum" if best.collective in _REDUCING else "none"
-        root = 0 if best.collective in FROM_OR_TO_ROOT else -1
+        root = -1 if best.root is None else best.root
         ways = "  ".join(_way(by_way.get(way)) for way in _WAYS)
-        base = reference.get((best.collective, size, best.mode))
+        base = reference.get(same)
         bound = "" if best.fraction_of_bound is None else f"{best.fraction_of_bound:.2f}"
         cpu = "" if best.cpu_s_per_gb is None else f"{best.cpu_s_per_gb:.3g}"
         ratio = "" if base is None or best.backend == baseline else f"{base / best.median_s:.2f}x"
         plan = "" if best.method is None else f"{best.method}, {format_size(best.piece_bytes or 0)}"
-        line = f"{size:>12}  {count:>12}  {'float':>8}  {redop:>6}  {root:>6}  {ways}"
+        line = f"{best.bytes:>12}  {_count(best):>12}  {_type(best):>8}  {best.op or 'none':>6}  {root:>6}  {ways}"
         yield f"{line}  {bound:>5}  {cpu:>6}  {ratio:>8}  {plan}".rstrip()
+
+
+#: Columns of the CSV form. Bandwidths are in GB/s, as in the tables.
+_COLUMNS = (
+    *("collective", "backend", "mode", "size_bytes", "count", "type", "redop", "root", "in_place", "ranks"),
+    *("time_us", "time_p10_us", "time_p90_us", "algbw_gbps", "busbw_gbps", "wrong", "of_bound", "cpu_s_per_gb"),
+    *("vs_baseline", "method", "piece_bytes", "topology", "emulated"),
+)
+
+
+def nccl_csv(rows: Sequence[Measurement], *, baseline: str) -> str:
+    """A line a measurement, under a line of names; what is not known or does not apply is empty.
+
+    Args:
+        rows: in this order.
+        baseline: backend whose time (of the better of both ways) is divided by this one's.
+    """
+    reference = _reference(rows, baseline)
+    text = StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(_COLUMNS)
+    for m in rows:
+        base = None if m.backend == baseline else reference.get(_same(m))
+        table.writerow(
+            [
+                *(m.collective, m.backend, m.mode, m.bytes, _count(m), _type(m), m.op or "none"),
+                *(-1 if m.root is None else m.root, int(bool(m.in_place)), m.world_size),
+                *(f"{1e6 * seconds:.6g}" for seconds in (m.median_s, m.p10_s, m.p90_s)),
+                *(f"{_gb_per_s(m, value):.6g}" for value in (m.algbw, m.busbw)),
+                m.wrong,
+                None if m.fraction_of_bound is None else f"{m.fraction_of_bound:.4f}",
+                None if m.cpu_s_per_gb is None else f"{m.cpu_s_per_gb:.4g}",
+                None if base is None else f"{base / m.median_s:.4g}",
+                *(m.method, m.piece_bytes, m.topology, int(m.emulated)),
+            ]
+        )
+    return text.getvalue()
 
 
 def _way(m: Measurement | None) -> str:

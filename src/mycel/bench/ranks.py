@@ -88,8 +88,9 @@ def run_ranks(
         grace_s=grace_s,
         prefix=False,
         warm=warm,
+        interrupts=True,
     )
-    if status == 128 + signal.SIGINT:
+    if status == 128 + signal.SIGINT:  # sent to the ranks, not to us
         raise KeyboardInterrupt
     if status:
         over = status == TIMEOUT_EXIT_CODE

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any, cast
 
-from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, Case, cases_to_text
+from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, REDUCING, WHOLE_NUMBERS, Case, cases_to_text
 from mycel.bench.measurement import Measurement, summarize
 from mycel.bench.ranks import run_ranks
 from mycel.collectives.spec import Collective, CollectiveName
@@ -80,14 +81,29 @@ def run_bench(
 
 
 def make_cases(
-    collectives: Sequence[str], sizes: Sequence[int], *, repeats: int, both_ways: bool = False, small_calls: int = 1
+    collectives: Sequence[str],
+    sizes: Sequence[int],
+    *,
+    repeats: int,
+    both_ways: bool = False,
+    small_calls: int = 1,
+    dtypes: Sequence[str] = ("float32",),
+    ops: Sequence[str] = ("sum",),
+    roots: Sequence[int] = (0,),
+    check: bool = True,
+    warm_up: int | None = None,
 ) -> list[Case]:
-    """Every collective at every size.
+    """Every collective of every type, operation and root it has, at every size.
 
     Args:
         repeats: timed rounds.
         both_ways: also in place, where torch offers that as well as not.
         small_calls: calls in a round of up to ``SMALL_BYTES``.
+        dtypes: element types; averages are made of floating-point ones only.
+        ops: operations of the collectives that reduce.
+        roots: of the collectives that have one.
+        check: compare results.
+        warm_up: calls before the timed ones, as in ``Case``.
     """
     return [
         Case(
@@ -96,8 +112,17 @@ def make_cases(
             repeats=repeats,
             calls=small_calls if size <= SMALL_BYTES else 1,
             in_place=in_place,
+            dtype=dtype,
+            op=op,
+            root=root,
+            check=check,
+            warm_up=warm_up,
         )
         for c in collectives
+        for dtype in dtypes
+        for op in (ops if c in REDUCING else ("sum",))
+        if op != "avg" or dtype not in WHOLE_NUMBERS
+        for root in (roots if c in FROM_OR_TO_ROOT else (0,))
         for size in sizes
         for in_place in ((False, True) if both_ways and c in EITHER_WAY else (False,))
     ]
@@ -170,11 +195,12 @@ def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated
     case = Case(**record["case"])
     emulated = isinstance(topology, Topology) if emulated is None else emulated
     world_size = topology.num_ranks if isinstance(topology, Topology) else topology
-    limit, credit_s = limits(topology, case.collective) if isinstance(topology, Topology) else (None, 0.0)
+    root = case.root if case.collective in FROM_OR_TO_ROOT else None
+    limit, credit_s = limits(topology, case.collective, case.root) if isinstance(topology, Topology) else (None, 0.0)
     return summarize(
         record["times_s"],
         collective=case.collective,
-        num_bytes=case.num_elements(world_size) * 4,
+        num_bytes=case.num_elements(world_size) * case.element_bytes,
         backend=record["backend"],
         unit=topology.unit if isinstance(topology, Topology) else LOOPBACK_UNIT,
         bound_algbw=limit,
@@ -188,8 +214,11 @@ def measurement_of(topology: Topology | int, record: dict[str, Any], *, emulated
         method=record["method"],
         piece_bytes=record["piece_bytes"],
         in_place=case.is_in_place,
-        wrong=record["wrong"],
+        wrong=record["wrong"] if case.check else None,
         cpu_s=record["cpu_s"],
+        dtype=case.dtype,
+        op=case.op if case.collective in REDUCING else None,
+        root=root,
     )
 
 
@@ -198,23 +227,34 @@ def bound_algbw(topology: Topology, collective: str) -> Fraction:
     return limits(topology, collective)[0]
 
 
-def limits(topology: Topology, collective: str) -> tuple[Fraction, float]:
+@lru_cache(maxsize=256)
+def limits(topology: Topology, collective: str, root: int = 0) -> tuple[Fraction, float]:
     """What a measurement is held against.
 
     Args:
         topology: the fabric.
-        collective: its name; from or to rank 0.
+        collective: its name.
+        root: from or to which it goes, if it does.
 
     Returns:
         The best algorithm bandwidth any schedule can reach, in the topology's unit; and the seconds that emulated
         links which bind may be ahead of their rate, as a shaper lets some bytes through at once.
+
+    Raises:
+        UsageError: the fabric has no such rank.
     """
     from mycel.collectives.bound import bound
 
-    root = 0 if collective in FROM_OR_TO_ROOT else None
-    wanted = Collective(name=cast(CollectiveName, collective), num_ranks=topology.num_ranks, root=root)
-    best = bound(topology.without_computing(), wanted)
+    best = bound(topology.without_computing(), _wanted(collective, topology.num_ranks, root))
     slowest = min(topology.capacity[hop] for hop in best.cut or topology.capacity)
     if topology.unit == "link":
         return best.algbw, 0.0
     return best.algbw, CREDIT_BYTES / float(slowest * RATE_UNITS[topology.unit])
+
+
+def _wanted(collective: str, num_ranks: int, root: int) -> Collective:
+    if collective == "sendrecv":  # an all_to_all in which each rank has something for the next one only
+        weights = [int(dst == (src + 1) % num_ranks) for src in range(num_ranks) for dst in range(num_ranks)]
+        return Collective(name="all_to_all", num_ranks=num_ranks, weights=tuple(weights))
+    name = cast(CollectiveName, collective)
+    return Collective(name=name, num_ranks=num_ranks, root=root if collective in FROM_OR_TO_ROOT else None)

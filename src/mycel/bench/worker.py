@@ -15,52 +15,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
 
-from mycel.bench.case import ELEMENT_BYTES, FROM_OR_TO_ROOT, Case, cases_from_text
+from mycel.bench.case import FROM_OR_TO_ROOT, Case, cases_from_text
+from mycel.bench.operands import Operands, Work, prepare
 from mycel.bench.start import Start
 from mycel.collectives.spec import Collective, CollectiveName
-from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.settings import read_launched
 
-__all__ = ["Operands", "Round", "main", "measure", "prepare", "run_case"]
+__all__ = ["Round", "main", "measure", "run_case"]
 
 #: A warm-up at full size is skipped where it would take longer than this (Gloo over slow links).
 WARM_UP_SECONDS = 2.0
 
 #: Size of the first warm-up call.
 WARM_UP_BYTES = 1 << 20
-
-#: float32 counts exactly up to here.
-_EXACT = 1 << 24
-
-
-class Work(Protocol):
-    """The part of ``torch.distributed.Work`` that is used here."""
-
-    def is_completed(self) -> bool: ...
-
-    def wait(self) -> object: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operands:
-    """Tensors of a case on one rank.
-
-    Attributes:
-        reset: puts the inputs, and rubbish outputs, in place.
-        call: starts the collective, blocking or not.
-        num_wrong: elements of this rank's result that are not exactly what they must be.
-        tensors: that the call reads or writes, where they are no parts of each other.
-    """
-
-    reset: Callable[[], None]
-    call: Callable[[dist.ProcessGroup, bool], Work | None]
-    num_wrong: Callable[[], int]
-    tensors: tuple[torch.Tensor, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,151 +48,6 @@ class Round:
     times_s: tuple[float, ...]
     cpu_s: tuple[float, ...]
     wrong: int
-
-
-def contribution(start: int, stop: int, rank: int, world_size: int) -> torch.Tensor:
-    """Elements ``start .. stop-1`` of what a rank contributes: small whole numbers, different on every rank.
-
-    Ranks have weights that are powers of two, so that a contribution counted twice, or one taken for another,
-    changes every sum; sums stay below 2^24 and are therefore exact in float32 in any order of addition.
-    """
-    return _pattern(start, stop, world_size) * _weight(rank)
-
-
-def prepare(case: Case, rank: int, world_size: int) -> Operands:
-    """Inputs, call and check of a case on this rank."""
-    return _PREPARED[case.collective](case, rank, world_size)
-
-
-def _sum(world_size: int, start: int, stop: int) -> torch.Tensor:
-    return _pattern(start, stop, world_size) * sum(_weight(r) for r in range(world_size))
-
-
-def _all_reduce(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    mine, array, whole = contribution(0, n, rank, world_size), torch.empty(n), _sum(world_size, 0, n)
-    return Operands(
-        reset=lambda: _set(array, mine),
-        call=lambda group, blocking: dist.all_reduce(array, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, whole),
-        tensors=(array,),
-    )
-
-
-def _reduce(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    mine, array, whole = contribution(0, n, rank, world_size), torch.empty(n), _sum(world_size, 0, n)
-    return Operands(
-        reset=lambda: _set(array, mine),
-        call=lambda group, blocking: dist.reduce(array, dst=0, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, whole) if rank == 0 else 0,
-        tensors=(array,),
-    )
-
-
-def _broadcast(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    sent, array = contribution(0, n, 0, world_size), torch.empty(n)
-    return Operands(
-        reset=lambda: _set(array, sent if rank == 0 else None),
-        call=lambda group, blocking: dist.broadcast(array, src=0, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, sent),
-        tensors=(array,),
-    )
-
-
-def _gathered(world_size: int, block: int) -> torch.Tensor:
-    return torch.cat([contribution(r * block, (r + 1) * block, r, world_size) for r in range(world_size)])
-
-
-def _all_gather(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    block, array = n // world_size, torch.empty(n)
-    given, whole = contribution(rank * block, (rank + 1) * block, rank, world_size), _gathered(world_size, block)
-    mine = array[rank * block : (rank + 1) * block] if case.in_place else given
-
-    def reset() -> None:
-        _set(array, None)
-        if case.in_place:
-            _set(mine, given)
-
-    return Operands(
-        reset=reset,
-        call=lambda group, blocking: all_gather_single(array, mine, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, whole),
-        tensors=() if case.in_place else (array, mine),
-    )
-
-
-def _reduce_scatter(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    block = n // world_size
-    mine = contribution(0, n, rank, world_size)
-    array = mine.clone() if case.in_place else mine
-    shard = array[rank * block : (rank + 1) * block] if case.in_place else torch.empty(block)
-    expected = _sum(world_size, rank * block, (rank + 1) * block)
-
-    # Out of place the input belongs to the caller: one that is scribbled on would spoil the next round's sum.
-    def reset() -> None:
-        _set(array, mine) if case.in_place else _set(shard, None)
-
-    return Operands(
-        reset=reset,
-        call=lambda group, blocking: reduce_scatter_single(shard, array, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(shard, expected),
-        tensors=() if case.in_place else (shard, array),
-    )
-
-
-def _all_to_all(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    block = n // world_size
-    mine, array = contribution(0, n, rank, world_size), torch.empty(n)
-    parts = [contribution(rank * block, (rank + 1) * block, r, world_size) for r in range(world_size)]
-    whole = torch.cat(parts)
-    return Operands(
-        reset=lambda: _set(array, None),
-        call=lambda group, blocking: dist.all_to_all_single(array, mine, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, whole),
-        tensors=(array, mine),
-    )
-
-
-def _gather(case: Case, rank: int, world_size: int) -> Operands:
-    block = case.num_elements(world_size) // world_size
-    mine = contribution(rank * block, (rank + 1) * block, rank, world_size)
-    array, whole = torch.empty(block * world_size), _gathered(world_size, block)
-    parts = [array[r * block : (r + 1) * block] for r in range(world_size)] if rank == 0 else None
-    return Operands(
-        reset=lambda: _set(array, None),
-        call=lambda group, blocking: dist.gather(mine, parts, dst=0, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(array, whole) if rank == 0 else 0,
-    )
-
-
-def _scatter(case: Case, rank: int, world_size: int) -> Operands:
-    n = case.num_elements(world_size)
-    block = n // world_size
-    sent, part = contribution(0, n, 0, world_size), torch.empty(block)
-    parts = [sent[r * block : (r + 1) * block] for r in range(world_size)] if rank == 0 else None
-    expected = sent[rank * block : (rank + 1) * block]
-    return Operands(
-        reset=lambda: _set(part, None),
-        call=lambda group, blocking: dist.scatter(part, parts, src=0, group=group, async_op=not blocking),
-        num_wrong=lambda: _differences(part, expected),
-    )
-
-
-_PREPARED: dict[str, Callable[[Case, int, int], Operands]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
-    "all_to_all": _all_to_all,
-    "reduce": _reduce,
-    "gather": _gather,
-    "scatter": _scatter,
-}
 
 
 def run_case(case: Case, groups: dict[str, dist.ProcessGroup], start: Start) -> list[dict[str, object]]:
@@ -308,30 +135,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _weight(rank: int) -> int:
-    return 1 << (rank % 12)
-
-
-def _pattern(start: int, stop: int, world_size: int) -> torch.Tensor:
-    """Whole numbers with a prime period, so that no block looks like another."""
-    total = sum(_weight(r) for r in range(world_size))
-    period = next((p for p in (8191, 1021, 251, 61) if p * total < _EXACT), 13)
-    return (torch.arange(start, stop, dtype=torch.int64) % period + 1).to(torch.float32)
-
-
-def _differences(found: torch.Tensor, expected: torch.Tensor) -> int:
-    return 0 if torch.equal(found, expected) else int((found != expected).sum())
-
-
-def _set(target: torch.Tensor, source: torch.Tensor | None) -> None:
-    if source is None:
-        target.fill_(-1.0)
-    else:
-        target.copy_(source)
-
-
 def _warm_up(case: Case, groups: dict[str, dist.ProcessGroup], start: Start, rank: int, world_size: int) -> None:
-    """Connections, then plans: a small call, then one of full size unless that would take too long."""
+    """As many calls as the case says; else small ones, for connections, and one of full size if it is quick."""
+    if case.warm_up is not None:
+        operands = prepare(replace(case, calls=1, mode="blocking"), rank, world_size)
+        for group in groups.values():
+            for _ in range(case.warm_up):
+                _round(replace(case, calls=1, mode="blocking"), operands, group, start)
+        return
     small = replace(case, num_bytes=min(case.num_bytes, WARM_UP_BYTES), calls=1, mode="blocking")
     operands = prepare(small, rank, world_size)
     skipped = set()
@@ -371,18 +182,19 @@ def _round(case: Case, operands: Operands, group: dist.ProcessGroup, start: Star
             work.wait()
         seconds.append(time.perf_counter() - begin)
         cpu.append(time.process_time() - cpu_begin)
-        wrong = max(wrong, operands.num_wrong())
+        if case.check:
+            wrong = max(wrong, operands.num_wrong())
     return Round(times_s=tuple(seconds), cpu_s=tuple(cpu), wrong=wrong)
 
 
 def _chosen(case: Case, group: dist.ProcessGroup, world_size: int) -> dict[str, object]:
     """What the group's communicator runs for a case; nothing where the backend has none."""
     communicator = getattr(group, "communicator", None)
-    if communicator is None:
+    if communicator is None or case.collective == "sendrecv":  # messages follow no schedule
         return {"method": None, "piece_bytes": None}
     name = cast(CollectiveName, case.collective)
-    collective = Collective(name=name, num_ranks=world_size, root=0 if name in FROM_OR_TO_ROOT else None)
-    num_bytes = case.num_elements(world_size) * ELEMENT_BYTES * collective.num_parts
+    collective = Collective(name=name, num_ranks=world_size, root=case.root if name in FROM_OR_TO_ROOT else None)
+    num_bytes = case.num_elements(world_size) * case.element_bytes * collective.num_parts
     choice = communicator.planner.choice(name, collective.root, num_bytes)
     return {"method": choice.method, "piece_bytes": choice.piece_bytes}
 

@@ -10,6 +10,8 @@ reads markup nowhere (``mycel.cli.consoles``).
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import import_module
@@ -46,6 +48,9 @@ COMMANDS = {
     "demo": "Train a small language model over an emulated cluster: the same training over Gloo and over mycel.",
 }
 
+#: Those that write a file at their end, if at all, or raise ``KeyboardInterrupt`` with what they have written before.
+_WRITING = frozenset(COMMANDS) - {"doctor", "warm", "verify", "emulate", "advise"}
+
 
 def new_app(**options: Any) -> typer.Typer:
     """A typer application that prints plain text."""
@@ -81,6 +86,14 @@ class _Group(TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands: Any = _Commands()
+
+    def invoke(self, ctx: Any) -> Any:
+        """Runs the subcommand; Ctrl-C ends it with one line that says what is kept."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            _say_what_is_kept(str(error), ctx.invoked_subcommand)
+            raise typer.Exit(128 + signal.SIGINT) from None
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -132,6 +145,16 @@ def _say_what_is_compiled() -> None:
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+
+
+def _say_what_is_kept(kept: str, command: str | None) -> None:
+    """One line; of several ranks the first speaks for all."""
+    if os.environ.get("RANK", "0") != "0":
+        return
+    sys.stdout.flush()
+    if not kept and command in _WRITING:
+        kept = "nothing was written"
+    print("mycel: interrupted" + (f"; {kept}" if kept else ""), file=sys.stderr, flush=True)
 
 
 def _end(error: MycelError) -> None:

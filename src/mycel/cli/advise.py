@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mycel.cli import consoles
 from mycel.errors import UsageError
 from mycel.extras import needs
 
@@ -66,13 +67,15 @@ def advise(
     try:
         module, loss_of = make()
         is_sharded = isinstance(module, FSDPModule)
-        if is_sharded:
-            advice = advise_sharded(module, loss_of, methods=names, steps=steps)
-        else:
-            advice = weigh(module, loss_of, methods=names or METHODS, steps=steps)
         measured: dict[str, float] = {}
-        if check and not is_sharded:  # of sharded models all is measured already
-            measured = {p.method: measure(module, loss_of, p.method, steps=steps) for p in advice.predictions}
+        with consoles.doing("training some steps with each method", shown=dist.get_rank() == 0) as say:
+            if is_sharded:
+                advice = advise_sharded(module, loss_of, methods=names, steps=steps)
+            else:
+                advice = weigh(module, loss_of, methods=names or METHODS, steps=steps)
+            for p in advice.predictions if check and not is_sharded else ():  # of sharded models all is measured
+                say(f"training {steps} steps with {p.method}")
+                measured[p.method] = measure(module, loss_of, p.method, steps=steps)
         if dist.get_rank() == 0:
             _report(advice, measured, as_json=as_json)
         dist.barrier()

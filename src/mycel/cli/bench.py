@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mycel.bench.case import BENCH_COLLECTIVES, DTYPES, FROM_OR_TO_ROOT, OPERATIONS, REDUCING, WHOLE_NUMBERS
 from mycel.errors import UsageError
 from mycel.extras import needs
 from mycel.names import spelled
@@ -37,8 +39,8 @@ def bench(
     collective: Annotated[
         str,
         typer.Option(
-            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, scatter; several by "
-            "commas; 'all'."
+            help="all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, reduce, gather, scatter, sendrecv "
+            "(each rank to the next); several by commas; 'all'."
         ),
     ] = "all_reduce",
     sizes: Annotated[str, typer.Option(help="Sizes of the whole array, powers of 1024.")] = "64KB,1MB,16MB",
@@ -46,9 +48,44 @@ def bench(
         str | None, typer.Option("-b", "--begin", help="Smallest size of a sweep, in place of --sizes.")
     ] = None,
     end: Annotated[str, typer.Option("-e", "--end", help="Largest size of the sweep.")] = "16MB",
-    factor: Annotated[int, typer.Option("-f", "--factor", help="From a size of the sweep to the next.", min=2)] = 2,
+    factor: Annotated[
+        int | None,
+        typer.Option("-f", "--factor", help="From a size of the sweep to the next; 2 if not given.", min=2),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("-i", "--stepbytes", help="From a size of the sweep to the next, in place of -f.")
+    ] = None,
+    datatype: Annotated[
+        str,
+        typer.Option(
+            "-d",
+            "--datatype",
+            help="float, double, half, bfloat16, int8, uint8, int32, int64, or as torch has them; several by commas; "
+            "'all'.",
+        ),
+    ] = "float",
+    op: Annotated[
+        str,
+        typer.Option("-o", "--op", help="sum, prod, min, max, avg, for what reduces; several by commas; 'all'."),
+    ] = "sum",
+    root: Annotated[
+        str, typer.Option("-r", "--root", help="Rank, for what has a root; 'all' or -1: every rank in turn.")
+    ] = "0",
     baseline: Annotated[str, typer.Option(help="torch.distributed backend to compare with.")] = "gloo",
     repeats: Annotated[int, typer.Option("-n", "--repeats", help="Timed rounds of each backend.", min=1)] = 5,
+    warm_up: Annotated[
+        int | None,
+        typer.Option(
+            "-w",
+            "--warmup-iters",
+            help="Calls of full size before the timed ones; if not given, as many as plans and connections need.",
+            min=0,
+        ),
+    ] = None,
+    check: Annotated[int, typer.Option("-c", "--check", help="1: check every result; 0: none.", min=0, max=1)] = 1,
+    csv: Annotated[
+        str | None, typer.Option("-F", "--csv", help="Also write a CSV file; '-': to standard output, alone.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
     loopback: Annotated[
         int | None, typer.Option(help="Run this many ranks on 127.0.0.1, without emulation and without a bound.")
@@ -61,34 +98,80 @@ def bench(
 ) -> None:
     """Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests."""
     needs("mycel bench", "torch")
-    from mycel.bench.nccl_table import nccl_tables
     from mycel.bench.run import bench_cases, make_cases
     from mycel.cli import consoles
     from mycel.emulate import acquire_privileges
 
     fabric = _fabric(cluster, loopback, here=here)
     names = _collectives(collective)
-    byte_sizes = _sweep(begin, end, factor) if begin is not None else [parse_size(text) for text in sizes.split(",")]
+    byte_sizes = _sizes(sizes, begin, end, factor, step)
+    dtypes, ops = _dtypes(datatype), _ops(op, names)
+    if "avg" in ops and all(dtype in WHOLE_NUMBERS for dtype in dtypes) and op != "all":
+        raise UsageError(f"-o avg has no exact answer in -d {datatype}; take a floating-point type")
+    table = _table_file(csv, as_json=as_json)
+    roots = _roots(root, names, _num_ranks(fabric))
     backends = list(dict.fromkeys([baseline, "mycel"]))
-    cases = make_cases(names, byte_sizes, repeats=repeats, both_ways=True, small_calls=_SMALL_CALLS)
-    if fabric is None:
-        found = _measure_here(cases, backends, timeout)
-        if found is None:  # another rank than the first
-            return
-        rows = found
-    else:
-        if not isinstance(fabric, int):
-            acquire_privileges()
-        with consoles.notes().status("starting the ranks") as status:
-            rows = bench_cases(
-                fabric,
-                cases,
-                backends=backends,
-                timeout_s=timeout,
-                progress=lambda m: status.update(
-                    f"{m.collective} {format_size(m.bytes)} over {m.backend}: {format_seconds(m.median_s)}"
-                ),
+    cases = make_cases(
+        names,
+        byte_sizes,
+        repeats=repeats,
+        both_ways=True,
+        small_calls=_SMALL_CALLS,
+        dtypes=dtypes,
+        ops=ops,
+        roots=roots,
+        check=bool(check),
+        warm_up=warm_up,
+    )
+    rows: list[Measurement] = []
+    interrupted = False
+    expected = len(cases) * len(backends)
+    with consoles.doing("starting the ranks" if fabric is not None else "measuring") as say:
+
+        def note(m: Measurement) -> None:
+            rows.append(m)
+            say(
+                f"{len(rows)} of {expected}: {m.collective} {format_size(m.bytes)} over {m.backend}: "
+                f"{format_seconds(m.median_s)}"
             )
+
+        try:
+            if fabric is None:
+                _measure_here(cases, backends, timeout, note)
+            else:
+                if not isinstance(fabric, int):
+                    acquire_privileges()
+                bench_cases(fabric, cases, backends=backends, timeout_s=timeout, progress=note)
+        except KeyboardInterrupt:
+            interrupted = True
+    if rows:  # not so on other ranks than the first
+        _show(rows, baseline=baseline, backends=backends, table=table, as_json=as_json)
+    if interrupted:
+        kept = f"{len(rows)} of {expected} rows were measured" if rows else "nothing was measured"
+        raise KeyboardInterrupt(kept + (f" and written to {csv}" if rows and isinstance(table, Path) else ""))
+    wrong = [m for m in rows if not m.correct]
+    if wrong:
+        first = wrong[0]
+        print(
+            f"mycel: {first.collective} of {format_size(first.bytes)} over {first.backend} gave {first.wrong} wrong "
+            "elements",
+            file=sys.stderr,
+        )
+        raise typer.Exit(1)
+
+
+def _show(
+    rows: Sequence[Measurement], *, baseline: str, backends: Sequence[str], table: Path | str | None, as_json: bool
+) -> None:
+    """What was measured: tables, or one JSON object, or CSV; and the CSV file."""
+    from mycel.bench.nccl_table import nccl_csv, nccl_tables
+
+    if isinstance(table, Path):
+        try:
+            table.write_text(nccl_csv(rows, baseline=baseline), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{table}: cannot be written: {error.strerror}") from None
+        print(f"written to {table}", file=sys.stderr)
     if as_json:
         first = rows[0]
         document = {
@@ -101,34 +184,92 @@ def bench(
             "rows": [m.to_json() for m in rows],
         }
         print(json.dumps(document))
+    elif table == "-":
+        print(nccl_csv(rows, baseline=baseline), end="")
     else:
         print(nccl_tables(rows, baseline=baseline), end="")
         print(_absent(backends))
-    wrong = [m for m in rows if not m.correct]
-    if wrong:
-        first = wrong[0]
-        print(
-            f"mycel: {first.collective} of {format_size(first.bytes)} over {first.backend} gave {first.wrong} wrong "
-            "elements",
-            file=sys.stderr,
-        )
-        raise typer.Exit(1)
 
 
-def _sweep(begin: str, end: str, factor: int) -> list[int]:
-    """Sizes from the first to the last, each a multiple of the one before."""
+def _table_file(csv: str | None, *, as_json: bool) -> Path | str | None:
+    """Where the CSV goes; refused before anything is measured where it cannot go there."""
+    if csv is None:
+        return None
+    if csv == "-":
+        if as_json:
+            raise UsageError("--csv - and --json both want standard output: give one of them, or a file")
+        return csv
+    file = Path(csv)
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise UsageError(f"--csv {csv}: " + ("that is a folder" if file.is_dir() else "there is no such folder"))
+    return file
+
+
+def _sizes(sizes: str, begin: str | None, end: str, factor: int | None, step: str | None) -> list[int]:
+    if begin is None:
+        if factor is not None or step is not None:
+            raise UsageError(f"{'-f' if step is None else '-i'} is for a sweep: say where it begins, with -b")
+        return [parse_size(text) for text in sizes.split(",")]
+    if factor is not None and step is not None:
+        raise UsageError("-f multiplies and -i adds: give one of them")
+    return _sweep(begin, end, factor or 2, None if step is None else parse_size(step))
+
+
+def _sweep(begin: str, end: str, factor: int, step: int | None) -> list[int]:
+    """Sizes from the first to the last, each a multiple of the one before, or so much more."""
     size, last = parse_size(begin), parse_size(end)
     if size > last:
         raise UsageError(f"a sweep from {begin} to {end} has no sizes")
+    if size < 1 or (step is not None and step < 1):
+        raise UsageError("a sweep begins at 1 byte or more and goes up")
     found = []
     while size <= last:
         found.append(size)
-        size *= factor
+        size = size * factor if step is None else size + step
     return found
 
 
-def _measure_here(cases: Sequence[Case], backends: Sequence[str], timeout_s: float) -> list[Measurement] | None:
-    """Measurements as one rank of a running job; ``None`` on all ranks but the first."""
+def _dtypes(text: str) -> list[str]:
+    from mycel.bench.nccl_table import NCCL_TYPES
+
+    if text == "all":
+        return list(DTYPES)
+    by_nccl = {name: dtype for dtype, name in NCCL_TYPES.items()}
+    found = [spelled(name.strip().removeprefix("torch."), [*by_nccl, *DTYPES], "type") for name in text.split(",")]
+    return list(dict.fromkeys(by_nccl.get(name, name) for name in found))
+
+
+def _ops(text: str, collectives: Sequence[str]) -> list[str]:
+    found = list(OPERATIONS) if text == "all" else [spelled(o.strip(), OPERATIONS, "op") for o in text.split(",")]
+    if found != ["sum"] and not set(collectives) & set(REDUCING):
+        raise UsageError(f"-o {text}: {', '.join(collectives)} adds nothing up; {', '.join(REDUCING)} do")
+    return list(dict.fromkeys(found))
+
+
+def _roots(text: str, collectives: Sequence[str], num_ranks: int) -> list[int]:
+    if text in ("all", "-1"):
+        found = list(range(num_ranks))
+    elif text.isdecimal() and int(text) < num_ranks:
+        found = [int(text)]
+    else:
+        raise UsageError(f"-r {text}: expected a rank, 0 to {num_ranks - 1}, or 'all'")
+    if found != [0] and not set(collectives) & set(FROM_OR_TO_ROOT):
+        raise UsageError(f"-r {text}: {', '.join(collectives)} has no root; {', '.join(FROM_OR_TO_ROOT)} have")
+    return found
+
+
+def _num_ranks(fabric: Topology | int | None) -> int:
+    if fabric is None:
+        from mycel.settings import read_launched
+
+        return read_launched().world_size
+    return fabric if isinstance(fabric, int) else fabric.num_ranks
+
+
+def _measure_here(
+    cases: Sequence[Case], backends: Sequence[str], timeout_s: float, note: Callable[[Measurement], None]
+) -> None:
+    """Measurements as one rank of a running job; ``note`` receives them on the first rank."""
     import torch.distributed as dist
 
     from mycel.bench.run import measurement_of
@@ -138,13 +279,11 @@ def _measure_here(cases: Sequence[Case], backends: Sequence[str], timeout_s: flo
 
     described = read_settings().topology
     fabric = None if described is None else load_topology(described)
-    rows: list[Measurement] = []
 
     def take(record: dict[str, object]) -> None:
-        rows.append(measurement_of(dist.get_world_size() if fabric is None else fabric, record, emulated=False))
+        note(measurement_of(dist.get_world_size() if fabric is None else fabric, record, emulated=False))
 
     measure(cases, backends, timeout_s, take)
-    return rows or None
 
 
 def _absent(backends: Sequence[str]) -> str:
@@ -174,7 +313,7 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         caption_justify="left",
         header_style="bold",
     )
-    table.add_column("collective", no_wrap=True)
+    table.add_column("collective", overflow="fold")
     for heading in (
         "size",
         "backend",
@@ -187,8 +326,8 @@ def bench_table(rows: Sequence[Measurement], *, baseline: str) -> Table:
         f"vs {baseline}",
         "cpu s/GB",
     ):
-        table.add_column(heading, justify="left" if heading == "backend" else "right", no_wrap=True)
-    table.add_column("right", justify="center")
+        table.add_column(heading, justify="left" if heading == "backend" else "right", overflow="fold")
+    table.add_column("right", justify="center", overflow="fold")
     reference = {(m.collective, m.bytes, m.mode): m.median_s for m in rows if m.backend == baseline}
     previous = None
     for m in rows:
@@ -223,7 +362,5 @@ def _fabric(cluster: str | None, loopback: int | None, *, here: bool) -> Topolog
 
 
 def _collectives(text: str) -> list[str]:
-    from mycel.bench.case import BENCH_COLLECTIVES
-
     names = list(BENCH_COLLECTIVES) if text == "all" else [name.strip() for name in text.split(",")]
     return [spelled(name, BENCH_COLLECTIVES, "collective to bench") for name in names]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from mycel.cli import consoles
 from mycel.cli.fabric import load_fabric
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record, read_weights
 from mycel.collectives.bound import Bound, bound
@@ -122,7 +123,8 @@ def register(app: typer.Typer) -> None:
         wanted = make_collective(fabric, collective, root, weights)
         num_bytes = None if size is None else parse_size(size)
         started = time.perf_counter()
-        best = bound(fabric, wanted)
+        with consoles.doing(f"bound of {wanted.name} on {fabric.name}"):
+            best = bound(fabric, wanted)
         seconds = time.perf_counter() - started
         if json_output:
             timed = {} if num_bytes is None else _timed_record(best, num_bytes)
@@ -141,5 +143,7 @@ def register(app: typer.Typer) -> None:
         print(best.explain())
         kind = "flow" if wanted.name == "all_reduce" or wanted.name in POINTED else "cut"
         if len(fabric.links) <= _MOST_LINKS[kind]:
-            for gain in sensitivity(best):
+            with consoles.doing("what more capacity would buy"):
+                gains = sensitivity(best)
+            for gain in gains:
                 print(_advice(gain, fabric))

@@ -151,9 +151,9 @@ def _print_summary(report: Report, files: Mapping[str, Path]) -> None:
             f"{report.why_not_emulated} The speed figures are of loopback and show no fabric.", soft_wrap=True
         )
     table = Table(header_style="bold")
-    table.add_column("backend")
+    table.add_column("backend", overflow="fold")
     for heading in ("median step", "compute alone", "training", "held-out bits a byte"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     for run in (report.baseline, report.ours):
         table.add_row(
             run.backend,

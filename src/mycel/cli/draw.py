@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mycel.cli import consoles
 from mycel.cli.bound import RootOption, TopologyArgument, make_collective
 from mycel.cli.fabric import load_fabric
 from mycel.collectives.bound import bound
@@ -91,13 +92,15 @@ def register(app: typer.Typer) -> None:
             wanted = make_collective(fabric, collective, root if rooted else None)
             if root is not None and not 0 <= root < fabric.num_ranks:
                 raise UsageError(f"root {root} is not among ranks 0..{fabric.num_ranks - 1}")
-            best = bound(fabric, wanted)
+            with consoles.doing(f"bound of {wanted.name} on {fabric.name}"):
+                best = bound(fabric, wanted)
             cut = best.cut
             title = f"{wanted.name} on {fabric.name}: at most {float(best.algbw):.6g} {fabric.unit}"
             caption = "dashed: the links that bind"
             method = method or methods_for(wanted.name)[0]
             if method != "none":
-                tree, marked = tree_from(synthesize(fabric, wanted, method), root)
+                with consoles.doing(f"{wanted.name} by {method}"):
+                    tree, marked = tree_from(synthesize(fabric, wanted, method), root)
                 if not tree:
                     raise UsageError(f"{wanted.name} by {method} has no tree with root {root}; try another root")
                 caption += f"; green: a tree by {method}"
@@ -110,7 +113,8 @@ def register(app: typer.Typer) -> None:
             else:
                 from mycel.report.picture import write_picture
 
-                write_picture(fabric, output, title=title, caption=caption, tree=tree, root=marked, cut=cut)
+                with consoles.doing(f"drawing {fabric.name}"):
+                    write_picture(fabric, output, title=title, caption=caption, tree=tree, root=marked, cut=cut)
         except OSError as error:
             raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
         print(f"written to {output}")

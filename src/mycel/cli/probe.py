@@ -69,7 +69,10 @@ def probe(
     if found is None:
         return
     _write(found, output)
-    notes = [] if drawing is None else _draw(found, drawing)
+    try:
+        notes = [] if drawing is None else _draw(found, drawing)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{output} was written, its picture was not") from None
     _report(found, output, notes, as_json=as_json)
     if wanted is not None:
         _compare(found, wanted)

@@ -86,7 +86,7 @@ def _print(findings: Findings, slow: Suspect | None) -> None:
         header_style="bold",
     )
     for position, head in enumerate(KIND_HEADS):
-        table.add_column(head, justify="left" if position < 2 else "right", no_wrap=True)
+        table.add_column(head, justify="left" if position < 2 else "right", overflow="fold")
     for kind in findings.kinds:
         table.add_row(*kind_row(kind))
     if findings.kinds:

@@ -49,7 +49,9 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
-        chosen = select(fabric, wanted, [parse_size(text) for text in sizes.split(",")], links=links)
+        byte_sizes = [parse_size(text) for text in sizes.split(",")]
+        with consoles.doing(f"simulating {wanted.name} on {fabric.name}") as say:
+            chosen = select(fabric, wanted, byte_sizes, links=links, progress=say)
         if json_output:
             print(json.dumps(_record(chosen) | group_record(ranks)))
         else:
@@ -81,7 +83,7 @@ def _record(chosen: Selection) -> dict[str, object]:
 def _show(chosen: Selection) -> None:
     table = Table(title=f"simulated {chosen.collective.name} on {chosen.topology.name}")
     for heading in ("size", "fastest", "time", "at least", "next", "time"):
-        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if heading in ("fastest", "next") else "right", overflow="fold")
     for row in chosen.rows:
         best, *others = sorted(row.seconds, key=lambda method: (method != row.method, row.seconds[method]))
         rest = [others[0], format_seconds(row.seconds[others[0]])] if others else []

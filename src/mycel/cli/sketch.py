@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from mycel.cli import consoles
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.sketch import TIME_LIMIT_S, SketchPlan, plan_sketch, read_sketch
 from mycel.collectives.verify import verify_schedule
@@ -25,14 +26,17 @@ def plan_by_sketch(
         SynthesisError: no routing satisfies the sketch.
     """
     started = time.perf_counter()
-    plan = plan_sketch(
-        topology,
-        collective,
-        read_sketch(file),
-        num_bytes=None if size is None else parse_size(size),
-        time_limit_s=TIME_LIMIT_S if time_limit_s is None else time_limit_s,
-    )
-    verify_schedule(plan.schedule)
+    limit_s = TIME_LIMIT_S if time_limit_s is None else time_limit_s
+    sketch = read_sketch(file)
+    with consoles.doing(f"searching inside {file.name}, for {limit_s:g} s at most"):
+        plan = plan_sketch(
+            topology,
+            collective,
+            sketch,
+            num_bytes=None if size is None else parse_size(size),
+            time_limit_s=limit_s,
+        )
+        verify_schedule(plan.schedule)
     record = {
         "collective": collective.name,
         "num_ranks": collective.num_ranks,

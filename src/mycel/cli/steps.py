@@ -52,7 +52,19 @@ def register(app: typer.Typer) -> None:
             verify_schedule(point.schedule)
             seconds.append(time.perf_counter() - started)
 
-        found = front(fabric, wanted, chunks=chunks, time_limit_s=time_limit, found=note)
+        what = f"schedules of {wanted.name} on {fabric.name}"
+        with consoles.doing(f"{what}: none found yet") as say:
+
+            def tell(point: Point) -> None:
+                note(point)
+                say(f"{what}: {len(seconds)} found, the last of {point.steps} steps")
+
+            try:
+                found = front(fabric, wanted, chunks=chunks, time_limit_s=time_limit, found=tell)
+            except KeyboardInterrupt:
+                raise KeyboardInterrupt(
+                    f"{len(seconds)} schedules were found, none was written; --time-limit keeps them"
+                ) from None
         if json_output:
             print(json.dumps(_record(found, seconds)))
         else:
@@ -84,8 +96,8 @@ def _record(found: Front, seconds: list[float]) -> dict[str, Any]:
 def _show(fabric: Topology, found: Front, seconds: list[float]) -> None:
     table = Table(title=f"{found.points[0].schedule.collective.name} on {fabric.name}, verified")
     for heading in ("steps", "rounds", "chunks", "rounds / chunk", f"algbw, {fabric.unit}", "found after"):
-        table.add_column(heading, justify="right")
-    table.add_column("rounds a chunk are")
+        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("rounds a chunk are", overflow="fold")
     for point, at in zip(found.points, seconds, strict=True):
         table.add_row(
             *(str(value) for value in (point.steps, point.rounds, point.chunks, point.ratio)),

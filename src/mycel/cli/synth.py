@@ -210,14 +210,20 @@ def _synthesize(
 ) -> tuple[Schedule, dict[str, Any], str]:
     """A verified schedule, its JSON object, and that in words."""
     started = time.perf_counter()
-    best = bound(fabric, wanted)
-    with _drawn_progress() as report:
-        if method == "forest":
-            options["progress"] = report
-        schedule = synthesize(fabric, wanted, method, **options)
+    what = f"{wanted.name} over {fabric.num_ranks} ranks"
+    with consoles.doing(f"bound of {what}"):
+        best = bound(fabric, wanted)
+    if method == "forest":
+        with _drawn_progress() as report:
+            schedule = synthesize(fabric, wanted, method, **options, progress=report)
+    else:
+        with consoles.doing(f"{what} by {method}"):
+            schedule = synthesize(fabric, wanted, method, **options)
+    with consoles.doing(f"verifying {what}"):
         verify_schedule(schedule)
     record = schedule_record(best, schedule, k=options.get("k"), seconds=time.perf_counter() - started)
-    shares = attained(schedule)
+    with consoles.doing(f"simulating {what}"):
+        shares = attained(schedule)
     words = _in_words(best, schedule, record)
     if shares is not None:
         record |= {"simulated_share": shares.by_load, "simulated_share_equal": shares.equally}

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from mycel.cli import consoles
 from mycel.cli.bound import (
     CollectiveOption,
     JsonOption,
@@ -81,7 +82,8 @@ def register(app: typer.Typer) -> None:
         for apply, text, _ in steps:
             changed = apply(changed, text)
         changed, _ = choose_group(changed, ranks, None)
-        before, after = bound(group, wanted), bound(changed, wanted)
+        with consoles.doing(f"bound of {wanted.name} on {fabric.name}, before and after"):
+            before, after = bound(group, wanted), bound(changed, wanted)
         seconds = time.perf_counter() - started
         in_unit = RATE_UNITS.get(changed.unit, Fraction(1)) / RATE_UNITS.get(fabric.unit, Fraction(1))
         ratio = after.algbw * in_unit / before.algbw

@@ -6,7 +6,7 @@ its own candidates by the cheaper estimate in ``mycel.collectives.cost``, since 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -132,6 +132,7 @@ def select(
     *,
     methods: Sequence[str] | None = None,
     links: str | None = None,
+    progress: Callable[[str], None] | None = None,
 ) -> Selection:
     """Simulate methods at sizes.
 
@@ -144,6 +145,7 @@ def select(
             fabric, is left out.
         links: class of all links, a key of ``mycel.cost.LINK_CLASSES``; if not given, of each what its rate and place
             hint at, and what the topology states (``mycel.cost.link_costs``).
+        progress: is told what is being done, each time that something else is.
 
     Returns:
         Times by method at each size, and why methods could not take part.
@@ -179,6 +181,8 @@ def select(
         for method in candidates:
             if method in refused:
                 continue
+            if progress is not None:
+                progress(f"{collective.name} of {format_size(size)} by {method}")
             if method not in made or method in BY_SIZE:
                 try:
                     made[method] = _schedules(topology, collective, method, size, links)

@@ -186,6 +186,7 @@ def launch(
     grace_s: float | None = GRACE_S,
     prefix: bool = True,
     warm: Callable[[], None] | None = None,
+    interrupts: bool = False,
 ) -> int:
     """Run a program once a rank and wait for it; arguments as for ``start``.
 
@@ -201,6 +202,7 @@ def launch(
         grace_s: after the first rank has failed, or a signal has come, the others may go on for so long.
         prefix: begin the lines with ``[rank0]:``; an ``output`` never sees a prefix.
         warm: called once before the ranks start.
+        interrupts: where SIGINT has come, raise what it means to Python, whatever the ranks then ended with.
 
     Returns:
         0, or the exit code of the rank that failed first (128 + number for a signal), or 124 when the time is over.
@@ -208,6 +210,7 @@ def launch(
     Raises:
         EmulationError: this machine cannot emulate a cluster.
         UsageError: no command, an unknown program, or a topology without a unit.
+        KeyboardInterrupt: asked for by ``interrupts``; all ranks have ended.
 
     Examples:
         >>> lines = []
@@ -242,8 +245,10 @@ def launch(
         except KeyboardInterrupt:
             if not received:
                 raise
-            return 128 + received[0]
+            code = 128 + received[0]
     assert code is not None
+    if interrupts and code and signal.SIGINT in received:
+        raise KeyboardInterrupt
     return code
 
 

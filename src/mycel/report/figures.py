@@ -68,7 +68,9 @@ def draw_bandwidth(axes: Axes, report: Report) -> None:
     """A pair of bars a collective, and the bound as a mark."""
     groups = _by_collective(report)
     reach = max(
-        [m.algbw for pair in groups.values() for m in pair] + [report.bounds.get(c, 0.0) for c in groups], default=1.0
+        [without_credit(m, report.bounds.get(c)) for c, pair in groups.items() for m in pair]
+        + [report.bounds.get(c, 0.0) for c in groups],
+        default=1.0,
     )
     colours = {report.baseline.backend: LIGHT.baseline, report.ours.backend: LIGHT.ours}
     text_colours = {report.baseline.backend: LIGHT.baseline_text, report.ours.backend: LIGHT.ours}
@@ -77,10 +79,11 @@ def draw_bandwidth(axes: Axes, report: Report) -> None:
         bound = report.bounds.get(collective)
         for offset, m in zip((-height / 2 - 0.02, height / 2 + 0.02), pair, strict=False):
             y = position + offset
-            axes.barh(y, m.algbw, height=height, color=colours[m.backend], linewidth=0, zorder=3)
+            shown = without_credit(m, bound)
+            axes.barh(y, shown, height=height, color=colours[m.backend], linewidth=0, zorder=3)
             share = "" if m.fraction_of_bound is None else f"  {100 * m.fraction_of_bound:.0f} %"
             name = f"{_name(m.backend)}  " if position == 0 else ""
-            _bar_text(axes, m, y, f"{name}{m.algbw:.3g}{share}", reach, bound, text_colours[m.backend])
+            _bar_text(axes, shown, y, f"{name}{shown:.3g}{share}", reach, bound, text_colours[m.backend])
         if bound is not None:
             axes.plot([bound, bound], [position - 0.43, position + 0.43], color=LIGHT.bound, linewidth=2.0, zorder=4)
             label = f"bound {bound:.4g}" if position == 0 else f"{bound:.4g}"
@@ -207,14 +210,19 @@ def _by_collective(report: Report) -> dict[str, list[Measurement]]:
     return {c: sorted(pair, key=lambda m: order[m.backend]) for c, pair in groups.items()}
 
 
-def _bar_text(
-    axes: Axes, m: Measurement, y: float, text: str, reach: float, bound: float | None, colour: str
-) -> None:
+def without_credit(m: Measurement, bound: float | None) -> float:
+    """Bandwidth of a bar beside the bound's mark: what shaped links let through at once is in no fraction either."""
+    if bound is None or m.fraction_of_bound is None:
+        return m.algbw
+    return min(m.algbw, m.fraction_of_bound * bound)
+
+
+def _bar_text(axes: Axes, shown: float, y: float, text: str, reach: float, bound: float | None, colour: str) -> None:
     """Beside the bar where there is room before the bound's mark, else inside its end."""
-    room = (bound if bound is not None and bound > m.algbw else 1.2 * reach) - m.algbw
-    inside = room < (0.03 + 0.0155 * len(text)) * reach and m.algbw > 0.3 * reach
+    room = (bound if bound is not None and bound > shown else 1.2 * reach) - shown
+    inside = room < (0.03 + 0.0155 * len(text)) * reach and shown > 0.3 * reach
     axes.text(
-        m.algbw + (-0.012 if inside else 0.012) * reach,
+        shown + (-0.012 if inside else 0.012) * reach,
         y,
         text,
         color=LIGHT.paper if inside else colour,

@@ -151,8 +151,8 @@ def _bandwidth_table(report: Report) -> str:
     ]
     note = (
         "Measured in one run, rounds of the backends alternating; a time is that of the slowest rank. Size is "
-        "that of the whole array; algbw is size over time. The bound is exact: no schedule on this "
-        "fabric moves data faster"
+        "that of the whole array; algbw is size over time. Shares of the bound, and the bars above, are without what "
+        "shaped links let through at once. The bound is exact: no schedule on this fabric moves data faster"
         + (
             ", for all-reduce among those that add each part up a tree and copy it down one."
             if report.bounds

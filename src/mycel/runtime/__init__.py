@@ -12,10 +12,20 @@ from __future__ import annotations
 
 from mycel.runtime.flight import dump_flight_records
 from mycel.runtime.membership import monitored_barrier
+from mycel.runtime.meter import log_metrics, metrics, write_metrics
 from mycel.runtime.registration import register
 from mycel.runtime.tensor_group import TensorGroup, tensor_group
 from mycel.runtime.warm import warm
 
-__all__ = ["TensorGroup", "dump_flight_records", "monitored_barrier", "tensor_group", "warm"]
+__all__ = [
+    "TensorGroup",
+    "dump_flight_records",
+    "log_metrics",
+    "metrics",
+    "monitored_barrier",
+    "tensor_group",
+    "warm",
+    "write_metrics",
+]
 
 register()

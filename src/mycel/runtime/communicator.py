@@ -538,6 +538,8 @@ class Communicator:
         self.planner.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
+        if self._flight is not None:
+            self._flight.links_lost += len(failed.links)
         if self.rank == 0:
             _log.warning("%s; the group goes on without it, from collective #%d", failed, failed.resume)
 

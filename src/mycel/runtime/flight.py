@@ -41,7 +41,16 @@ from mycel.settings import Settings, read_settings
 from mycel.topology.json_format import to_json
 from mycel.topology.model import Topology
 
-__all__ = ["FORMAT", "FlightLog", "FlightRecorder", "dump_flight_records", "recorder"]
+__all__ = [
+    "FORMAT",
+    "Entry",
+    "FlightLog",
+    "FlightRecorder",
+    "dump_flight_records",
+    "recorder",
+    "recorder_of_process",
+    "state_of",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -136,6 +145,9 @@ class FlightLog:
         described: the user has described it; else it is assumed, and its capacities mean little.
         dtype_name: name of an element type's code.
         folder: where dumps go; ``None``: a folder of this user's among the temporary files, on failures only.
+
+    Attributes:
+        links_lost: links that the group goes on without.
     """
 
     def __init__(
@@ -153,6 +165,8 @@ class FlightLog:
         self._recorder = recorder
         self._ring, self._numbers, self._capacity = recorder.ring, recorder.numbers, recorder.capacity
         self._identity, self._name, self._ranks = identity, name, ranks
+        self._is_closed = False
+        self.links_lost = 0
         self._topology, self._described = topology, described
         self._dtype_name = dtype_name
         self._folder = folder
@@ -160,6 +174,31 @@ class FlightLog:
         self._links: list[dict[str, Any]] = []
         self._lock = threading.RLock()  # SIGUSR2 may come while this very thread holds it
         self._told = False
+
+    @property
+    def identity(self) -> str:
+        """The same on every rank of the group, and different for every group that ever was."""
+        return self._identity
+
+    @property
+    def name(self) -> str:
+        """What torch calls the group."""
+        return self._name
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Global ranks of its members, in group order."""
+        return self._ranks
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended in an error."""
+        return self._told
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether its sockets were read for the last time."""
+        return self._is_closed
 
     @property
     def capacity(self) -> int:
@@ -202,6 +241,7 @@ class FlightLog:
         with self._lock:
             self._links = self._read_links()
             self._descriptors = {}
+            self._is_closed = True
         if self._folder is not None:
             _dump_or_warn(self._recorder, self._folder, "the group was closed")
 
@@ -209,8 +249,7 @@ class FlightLog:
 
     def group_line(self) -> dict[str, Any]:
         """The group, its fabric, and its connections as they are now (or were, when it was closed)."""
-        with self._lock:
-            links = self._read_links() if self._descriptors else self._links
+        links = self.connections()
         return {
             "group": self._identity,
             "name": self._name,
@@ -219,6 +258,11 @@ class FlightLog:
             "described": self._described,
             "connections": links,
         }
+
+    def connections(self) -> list[dict[str, Any]]:
+        """What the kernel has counted on those that this rank sends on, a line each."""
+        with self._lock:
+            return self._read_links() if self._descriptors else self._links
 
     def _read_links(self) -> list[dict[str, Any]]:
         own = self._ranks.index(self._recorder.rank)
@@ -232,7 +276,7 @@ class FlightLog:
     def line(self, entry: Entry, program: int) -> dict[str, Any]:
         """One collective."""
         number, _, traffic, called_ns, fields = entry
-        state, origin = _state(fields), traffic.origin
+        state, origin = state_of(fields), traffic.origin
         title, dtype, op = unpack_kind(int(fields[j.J_HEADER + 2]))
         made = {
             "number": number,
@@ -259,7 +303,8 @@ class FlightLog:
         return made
 
 
-def _state(fields: Any) -> str:
+def state_of(fields: Any) -> str:
+    """``queued``, ``running`` or ``done``: how far a call is, by the integers of its job."""
     if fields[j.J_STATUS] == j.DONE:
         return "done"
     return "queued" if fields[j.J_STATUS] == j.UNUSED or fields[j.J_REMAINING] < 0 else "running"
@@ -288,6 +333,11 @@ def recorder(settings: Settings, *, rank: int, world_size: int) -> FlightRecorde
             if is_first and settings.flight_folder is not None:
                 _write_on_request(settings.flight_folder)
         return _recorder
+
+
+def recorder_of_process() -> FlightRecorder | None:
+    """The recorder of this process; ``None`` where no group has been made yet, or the user wants none."""
+    return _recorder
 
 
 def dump_flight_records(folder: str | os.PathLike[str] | None = None) -> Path | None:

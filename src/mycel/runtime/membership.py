@@ -16,6 +16,7 @@ from mycel.runtime.calibration import costs_from_text, costs_to_text, kept_costs
 from mycel.runtime.communicator import PACE, Communicator
 from mycel.runtime.fabric import Fabric
 from mycel.runtime.flight import FlightLog, recorder
+from mycel.runtime.meter import keep_writing
 from mycel.runtime.tensors import dtype_name
 from mycel.runtime.transport.address import own_address
 from mycel.runtime.transport.parting import StoreServer
@@ -107,6 +108,7 @@ def flight_log(
     made = recorder(settings, rank=global_ranks[rendezvous.rank], world_size=world_size)
     if made is None:
         return None
+    keep_writing(made, settings)
     # Ports and processes of all members: every rank knows the same, and no other group ever had them all.
     who = repr([(a.host, a.ip, a.port, a.pid) for a in rendezvous.addresses])
     return FlightLog(

@@ -64,6 +64,17 @@ torch.manual_seed(0)
 model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(3)))
 model.blocks = list(model)
 """
+#: In place of TensorBoard, which need not be there.
+TENSORBOARD = """
+import sys, types
+class SummaryWriter:
+    def __init__(self, log_dir):
+        self.tags = set()
+    def add_scalar(self, tag, scalar_value, global_step=None):
+        assert scalar_value >= 0 and global_step == 0
+        self.tags.add(tag)
+sys.modules["torch.utils.tensorboard"] = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+"""
 MIXTRAL = """
 import transformers
 tiny_config = transformers.AutoConfig.for_model(
@@ -221,6 +232,13 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
             "class Meet(",
             TRAINER + "from mycel.data_parallel import Periodic, diloco, local_updates\n"
             "from transformers import TrainerCallback",
+        ),
+    ],
+    "docs/guides/metrics.md": [
+        ("mycel.runtime.metrics()", "import torch\nimport torch.distributed as dist\ndist.all_reduce(torch.ones(9))"),
+        (
+            "SummaryWriter(f",
+            TENSORBOARD + "batches = [1, 2]\ntrain = lambda batch: dist.all_reduce(torch.ones(batch))",
         ),
     ],
     "docs/guides/moe.md": [

@@ -4,7 +4,9 @@ One collective has three parts on each rank. *Queued*: called, but an earlier on
 or its program is being made, as at the first call of a size.
 *Waiting*: begun, but some rank has not begun yet. *Moving*: from the last rank's beginning to this rank's end. What
 is moved while a rank is awaited counts as waiting, so the figure beside the bound is of the part in which nobody was
-awaited; data that had gone ahead can lift it above 1.
+awaited. Where so much had gone ahead that this part is shorter than the bound, it is of the time since the first rank
+began. What is above 1 even so says nothing of a schedule (links let some bytes through at once, clocks agree only so
+far) and is left out.
 """
 
 from __future__ import annotations
@@ -271,9 +273,9 @@ def _kinds(whole: Sequence[MatchedCall]) -> tuple[Kind, ...]:
             sum(statistics.fmean(side[index] for side in sides) for sides in parts) for index in range(3)
         )
         reached = [
-            least / seen.moving_s
+            part
             for seen in matched
-            if (least := _least_s(seen, limits)) is not None and seen.moving_s > 0
+            if (least := _least_s(seen, limits)) is not None and (part := _of_bound(seen, least)) is not None
         ]
         what, num_ranks, num_bytes, dtype, method, piece_bytes = key
         kinds.append(
@@ -293,6 +295,15 @@ def _kinds(whole: Sequence[MatchedCall]) -> tuple[Kind, ...]:
             )
         )
     return tuple(sorted(kinds, key=lambda kind: -kind.total_s))
+
+
+def _of_bound(seen: MatchedCall, least_s: float) -> float | None:
+    """Part of the bound that a collective reached; ``None`` where its times cannot be right."""
+    first_s = min(cast(float, side.started_s) for side in seen.sides.values())
+    for took_s in (seen.moving_s, seen.moving_s + seen.ready_s - first_s):
+        if took_s >= least_s > 0:
+            return least_s / took_s
+    return None
 
 
 def _least_s(seen: MatchedCall, limits: dict[tuple[str, str, int | None], float | None]) -> float | None:

@@ -1,9 +1,10 @@
 """Which link is slow: what the kernel counted on connections, laid over the paths that they take.
 
 A connection's rate while it is busy, beside its part of its path's capacity, says how much of what was promised the
-path gave. The part is that of its bytes among all bytes that the same collective sends over each link. A link is then
-suspected for what its connections have in common: the cable over which most of
-the slow ones and fewest of the fast ones go.
+path gave. The part is that of its bytes among all bytes that the same collective sends over each link. A connection
+gets more than its part while others are not busy, up to what the whole path carries: it has then got all of it, and
+how much of the path it filled is another figure. A link is suspected for what its connections have in common: the
+cable over which most of the slow ones and fewest of the fast ones go.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Carried:
         path: labels of the vertices.
         rate: bytes a second while it was busy and the receiver had room.
         fair: bytes a second that are its part of its path's capacity.
+        limit: bytes a second that the narrowest link of its path carries in this direction.
         receiver_full_s: the rest of busy time, in which the receiver had no room.
     """
 
@@ -46,6 +48,7 @@ class Carried:
     num_bytes: int
     rate: float
     fair: float
+    limit: float
     receiver_full_s: float
     retransmitted: int
 
@@ -53,8 +56,16 @@ class Carried:
 
     @property
     def reached(self) -> float:
-        """Part of ``fair`` that it got."""
-        return self.rate / self.fair
+        """How much of ``fair`` it got; 1 where it got more, while others were not busy."""
+        return min(1.0, self.rate / self.fair)
+
+    @property
+    def of_path(self) -> float | None:
+        """Part of ``limit`` that it got; ``None`` where that is more than all of it.
+
+        Such a path is not what the topology says, or it lets some bytes through at once, as shaped links do.
+        """
+        return self.rate / self.limit if self.rate <= self.limit else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,11 +108,12 @@ def carried(dumps: Sequence[Dump]) -> list[Carried]:
                         num_bytes=connection.sent_bytes,
                         rate=connection.sent_bytes / busy_s,
                         fair=fair * float(unit),
+                        limit=float(unit * min(group.topology.capacity[hop] for hop in pairwise(connection.path))),
                         receiver_full_s=connection.receiver_full_s,
                         retransmitted=connection.retransmitted,
                     )
                 )
-    return sorted(found, key=lambda c: c.reached)
+    return sorted(found, key=lambda c: c.rate / c.fair)
 
 
 def _fair_parts(dumps: Sequence[Dump]) -> dict[tuple[str, tuple[int, ...]], float]:

@@ -195,7 +195,9 @@ def _connections(connections: Sequence[Carried], slow: Suspect | None) -> str:
                 format_size(c.num_bytes) if c.num_bytes % 1024 == 0 else f"{c.num_bytes / 2**20:.1f}MB",
                 f"{c.rate * 8 / 1e6:,.0f}",
                 f"{c.fair * 8 / 1e6:,.0f}",
-                f"{c.reached:.2f}",
+                f"{c.reached:.2f}" if c.rate <= c.fair else "all",
+                f"{c.limit * 8 / 1e6:,.0f}",
+                "more" if c.of_path is None else f"{c.of_path:.2f}",
                 _seconds(c.receiver_full_s),
                 str(c.retransmitted),
             ],
@@ -205,9 +207,12 @@ def _connections(connections: Sequence[Carried], slow: Suspect | None) -> str:
     said = "No connection is much slower than the others." if slow is None else f"{suspect_sentence(slow)}."
     note = (
         f"{said} Rates while busy, with room at the receiver, since the group began; beside each connection's part "
-        "of what its path was to carry. TCP/IP headers leave 0.956 of a link."
+        "of what its path was to carry, of which it has got all where others left theirs, and beside the whole path. "
+        "TCP/IP headers leave 0.956 of a link. More than the path: it is wider than the topology says, or it lets "
+        "some bytes through at once, as emulated links do."
     )
-    heads = ["connection", "path", "sent", "Mbit/s", "its part", "reached", "receiver full", "sent again"]
+    heads = ["connection", "path", "sent", "Mbit/s", "its part", "reached", "the path", "of it"]
+    heads += ["receiver full", "sent again"]
     return table("Connections, slowest first", note, heads, rows, num_text=2)
 
 

@@ -166,6 +166,17 @@ def read_dumps(places: Sequence[Path]) -> list[Dump]:
             raise UsageError(
                 f"{before.file} is of a job of {before.world_size} ranks, {after.file} of one of {after.world_size}"
             )
+    for other in dumps[1:]:
+        # Every rank knows the same identity of a group, and no other group ever had it.
+        pair = (dumps[0], other)
+        both = {dumps[0].rank, other.rank}
+        known, theirs = ({g.identity for g in dump.groups.values() if both <= {*g.ranks}} for dump in pair)
+        if known and theirs and not known & theirs:
+            older = min(pair, key=lambda dump: dump.wall_ns)
+            raise UsageError(
+                f"{pair[0].file} and {other.file} are of two runs: neither knows a group of the other's; leave out "
+                f"the older, {older.file}, or give each run a folder of its own"
+            )
     return dumps
 
 

@@ -168,6 +168,8 @@ def summary(findings: Findings, connections: list[Carried], slow: Suspect | None
                 "bytes": c.num_bytes,
                 "bytes_per_second": c.rate,
                 "reached": c.reached,
+                "path_bytes_per_second": c.limit,
+                "of_path": c.of_path,
                 "receiver_full_s": c.receiver_full_s,
                 "retransmitted": c.retransmitted,
             }
