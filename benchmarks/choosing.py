@@ -54,6 +54,10 @@ COMPARED: dict[str, tuple[str, tuple[str, str], Sequence[tuple[str, str]]]] = {
 }
 
 
+#: Below, what shapers of emulated links let through at once is a large part of what was moved.
+WITH_BOUND_BYTES = 1 << 20
+
+
 def trained(file: str, base: tuple[str, str], ways: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
     """Way, step and bytes as shares of those without it, and how much loss it adds; as far as lines are recorded."""
     lines = read(RECORDED / "claims" / f"{file}.jsonl")
@@ -120,7 +124,7 @@ def collectives(sizes: Sequence[int] = (64 << 10, 1 << 20, 16 << 20)) -> Iterato
                 name,
                 format_size(size),
                 ", ".join(f"`{method}` {count}" for method, count in methods),
-                f"{min(shares):.2f} to {max(shares):.2f}",
+                f"{min(shares):.2f} to {max(shares):.2f}" if size >= WITH_BOUND_BYTES else "",
                 f"{min(gains):.2f} to {max(gains):.2f}",
             )
 
