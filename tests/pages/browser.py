@@ -107,18 +107,21 @@ class Browser:
             said = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise NoBrowserError(f"{program} does not start here: {error} {said}") from None
 
-    def open(self, page: Path, width: int) -> list[str]:
-        """Load a page; what it complains of while it does: errors on its console, what it misses, what it fetches.
+    def open(self, page: Path) -> None:
+        """Load a page from its file.
 
-        Args:
-            page: a file.
-            width: of the window, in CSS pixels.
+        Raises:
+            FileNotFoundError: there is no such page.
         """
-        self.resize(width)
         self._events.clear()
-        self._ask("Page.navigate", url=page.as_uri())
+        done = self._ask("Page.navigate", url=page.as_uri())
+        if "errorText" in done:  # a page of the browser's own is shown in its place
+            raise FileNotFoundError(f"{page}: {done['errorText']}")
         self._until(lambda: any(event["method"] == "Page.loadEventFired" for event in self._events))
         self.value(_SETTLED)
+
+    def complaints(self) -> list[str]:
+        """What the page has complained of since it was opened: errors on its console, what it misses or fetches."""
         return [text for event in self._events if (text := _complaint(event))]
 
     def resize(self, width: int, height: int = 900) -> None:

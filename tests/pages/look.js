@@ -32,6 +32,8 @@
     found.add(`the page scrolls sideways: ${scrolls} px in a window of ${width}${which}`);
   }
 
+  if (!document.body.innerText.trim()) found.add("nothing is to be read");
+
   const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   for (let node = walker.nextNode(); node; node = walker.nextNode()) {
     const owner = node.parentElement;

@@ -35,12 +35,14 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 def wrong_with(browser: Browser, page: Path) -> list[str]:
-    """What the page complains of while it loads, and what is wrong with it at both widths."""
-    found = browser.open(page, WIDTHS[0])
+    """What the page complains of, and what is wrong with it at both widths."""
+    found = []
     for width in WIDTHS:
         browser.resize(width)
+        if width == WIDTHS[0]:
+            browser.open(page)
         found += [f"{page.name} at {width}: {text}" for text in browser.look()]
-    return found
+    return found + browser.complaints()
 
 
 # -- reports ----------------------------------------------------------------------------------------------------
@@ -98,6 +100,29 @@ def test_the_site(browser: Browser, site: Path) -> None:
     assert not found
 
 
+SEARCH = """
+new Promise(found => {
+  const words = document.querySelector("[data-md-component=search-query]");
+  const look = () => {
+    const first = document.querySelector(".md-search-result__item a");
+    if (first) found(first.href);
+    else setTimeout(look, 50);
+  };
+  words.focus();
+  words.value = "PowerSGD";
+  words.dispatchEvent(new Event("keyup", {bubbles: true}));
+  words.dispatchEvent(new Event("input", {bubbles: true}));
+  look();
+})
+"""
+
+
+def test_the_site_is_searched_without_a_server(browser: Browser, site: Path) -> None:
+    browser.open(site / "index.html")
+    assert str(browser.value(SEARCH)).startswith(site.as_uri())
+    assert not browser.complaints()
+
+
 # -- the test itself --------------------------------------------------------------------------------------------
 
 LONG = "a line of words that is as long as this one is " * 4
@@ -131,6 +156,12 @@ WRONG = {
 
 def test_a_right_page_is_right(browser: Browser, tmp_path: Path) -> None:
     assert not wrong_with(browser, written(tmp_path, RIGHT))
+
+
+def test_a_page_without_words_or_that_is_not_there_is_found_out(browser: Browser, tmp_path: Path) -> None:
+    assert any("nothing is to be read" in text for text in wrong_with(browser, written(tmp_path, "")))
+    with pytest.raises(FileNotFoundError):
+        browser.open(tmp_path / "nowhere.html")
 
 
 @pytest.mark.parametrize("kind", WRONG)
