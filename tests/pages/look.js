@@ -11,18 +11,30 @@
     return `"${short.length > 50 ? short.slice(0, 50) + "..." : short}"`;
   };
   const seen = element => element.checkVisibility({ checkOpacity: true, checkVisibilityCSS: true });
+  // Pages have thousands of texts in the same few hundred boxes.
+  const remembered = of => {
+    const known = new Map();
+    return element => {
+      if (!known.has(element)) known.set(element, of(element));
+      return known.get(element);
+    };
+  };
+  const styleOf = remembered(element => {
+    const { display, position, overflowX, overflowY, whiteSpace, fontSize } = getComputedStyle(element);
+    return { display, position, overflowX, overflowY, whiteSpace, fontSize };
+  });
+  const boxOf = remembered(element => element.getBoundingClientRect());
   const isInline = style => style.display === "inline" || style.display === "contents";
   // Drawers and menus wait beside the window, and words for screen readers in boxes of a pixel; both are meant so.
-  const isAside = element => {
-    for (let at = element; at && at !== document.body; at = at.parentElement) {
-      const style = getComputedStyle(at), box = at.getBoundingClientRect();
-      if (["fixed", "absolute", "sticky"].includes(style.position)) {
-        if (box.right <= 0 || box.left >= width || box.bottom + scrollY <= 0) return true;
-        if (box.width <= 1 || box.height <= 1) return true;
-      }
+  const isAside = remembered(element => {
+    if (!element || element === document.body) return false;
+    if (["fixed", "absolute", "sticky"].includes(styleOf(element).position)) {
+      const box = boxOf(element);
+      if (box.right <= 0 || box.left >= width || box.bottom + scrollY <= 0) return true;
+      if (box.width <= 1 || box.height <= 1) return true;
     }
-    return false;
-  };
+    return isAside(element.parentElement);
+  });
 
   const scrolls = document.scrollingElement.scrollWidth;
   if (scrolls > width + 1) {
@@ -39,17 +51,17 @@
     const owner = node.parentElement;
     if (!node.data.trim() || !owner || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(owner.tagName)) continue;
     if (owner instanceof SVGElement || !seen(owner) || isAside(owner)) continue;
-    const size = parseFloat(getComputedStyle(owner).fontSize);
+    const size = parseFloat(styleOf(owner).fontSize);
     if (size < SMALLEST) found.add(`letters of ${size.toFixed(1)} px: ${quote(node.data)}`);
     const range = document.createRange();
     range.selectNodeContents(node);
-    const preformatted = getComputedStyle(owner).whiteSpace.startsWith("pre");
+    const preformatted = styleOf(owner).whiteSpace.startsWith("pre");
     for (const text of range.getClientRects()) {
       if (!text.width || !text.height) continue;
       if (text.width > width && !preformatted) found.add(`a line longer than the window: ${quote(node.data)}`);
       let inner = true; // no box around it so far
       for (let at = owner; at; at = at.parentElement) {
-        const style = getComputedStyle(at), box = at.getBoundingClientRect();
+        const style = styleOf(at), box = boxOf(at);
         if (isInline(style)) continue;
         if (["auto", "scroll"].includes(style.overflowX)) break; // the rest can be reached
         const out = Math.max(text.right - box.right, box.left - text.left);
