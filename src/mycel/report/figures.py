@@ -192,7 +192,7 @@ def _label_run(axes: Axes, run: TrainingRun, colour: str, longest: TrainingRun) 
     last = run.evaluations[-1]
     is_longest = run is longest
     ends_late = last.elapsed_s > 0.5 * longest.total_s  # to its right there would be no room
-    above = 10 if axes.get_figure(root=True).get_size_inches()[0] > 6 else 24  # curves are steeper in narrow drawings
+    above = 10 if _inches(axes) > 4.6 else 24  # curves are steeper in narrow drawings
     axes.annotate(
         f"{_name(run.backend)}\n{len(run.steps)} steps in {run.total_s:.0f} s",
         (last.elapsed_s, last.bits_per_byte),
@@ -209,6 +209,11 @@ def _label_run(axes: Axes, run: TrainingRun, colour: str, longest: TrainingRun) 
     )
 
 
+def _inches(axes: Axes) -> float:
+    """How wide the drawing is."""
+    return float(axes.bbox.width / axes.figure.dpi)
+
+
 def _by_collective(report: Report) -> dict[str, list[Measurement]]:
     order = {report.baseline.backend: 0, report.ours.backend: 1}
     groups: dict[str, list[Measurement]] = {}
@@ -222,8 +227,7 @@ def _bar_text(
     axes: Axes, m: Measurement, y: float, text: str, reach: float, bound: float | None, colour: str
 ) -> None:
     """Beside the bar where there is room before the bound's mark, else inside its end, else behind the mark."""
-    inches = axes.get_figure(root=True).get_size_inches()[0] * axes.get_position().width
-    takes = (0.03 + 0.1 / inches * len(text)) * reach
+    takes = (0.03 + 0.1 / _inches(axes) * len(text)) * reach
     mark = bound if bound is not None and bound > m.algbw else None
     fits = takes < (1.2 * reach if mark is None else mark) - m.algbw
     inside = not fits and m.algbw > takes
