@@ -24,6 +24,7 @@ test: lint pytest
 
 pytest: $(READY)
 	$(PYTEST) -n $(PROCESSES) --dist worksteal tests/unit tests/property src
+	$(PYTEST) tests/pages
 	$(PYTEST) tests/distributed
 
 test-long: $(READY) # what make test leaves out: the same at full size

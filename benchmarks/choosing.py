@@ -1,17 +1,20 @@
-"""Which way of needing less of the network, from what was measured: rows for docs/guides/choosing.md.
+"""Which method when, from what was measured: rows for docs/guides/choosing.md.
 
     python benchmarks/choosing.py    # measures nothing; a second
 
-Reads the recorded lines of the claims' scripts and writes one table: what each way's step, bytes and loss are beside
-the same training without it, in the same run, losers included. Run it after any of those scripts.
+Reads recorded lines and writes two tables: what collectives reach on emulated fabrics, and by which method
+(``fabrics.py``); and what each way's step, bytes and loss are beside the same training without it, in the same run,
+losers included (the claims' scripts). Run it after any of those.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from mycel.units import format_size
 from record import RECORDED, ROOT, markdown, read, write_section
 
 PAGE = ROOT / "docs" / "guides" / "choosing.md"
@@ -49,6 +52,10 @@ COMPARED: dict[str, tuple[str, tuple[str, str], Sequence[tuple[str, str]]]] = {
         ],
     ),
 }
+
+
+#: Below, what shapers of emulated links let through at once is a large part of what was moved.
+WITH_BOUND_BYTES = 1 << 20
 
 
 def trained(file: str, base: tuple[str, str], ways: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str, str, str]]:
@@ -96,8 +103,38 @@ def mean(lines: Sequence[Mapping[str, Any]], key: str) -> float:
     return statistics.mean(statistics.median(x[key]) if isinstance(x[key], list) else x[key] for x in lines)
 
 
+def collectives(sizes: Sequence[int] = (64 << 10, 1 << 20, 16 << 20)) -> Iterator[tuple[str, ...]]:
+    """Collective, size, methods by the number of fabrics, part of the bound, and Gloo's time over mycel's."""
+    last = {
+        (line["collective"], line["bytes"], line["topology"], line["backend"]): line
+        for line in read(RECORDED / "fabrics" / "measured.jsonl")
+        if line["mode"] == "blocking"
+    }
+    for name in dict.fromkeys(collective for collective, *_ in last):
+        for size in sizes:
+            pairs = [
+                (last[name, size, fabric, "gloo"], line)
+                for (collective, num_bytes, fabric, backend), line in last.items()
+                if (collective, num_bytes, backend) == (name, size, "mycel")
+            ]
+            methods = Counter(line["method"] for _, line in pairs).most_common()
+            shares = [line["fraction_of_bound"] for _, line in pairs]
+            gains = [gloo["median_s"] / line["median_s"] for gloo, line in pairs]
+            yield (
+                name,
+                format_size(size),
+                ", ".join(f"`{method}` {count}" for method, count in methods),
+                f"{min(shares):.2f} to {max(shares):.2f}" if size >= WITH_BOUND_BYTES else "",
+                f"{min(gains):.2f} to {max(gains):.2f}",
+            )
+
+
 def main() -> None:
-    """Writes the table."""
+    """Writes the tables."""
+    headings: tuple[str, ...] = ("collective", "size", "method, on fabrics", "of the bound", "times as fast as Gloo")
+    moved = markdown(headings, collectives())
+    print(moved)
+    write_section(PAGE, "collectives", moved)
     rows: list[tuple[str, ...]] = []
     for what, (file, base, ways) in COMPARED.items():
         rows += [(what, *row) for row in trained(file, base, ways)]

@@ -129,6 +129,17 @@ def test_the_version_is_written_once() -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", mycel.__version__)
 
 
+# -- the reference ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("face", [*FACES, "mycel.errors"])
+def test_every_face_has_a_page_of_the_reference(face: str) -> None:
+    """It has an entry for each name of ``__all__``; ``tests/pages`` looks for them in the site that is built."""
+    page = f"reference/api/{face.rpartition('.')[2]}.md"
+    assert f"<!-- exports of {face} -->" in (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    assert f"]({page})" in (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+
+
 # -- what docstrings say ----------------------------------------------------------------------------------------
 
 

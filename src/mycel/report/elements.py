@@ -19,8 +19,9 @@ main { max-width: 1080px; margin: 0 auto; padding: 3.5rem 1.5rem 4rem; }
 h1 { font-size: clamp(1.7rem, 4vw, 2.5rem); line-height: 1.15; letter-spacing: -.02em; margin: 0 0 .8rem; }
 h2 { font-size: 1.15rem; margin: 0; letter-spacing: -.01em; }
 .lead { font-size: 1.1rem; color: var(--muted); max-width: 46rem; margin: 0 0 2.2rem; }
-.note, caption, footer { color: var(--muted); font-size: .9rem; }
-.note { margin: .15rem 0 .8rem; }
+.note, footer { color: var(--muted); font-size: .9rem; }
+.key { white-space: nowrap; }
+.note { margin: .15rem 0 .8rem; max-width: 56rem; }
 .warning { border-left: 4px solid var(--baseline); background: var(--panel); padding: .9rem 1.2rem;
   border-radius: 0 .5rem .5rem 0; margin: 0 0 2rem; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(200px, 1fr)); gap: 1rem; margin: 0 0 3rem; }
@@ -36,10 +37,18 @@ h2 { font-size: 1.15rem; margin: 0; letter-spacing: -.01em; }
   .figures section:first-child { grid-row: auto; }
 }
 svg { width: 100%%; height: auto; display: block; }
+svg.narrow { display: none; }
+@media (max-width: 560px) {
+  main { padding: 2rem 1rem 3rem; }
+  .cards { grid-template-columns: 1fr 1fr; gap: .7rem; }
+  .card { padding: .8rem .9rem; }
+  .card b { font-size: 1.4rem; }
+  svg.wide { display: none; }
+  svg.narrow { display: block; }
+}
 .scroll { overflow-x: auto; margin: 0 0 3rem; }
+.timeline svg { min-width: 820px; } /* its letters stay readable; a narrow window scrolls along the time */
 table { border-collapse: collapse; width: 100%%; font-variant-numeric: tabular-nums; font-size: .93rem; }
-caption { text-align: left; padding: 0 0 .6rem; }
-caption strong { color: var(--ink); font-size: 1.15rem; display: block; }
 th, td { padding: .45rem .8rem; text-align: right; border-bottom: 1px solid var(--hairline); white-space: nowrap; }
 th { color: var(--muted); font-weight: 500; }
 th:first-child, td:first-child, td.text, th.text { text-align: left; padding-left: 0; }
@@ -85,10 +94,10 @@ def render_cards(cards: Sequence[tuple[str, str, str]]) -> str:
 def table(
     title: str, note: str, heads: Sequence[str], rows: Sequence[tuple[str, Sequence[str]]], *, num_text: int
 ) -> str:
-    """A table with a caption.
+    """A table under its title. Where it is wider than the window it scrolls, and what is said about it does not.
 
     Args:
-        title, note: of the caption.
+        title, note: above it.
         heads: of the columns.
         rows: ``(kind, cells)``, with kind ``"ours"`` for the house's colour, ``"warn"`` for what stands out.
         num_text: so many columns are text, aligned to the left.
@@ -103,5 +112,8 @@ def table(
         f'<tr class="{kind}">' + "".join(cell("td", i, text) for i, text in enumerate(cells)) + "</tr>"
         for kind, cells in rows
     )
-    caption = f"<caption><strong>{escape(title)}</strong>{escape(note)}</caption>"
-    return f'<div class="scroll"><table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return (
+        f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>'
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}">'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )

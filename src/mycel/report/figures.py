@@ -39,7 +39,7 @@ def draw_cluster(axes: Axes, report: Report) -> None:
 def draw_loss(axes: Axes, report: Report) -> None:
     """Loss of every step and on held-out text, against seconds of training."""
     runs = ((report.baseline, LIGHT.baseline, LIGHT.baseline_text), (report.ours, LIGHT.ours, LIGHT.ours))
-    longest = max(run.total_s for run, _, _ in runs)
+    longest = max(report.baseline, report.ours, key=lambda run: run.total_s)
     highest = max(e.bits_per_byte for run, _, _ in runs for e in run.evaluations)
     lowest = min(e.bits_per_byte for run, _, _ in runs for e in run.evaluations)
     for run, colour, text_colour in runs:
@@ -54,8 +54,8 @@ def draw_loss(axes: Axes, report: Report) -> None:
             zorder=2,
         )
         axes.plot(seconds, bits, color=colour, linewidth=2.2, marker="o", markersize=4.5, zorder=3)
-        _label_run(axes, run, text_colour, is_longest=run.total_s == longest)
-    axes.set_xlim(0, longest * 1.03)
+        _label_run(axes, run, text_colour, longest)
+    axes.set_xlim(0, longest.total_s * 1.03)
     axes.set_ylim(lowest - 0.4 * (highest - lowest), highest + 0.06 * (highest - lowest))
     axes.set_xlabel("seconds of training")
     axes.grid(axis="y", color=LIGHT.hairline, linewidth=0.8)
@@ -101,18 +101,26 @@ def draw_bandwidth(axes: Axes, report: Report) -> None:
     axes.tick_params(length=0)
 
 
-#: Panels of a page by name: what draws them, and their size in inches.
-PANELS: dict[str, tuple[Callable[[Axes, Report], None], tuple[float, float]]] = {
-    "cluster": (draw_cluster, (5.2, 6.2)),
-    "loss": (draw_loss, (8.2, 3.5)),
-    "bandwidth": (draw_bandwidth, (8.2, 3.8)),
+#: Panels of a page by name: what draws them, their size in inches, and that in a narrow window where it is another:
+#: letters are to be read there, too, so that the drawing is made anew and not made smaller.
+PANELS: dict[str, tuple[Callable[[Axes, Report], None], tuple[float, float], tuple[float, float] | None]] = {
+    "cluster": (draw_cluster, (5.2, 6.2), None),
+    "loss": (draw_loss, (8.2, 3.5), (4.4, 3.4)),
+    "bandwidth": (draw_bandwidth, (8.2, 3.8), (4.4, 4.2)),
 }
 
 
-def panel_svg(report: Report, name: str) -> str:
-    """One panel as an ``<svg>`` element that takes its colours from CSS variables."""
-    draw, size = PANELS[name]
-    with mpl.rc_context({**figure_settings(), "svg.hashsalt": name}):
+def panel_svg(report: Report, name: str, *, narrow: bool = False) -> str:
+    """One panel as an ``<svg>`` element that takes its colours from CSS variables.
+
+    Args:
+        report: what is drawn.
+        name: of the panel.
+        narrow: as windows of telephones want it.
+    """
+    draw, size, small = PANELS[name]
+    size = small if narrow and small is not None else size
+    with mpl.rc_context({**figure_settings(), "svg.hashsalt": f"{name}, narrow" if narrow else name}):
         figure = Figure(figsize=size, layout="constrained")
         figure.patch.set_alpha(0)
         draw(figure.add_subplot(), report)
@@ -182,23 +190,31 @@ def _footer(report: Report) -> str:
     return f"{report.hardware}; {where}; {versions}"
 
 
-def _label_run(axes: Axes, run: TrainingRun, colour: str, *, is_longest: bool) -> None:
+def _label_run(axes: Axes, run: TrainingRun, colour: str, longest: TrainingRun) -> None:
     """Name and duration at the end of a curve: above the longer run's, below the shorter one's, where it is free."""
     last = run.evaluations[-1]
+    is_longest = run is longest
+    ends_late = last.elapsed_s > 0.5 * longest.total_s  # to its right there would be no room
+    above = 10 if _inches(axes) > 4.6 else 24  # curves are steeper in narrow drawings
     axes.annotate(
         f"{_name(run.backend)}\n{len(run.steps)} steps in {run.total_s:.0f} s",
         (last.elapsed_s, last.bits_per_byte),
-        xytext=(3, 10) if is_longest else (-3, -9),
+        xytext=(3 if ends_late else -3, above if is_longest else -9),
         textcoords="offset points",
         color=colour,
         fontsize=9.5,
         fontweight="bold",
-        ha="right" if is_longest else "left",
+        ha="right" if ends_late else "left",
         va="bottom" if is_longest else "top",
         linespacing=1.35,
         zorder=5,
         path_effects=[withStroke(linewidth=3, foreground=LIGHT.paper)],
     )
+
+
+def _inches(axes: Axes) -> float:
+    """How wide the drawing is."""
+    return float(axes.bbox.width / axes.figure.dpi)
 
 
 def _by_collective(report: Report) -> dict[str, list[Measurement]]:
@@ -218,11 +234,14 @@ def without_credit(m: Measurement, bound: float | None) -> float:
 
 
 def _bar_text(axes: Axes, shown: float, y: float, text: str, reach: float, bound: float | None, colour: str) -> None:
-    """Beside the bar where there is room before the bound's mark, else inside its end."""
-    room = (bound if bound is not None and bound > shown else 1.2 * reach) - shown
-    inside = room < (0.03 + 0.0155 * len(text)) * reach and shown > 0.3 * reach
+    """Beside the bar where there is room before the bound's mark, else inside its end, else behind the mark."""
+    takes = (0.03 + 0.1 / _inches(axes) * len(text)) * reach
+    mark = bound if bound is not None and bound > shown else None
+    fits = takes < (1.2 * reach if mark is None else mark) - shown
+    inside = not fits and shown > takes
+    end = shown if fits or inside or mark is None else mark
     axes.text(
-        shown + (-0.012 if inside else 0.012) * reach,
+        end + (-0.012 if inside else 0.012) * reach,
         y,
         text,
         color=LIGHT.paper if inside else colour,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mycel.report.data import Report, TrainingRun
 from mycel.report.elements import page, render_cards, table
-from mycel.report.figures import NAMES, captions, panel_svg
+from mycel.report.figures import NAMES, PANELS, captions, panel_svg
 from mycel.units import format_seconds, format_size
 
 __all__ = ["render_html", "write_html"]
@@ -62,11 +62,12 @@ def _warning(report: Report) -> str:
 
 def _cards(report: Report) -> str:
     base, ours = report.baseline, report.ours
+    difference = f"{report.loss_difference:.1e}" if report.loss_difference else "0"
     cards = [
         ("", format_seconds(base.median_step_s), f"median step over {_name(base.backend)}"),
         ("ours", format_seconds(ours.median_step_s), f"median step over {_name(ours.backend)}"),
         ("ours", f"{report.speedup:.2f}x", "ratio of the medians"),
-        ("", f"{report.loss_difference:.1e}", "relative difference of the final held-out losses"),
+        ("", difference, "relative difference of the final held-out losses"),
     ]
     return render_cards(cards)
 
@@ -76,8 +77,14 @@ def _figures(report: Report) -> str:
     for name, (title, note) in captions(report).items():
         if name == "bandwidth" and not report.measurements:
             continue
-        svg = panel_svg(report, name).replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
-        sections.append(f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{svg}</section>')
+        has_narrow = PANELS[name][2] is not None
+        drawings = [("wide" if has_narrow else "", panel_svg(report, name))]
+        drawings += [("narrow", panel_svg(report, name, narrow=True))] if has_narrow else []
+        shown = "".join(
+            svg.replace("<svg ", f'<svg class="{kind}" role="img" aria-label="{escape(title)}" ', 1)
+            for kind, svg in drawings
+        )
+        sections.append(f'<section><h2>{escape(title)}</h2><p class="note">{escape(note)}</p>{shown}</section>')
     return f'<div class="figures">{"".join(sections)}</div>'
 
 

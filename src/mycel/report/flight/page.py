@@ -112,9 +112,16 @@ def _timeline(findings: Findings) -> str:
         text = format_seconds((end - begin) * tick / 4) if tick else "0"
         parts.append(f'<text x="{x:.1f}" y="{height - 6:.1f}" text-anchor="{anchor}" {style}>{text}</text>')
     parts.append("</svg>")
-    key = " ".join(f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items())
+    key = " ".join(
+        f'<span class="key"><span style="color:{colour}">&#9632;</span> {name}</span>'
+        for name, colour in _COLOURS.items()
+    )
     note = f"The last {plural(len(shown))} that ended everywhere. {key}"
-    return f'<section class="scroll"><h2>Timeline</h2><p class="note">{note}</p>{"".join(parts)}</section>'
+    return (
+        f'<section><h2>Timeline</h2><p class="note">{note}</p>'
+        f'<div class="scroll timeline" tabindex="0" role="region" aria-label="Timeline">{"".join(parts)}</div>'
+        "</section>"
+    )
 
 
 def _bars(seen: MatchedCall, rank: int, y: float, begin: float, scale: float, names: Sequence[str]) -> list[str]:
