@@ -3,7 +3,7 @@
     python benchmarks/claims/dion.py            # root, for network namespaces
     python benchmarks/claims/dion.py --quick    # small; nothing is recorded
     python benchmarks/claims/dion.py --part judged --seeds 3 --steps 300
-    python benchmarks/claims/dion.py --part judged --only "DeMo,1-bit Adam"   # beside what is recorded of the others
+    python benchmarks/claims/dion.py --part judged --only "DeMo;1-bit Adam"   # beside what is recorded of the others
 
 A byte-level transformer on the standard library's source. *judged*: ranks on loopback, where nothing is timed;
 losses of Dion at a quarter of the rank beside Muon's with the same seed, everybody at the best of a few rates, which
@@ -60,7 +60,11 @@ ONE_BIT_WARM_UP = 0.2
 #: On which rates are chosen; losses are compared on others.
 CHOICE_SEED = 77
 POWERSGD_RANK = 4
+#: Which travel exact wherever matrices have an algorithm of their own.
+EMBEDDINGS = ("embedding*",)
 HALF_MUON = "Muon, bfloat16 updates"
+#: Muon of what factors of Dion's rank bring of the gradients, by their own feedback.
+MUON_OF_FACTORS = "Muon, PowerSGD 1/4"
 
 
 @dataclass
@@ -82,8 +86,8 @@ class OptimizerWay(Way):
         return made
 
 
-def wrapped(backend: str, compressor: Any = None) -> Any:
-    """DDP in a group of its own, compressed or not."""
+def wrapped(backend: str, compressor: Any = None, exact: Sequence[str] = ()) -> Any:
+    """DDP in a group of its own, compressed or not, but for parameters whose names fit patterns."""
 
     def make(model: nn.Module) -> Any:
         group = dist.new_group(backend=backend, timeout=TIMEOUT)
@@ -91,7 +95,8 @@ def wrapped(backend: str, compressor: Any = None) -> Any:
         if compressor is None:
             return ddp, None
         own = dist.new_group(backend=backend, timeout=TIMEOUT)
-        return ddp, compress(ddp, CompressionPolicy(compressor, start_step=2), group=own)
+        policy = CompressionPolicy(compressor, rules=dict.fromkeys(exact), start_step=2)
+        return ddp, compress(ddp, policy, group=own)
 
     return make
 
@@ -116,18 +121,33 @@ def of_matrices(kind: Any, rate: float, **options: Any) -> Any:
     return make
 
 
+def muon_of_means(rate: float) -> Any:
+    """Muon of averaged gradients: each rank makes all matrices orthonormal, and nothing more travels."""
+
+    def make(ddp: DistributedDataParallel) -> Any:
+        groups = matrix_groups(ddp, adamw_options={"lr": REST_RATE})
+        return Muon(groups, lr=rate, weight_decay=0.1, betas=(0.9, 0.95)), None
+
+    return make
+
+
+def quarter(width: int) -> PowerSGD:
+    """Factors of as many columns as Dion's at a quarter of the rank."""
+    return PowerSGD(width // 4, min_ratio=1.0)
+
+
 def one_bit(rate: float, steps: int) -> Any:
     """1-bit Adam; second moments that stay are of more steps than AdamW's."""
     return of_matrices(OneBitAdam, rate, warm_up=max(1, int(ONE_BIT_WARM_UP * steps)), betas=(0.9, 0.99))
 
 
-def ways(backend: str, rates: dict[str, float], steps: int) -> list[Way]:
+def ways(backend: str, rates: dict[str, float], steps: int, width: int) -> list[Way]:
     """All of them; Muon first, which the others' losses are compared with."""
     half = torch.bfloat16
     a, m, d = rates["AdamW"], rates["Muon"], rates["Dion"]
 
-    def way(name: str, optimize: Any, compressor: Any = None) -> Way:
-        return OptimizerWay(name, wrapped(backend, compressor), optimize=optimize)
+    def way(name: str, optimize: Any, compressor: Any = None, exact: Sequence[str] = ()) -> Way:
+        return OptimizerWay(name, wrapped(backend, compressor, exact), optimize=optimize)
 
     return [
         way("Muon", of_matrices(Muon, m)),
@@ -135,6 +155,7 @@ def ways(backend: str, rates: dict[str, float], steps: int) -> list[Way]:
         way("Dion 1/4", of_matrices(Dion, d, rank=0.25)),
         way("Dion 1/4, bfloat16 factors", of_matrices(Dion, d, rank=0.25, wire=half)),
         way("Dion 1/4, momentum 0.8", of_matrices(Dion, rates["Dion, momentum 0.8"], rank=0.25, momentum=0.8)),
+        way(MUON_OF_FACTORS, muon_of_means(rates[MUON_OF_FACTORS]), quarter(width), EMBEDDINGS),
         way("DeMo", of_matrices(DeMo, rates["DeMo"])),
         way("1-bit Adam", one_bit(rates["1-bit Adam"], steps)),
         way("AdamW", adamw(a)),
@@ -149,12 +170,14 @@ def choose(sizes: Sizes, only: Sequence[str]) -> dict[str, float]:
         only: names of ways that will be trained; the others' rates are those that are recorded.
     """
     training.SEED = CHOICE_SEED
+    wraps = {MUON_OF_FACTORS: wrapped("gloo", quarter(sizes.width), EMBEDDINGS)}
     makers: dict[str, tuple[Any, tuple[float, ...]]] = {
         "AdamW": (adamw, ADAMW_RATES),
         "Muon": (lambda rate: of_matrices(Muon, rate), MATRIX_RATES),
         "Dion": (lambda rate: of_matrices(Dion, rate, rank=0.25), MATRIX_RATES),
         "Dion, momentum 0.8": (lambda rate: of_matrices(Dion, rate, rank=0.25, momentum=0.8), TWICE_RATES),
         "DeMo": (lambda rate: of_matrices(DeMo, rate), SIGN_RATES),
+        MUON_OF_FACTORS: (muon_of_means, MATRIX_RATES),
     }
     found = {
         line["way"].removesuffix(", rate"): line["chosen"] for line in read(OUTPUT) if line["way"].endswith(", rate")
@@ -162,7 +185,8 @@ def choose(sizes: Sizes, only: Sequence[str]) -> dict[str, float]:
     for name, (make, tried) in makers.items():
         if only and name.replace("Dion", "Dion 1/4") not in only:
             continue
-        candidates: list[Way] = [OptimizerWay(str(r), wrapped("gloo"), optimize=make(r)) for r in tried]
+        wrap = wraps.get(name, wrapped("gloo"))
+        candidates: list[Way] = [OptimizerWay(str(r), wrap, optimize=make(r)) for r in tried]
         losses = {float(r["way"]): r["validation_loss"] for r in train(candidates, replace(sizes, turn=sizes.steps))}
         found[name] = min(losses, key=lambda rate: losses[rate])
         say([{"way": f"{name}, rate", "chosen": found[name], "losses": losses}])
@@ -174,19 +198,20 @@ def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=TIMEOUT)
     sizes = Sizes(steps=options.steps, width=options.width, layers=options.layers, batch_size=options.batch_size)
-    only = options.only.split(",") if options.only else []
+    only = options.only.split(";") if options.only else []
     if options.worker == "timed":
         rates = {"AdamW": ADAMW_RATES[1], "Muon": MATRIX_RATES[1], "Dion": MATRIX_RATES[1], "DeMo": SIGN_RATES[1]}
         rates |= {"1-bit Adam": ADAMW_RATES[1], "Dion, momentum 0.8": TWICE_RATES[0]}
+        rates |= {MUON_OF_FACTORS: MATRIX_RATES[1]}
         # Timed after the warm-up of 1-bit Adam, which costs what AdamW does.
-        say(train(ways("mycel", rates, WARM_UP), replace(sizes, steps=options.timed_steps)))
+        say(train(ways("mycel", rates, WARM_UP, sizes.width), replace(sizes, steps=options.timed_steps)))
     else:
         rates = choose(sizes, only)
         for seed in range(options.seeds):
             training.SEED = 1234 + seed
             judged = [
                 way
-                for way in ways("gloo", rates, options.steps)
+                for way in ways("gloo", rates, options.steps, sizes.width)
                 if way.name != HALF_MUON and (not only or way.name in only)
             ]
             records = train(judged, replace(sizes, turn=options.steps))
@@ -240,7 +265,7 @@ def main() -> None:
     parser.add_argument("--judged-ranks", type=int, default=2)
     parser.add_argument("--link", default="50 Mbit/s")
     parser.add_argument("--seeds", type=int, default=None)
-    parser.add_argument("--only", default="", help="names of judged ways, with commas; the others' lines stay")
+    parser.add_argument("--only", default="", help="names of judged ways, with semicolons; the others' lines stay")
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.steps = options.steps or (10 if options.quick else 400)

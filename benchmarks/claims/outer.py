@@ -6,9 +6,9 @@
 Four ranks behind one switch train a byte-level transformer on the standard library's source with AdamW inside and
 DiLoCo's outer optimizer. All ways see the same batches and take turns of a few rounds in the same processes, so that
 a busy machine slows all alike; what is under way at the end of a turn is waited for, and counted. A turn's step time
-is that of the slowest rank. Bytes are those that left a rank's interface, headers and acknowledgements included, and
-those that the library counts. Rows replace those of the last run in ``benchmarks/recorded/claims/outer.jsonl``, and
-the table in docs/concepts/local_updates.md.
+is that of the slowest rank; ``busy_s`` of a line is processor time a step, the mean of all ranks. Bytes are those
+that left a rank's interface, headers and acknowledgements included, and those that the library counts. Rows replace
+those of the last run in ``benchmarks/recorded/claims/outer.jsonl``, and the table in docs/concepts/local_updates.md.
 
 References:
     A. Douillard et al., "DiLoCo", 2023, arXiv 2311.08105; "Streaming DiLoCo with overlapping communication", 2025,
@@ -58,6 +58,10 @@ WAYS: dict[str, dict[str, Any]] = {
         "synchronizer": Streaming(steps=ROUND, fragments=4, overlap=2),
         "compressor": DenseInt4(),
     },
+    "two steps late, own steps kept": {
+        "synchronizer": Streaming(steps=ROUND, fragments=4, overlap=2, own="since"),
+        "compressor": DenseInt4(),
+    },
 }
 
 
@@ -74,12 +78,13 @@ class Way:
         )
         self.generator = torch.Generator().manual_seed(seed * 1009 + dist.get_rank())
         self.step_s: list[float] = []
+        self.busy_s = 0.0
         self.interface_bytes = 0
 
     def turn(self, text: torch.Tensor, steps: int) -> None:
         """Some steps, with everything that they have begun."""
         dist.barrier()
-        sent, begin = interface_bytes(), time.perf_counter()
+        sent, begin, busy = interface_bytes(), time.perf_counter(), time.process_time()
         for _ in range(steps):
             step = self.updates.step
             warm = min(1.0, (step + 1) / (2 * ROUND))
@@ -91,6 +96,7 @@ class Way:
             self.optimizer.step()
         self.updates.state_dict(own=True)  # waits for what is under way
         self.step_s.append((time.perf_counter() - begin) / steps)
+        self.busy_s += time.process_time() - busy
         self.interface_bytes += interface_bytes() - sent
 
     def record(self, corpus: Corpus, seed: int) -> dict[str, Any]:
@@ -100,11 +106,13 @@ class Way:
             loss = float(cross_entropy(self.net(inputs).view(-1, VOCABULARY), targets.view(-1)))
         slowest = torch.tensor(self.step_s, dtype=torch.float64)
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        sent = torch.tensor([self.interface_bytes, self.updates.stats.sent_bytes], dtype=torch.float64)
+        sent = torch.tensor(
+            [self.interface_bytes, self.updates.stats.sent_bytes, self.busy_s / self.steps], dtype=torch.float64
+        )
         dist.all_reduce(sent)
-        wire, metered = (sent / dist.get_world_size()).tolist()
+        wire, metered, busy = (sent / dist.get_world_size()).tolist()
         about = {"way": self.name, "seed": seed, "steps": self.steps, "parameters": self.net.num_parameters()}
-        bytes_ = {"interface_bytes": wire, "metered_bytes": metered}
+        bytes_ = {"interface_bytes": wire, "metered_bytes": metered, "busy_s": busy}
         return {**about, "loss": loss, "step_s": slowest.tolist(), **bytes_, "rounds": self.updates.rounds}
 
 
@@ -129,7 +137,7 @@ def be_rank(seeds: int, steps: int, turn: int) -> None:
 
 def table(lines: list[dict[str, Any]]) -> str:
     """A row a way; bytes and rates beside DiLoCo in float32."""
-    of = {name: [line for line in lines if line["way"] == name] for name in WAYS}
+    of = {name: found for name in WAYS if (found := [line for line in lines if line["way"] == name])}
     exact = of["float32"]
 
     def ratio(name: str, key: str) -> float:

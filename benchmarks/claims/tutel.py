@@ -9,7 +9,7 @@ drops tokens and so computes less and something else. The encode is sparse (one 
 kernels do); "one-hot" encodes and decodes by products with a mask, as GShard's formulation, which Tutel replaced.
 ``grouped_mm`` is the formulation that Hugging Face's models use. Steps are a forward and a backward pass of the
 Qwen3-30B-A3B shape with widths divided by 8, float32, one thread; a ratio is the median over rounds of times in the
-same round. None of Tutel's code is run: it has no CPU kernels that would make the comparison fairer.
+same round. None of Tutel's code is run here; its own kernels for CPUs have not been compared.
 
 References:
     Hwang et al., "Tutel: Adaptive Mixture-of-Experts at Scale", MLSys 2023 (arXiv 2206.03382).

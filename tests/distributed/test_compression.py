@@ -166,3 +166,15 @@ def test_advice(run_ranks: RunRanks) -> None:
         assert sent["uncompressed"] > 1.9 * sent["bf16"] > 3.6 * sent["int8"] > 3.6 * 1.8 * sent["int4"]
         assert error["uncompressed"] == 0 < error["bf16"] < error["int8"] < error["int4"] < 1
         assert all(seconds > 0 for seconds in found["step"].values())
+
+
+@pytest.mark.parametrize("name", ["int8", "dense_int4", "top_k", "terngrad", "tagc"])
+def test_nothing_is_compiled_in_a_step(run_ranks: RunRanks, name: str) -> None:
+    for found in run_ranks(2, "compression", "compiles_in_a_step", "replicated", name, backend="gloo"):
+        assert found == {"new": [], "any": True}
+
+
+@pytest.mark.parametrize(("kind", "name"), [("local", "dense_int4"), ("sharded", "qsdp"), ("eight bits", "powersgd")])
+def test_nothing_is_compiled_in_other_steps(run_ranks: RunRanks, kind: str, name: str) -> None:
+    for found in run_ranks(2, "compression", "compiles_in_a_step", kind, name, backend="gloo"):
+        assert found == {"new": [], "any": True}

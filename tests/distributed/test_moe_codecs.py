@@ -64,3 +64,8 @@ def test_centroids_are_fewer_bytes(run_ranks: RunRanks) -> None:
     totals = run_ranks(2, "moe_codecs", "metered_centroids")
     assert sum(rows for _, rows in totals) > 0
     assert all(centroids * 10 == rows for centroids, rows in totals)
+
+
+def test_nothing_is_compiled_in_an_exchange(run_ranks: RunRanks) -> None:
+    for found in run_ranks(2, "moe_codecs", "compiles_late", "int8", backend="gloo"):
+        assert found == {"same": True, "any": True}

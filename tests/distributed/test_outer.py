@@ -25,7 +25,9 @@ def test_all_that_changed_arrives(run_ranks: RunRanks, world_size: int, backend:
         assert len(found) >= 17 and not wrong
 
 
-@pytest.mark.parametrize(("way", "save_at"), [("blocking", 7), ("delayed", 7), ("streamed", 5), ("powersgd", 7)])
+@pytest.mark.parametrize(
+    ("way", "save_at"), [("blocking", 7), ("delayed", 7), ("streamed", 5), ("since", 5), ("powersgd", 7)]
+)
 def test_a_restart_ends_with_the_same_bits(run_ranks: RunRanks, way: str, save_at: int) -> None:
     for same, agree in run_ranks(2, "outer", "resumed", way, save_at):
         assert same and agree

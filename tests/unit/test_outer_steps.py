@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from mycel.data_parallel import Adasum, Delayed, DenseInt4, Periodic, Quantised, Streaming, diloco, local_updates
-from mycel.data_parallel.compress import Context
+from mycel.data_parallel.compress import Context, dense_int4
 from mycel.data_parallel.local.scaler import watch_scaler
 from mycel.data_parallel.local.streaming import divide
 from mycel.errors import UsageError
+from mycel.wire.buckets import bucket_scales, bytes_of
 
 
 @pytest.fixture
@@ -55,6 +56,26 @@ def test_dense_int4_lets_overflow_through_and_nothing_else(bad: float) -> None:
     assert dense.decompress(dense.compress(tiny, context), tiny.shape, context).isfinite().all()
 
 
+@pytest.mark.parametrize("by_chance", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 17, 1023, 1024, 5000, 256 * 1024 + 1024 + 3])
+def test_loops_and_tensor_operations_make_the_same_bytes(count: int, by_chance: bool) -> None:
+    values = torch.randn(count, generator=torch.Generator().manual_seed(count))
+    values[1024:1100] = 0
+    values[3000:3001] = float("nan")
+    values[4000:5000] = 1e-45
+    dense, context = DenseInt4(stochastic=by_chance), Context(name="w", step=3)
+    payload, scales = dense.compress(values, context), bucket_scales(values, 1024)
+    seed = context.random_seed(shared=False) if by_chance else None
+    slow = torch.cat([bytes_of(scales), *dense_int4._by_torch(values, scales, seed)])
+    assert torch.equal(payload, slow)
+    want = dense_int4._from_torch(payload[4 * len(scales) :], scales, count)
+    found = dense.decompress(payload, (count,), context)
+    assert torch.allclose(found, want, rtol=0, atol=0, equal_nan=True)
+    total = torch.ones(count)
+    dense.accumulate(payload, total, context)
+    assert torch.allclose(total, 1 + want, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("pattern", ["strided", "sequential"])
 @pytest.mark.parametrize("fragments", [1, 2, 3, 5, 8])
 def test_fragments_are_a_division(pattern: Any, fragments: int) -> None:
@@ -86,7 +107,15 @@ def test_a_fragment_meets_as_often_as_the_whole_would(steps: int, fragments: int
 
 @pytest.mark.parametrize(
     "settings",
-    [{"fragments": 9}, {"fragments": 0}, {"overlap": 8}, {"overlap": -1}, {"mixing": 1.0}, {"pattern": "other"}],
+    [
+        {"fragments": 9},
+        {"fragments": 0},
+        {"overlap": 8},
+        {"overlap": -1},
+        {"mixing": 1.0},
+        {"pattern": "other"},
+        {"own": "x"},
+    ],
 )
 def test_streaming_that_makes_no_sense_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):

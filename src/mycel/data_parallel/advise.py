@@ -19,7 +19,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,10 +28,11 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.brief import brief
 from mycel.comm.messages import all_gather_single
 from mycel.cost import Line
-from mycel.data_parallel.compress import Cast, Compressor, Context, Conversation, DenseInt4, Item, make_compressor
-from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Outcome, Request
+from mycel.data_parallel.compress import Cast, Compressor, Context, DenseInt4, Item, make_compressor
+from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Request
 from mycel.data_parallel.ddp import FUSE_BYTES, attach_ddp
 from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.rehearsal import alone
 from mycel.errors import UsageError
 
 __all__ = ["METHODS", "Advice", "LossOf", "Prediction", "advise", "measure", "time_steps"]
@@ -331,32 +331,12 @@ def _rehearse(
             )
             for name in names
         ]
-        outcomes = _alone(chosen.converse(items, keep_residual=True), requests, group)
+        outcomes, asked = alone(chosen.converse(items, keep_residual=True), group.size())
+        requests += asked
         lost += sum(float(o.residual.square().sum()) for o in outcomes if o.residual is not None)
     seconds = time.perf_counter() - begin
     norm = sum(float(g.square().sum()) for g in gradients.values())
     return seconds, requests, (lost / norm) ** 0.5 if norm else 0.0
-
-
-def _alone(conversation: Conversation, requests: list[Request], group: dist.ProcessGroup) -> list[Outcome]:
-    """Hold a conversation with oneself: every peer is this rank."""
-    answer: Any = None
-    size = group.size()
-    while True:
-        try:
-            request = conversation.send(answer)
-        except StopIteration as end:
-            outcomes: list[Outcome] = end.value
-            return outcomes
-        requests.append(request)
-        if isinstance(request, AllReduce):
-            answer = request.tensor * size if request.op == "sum" else request.tensor
-        elif isinstance(request, AllToAll):
-            source = max(request.parts, key=len)
-            answer = [torch.nn.functional.pad(source[:n], (0, max(0, n - len(source)))) for n in request.sizes]
-        else:
-            own = request.tensor
-            answer = [torch.nn.functional.pad(own[:n], (0, max(0, n - len(own)))) for n in request.sizes]
 
 
 def _kind_and_bytes(request: Request) -> tuple[str, int]:

@@ -30,6 +30,7 @@ from mycel.data_parallel.feedback import ErrorFeedback, Scaler
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.open_step import OpenStep
 from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.rehearsal import rehearse
 from mycel.data_parallel.state import mean_residuals, pack_state, unpack_state
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
@@ -376,6 +377,8 @@ def attach_ddp(
         method = CompressionPolicy(copy.deepcopy(method), start_step=start_step)
     elif start_step:
         raise UsageError("start_step belongs to the policy: CompressionPolicy(..., start_step=...)")
+    device = next((p.device for p in model.module.parameters() if p.requires_grad), torch.device("cpu"))
+    rehearse(method.compressors(), device, residuals)
     if group is None:
         ranks = dist.get_process_group_ranks(model.process_group)
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)

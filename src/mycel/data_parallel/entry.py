@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.arguments import check_options, the
+from mycel.comm.sharded import is_fully_sharded
 from mycel.data_parallel.compress import Compressor, make_compressor
 from mycel.data_parallel.ddp import attach_ddp
 from mycel.data_parallel.policy import CompressionPolicy
@@ -50,7 +50,7 @@ def compress(model: nn.Module, method: Any, **options: Any) -> Any:
     if isinstance(model, DistributedDataParallel):
         check_options(attach_ddp, options, "compress under DistributedDataParallel")
         return attach_ddp(model, _for_gradients(method), **options)
-    if isinstance(model, FSDPModule):
+    if is_fully_sharded(model):
         from mycel.data_parallel.fsdp.attach import attach
         from mycel.data_parallel.fsdp.qsdp import QSDP
 

@@ -1,26 +1,17 @@
-"""Tensors that FSDP2 or tensor parallelism shards, without the second that importing their class takes.
-
-Where nobody imported ``torch.distributed.tensor``, no tensor can be one of its class.
-"""
+"""Tensors that FSDP2 or tensor parallelism shards, without the second that importing their class takes."""
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
+from mycel.comm.sharded import is_sharded
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor
 
 __all__ = ["is_sharded", "mesh_of", "plain", "trained"]
-
-
-def is_sharded(value: object) -> TypeGuard[DTensor]:
-    """Whether it is a ``DTensor``."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(value, module.DTensor)
 
 
 def mesh_of(tensor: Tensor) -> DeviceMesh | None:

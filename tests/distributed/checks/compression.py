@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import sys
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel.data_parallel import Adasum, CompressionPolicy, Sum, combine_gradients, compress
+from mycel.compiled import Compiled
+from mycel.data_parallel import (
+    QSDP,
+    Adasum,
+    CompressionPolicy,
+    Streaming,
+    Sum,
+    combine_gradients,
+    compress,
+    local_updates,
+)
 from mycel.data_parallel.compress import Cast, Compressor, PowerSGD, Quantised, make_compressor
 
 
@@ -506,3 +518,41 @@ def advice(rank: int, size: int) -> dict[str, Any]:
 def each(rank: int, size: int, function: str, names: list[str]) -> dict[str, Any]:
     """What another check gives for every compressor, one after the other."""
     return {name: globals()[function](rank, size, name) for name in names}
+
+
+# -- what is compiled, and when -------------------------------------------------------------------------------
+
+
+def machine_code() -> dict[str, int]:
+    """How many kinds of arguments each compiled function of compressors has code for, in this process."""
+    found = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith(("mycel.wire", "mycel.data_parallel")):
+            for value in vars(module).values():
+                if isinstance(value, Compiled):
+                    found[f"{value.__module__}.{value.__name__}"] = len(value.signatures) if value.is_loaded else 0
+    return found
+
+
+def compiles_in_a_step(rank: int, size: int, kind: str, name: str) -> dict[str, Any]:
+    """What a step or a meeting gets code for that attaching did not."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Linear(64, 48), nn.Linear(48, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if kind == "local":
+        local_updates(optimizer, Streaming(steps=2, fragments=2), model=model, compressor=make_compressor(name))
+    elif kind == "sharded":
+        model = fully_shard(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        compress(model, QSDP() if name == "qsdp" else make_compressor(name))
+    else:
+        model = DistributedDataParallel(model)
+        residuals: Any = "int8" if kind == "eight bits" else "float32"
+        compress(model, CompressionPolicy(make_compressor(name), min_elements=64), residuals=residuals)
+    before = machine_code()
+    for step in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(4, 64, generator=torch.Generator().manual_seed(10 * step + rank))).square().sum().backward()
+        optimizer.step()
+    after = machine_code()
+    return {"new": sorted(n for n, count in after.items() if count != before.get(n, 0)), "any": any(after.values())}

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.utils.checkpoint import checkpoint
 
+from mycel.compiled import Compiled
 from mycel.moe import ExpertParallel, MoE, nodes_of
 from mycel.moe.dispatch import make_dispatcher
 from mycel.moe.lsh import LSHDispatcher
 from mycel.moe.slots import routing_from_slots
 from mycel.topology.builders import two_boxes
-from mycel.wire import CODECS, Float8Codec, Int4Codec, Int8Codec, make_codec
+from mycel.wire import CODECS, Float8Codec, Int4Codec, Int8Codec, make_codec, noise
 
 _spec = importlib.util.spec_from_file_location("moe", Path(__file__).with_name("moe.py"))
 assert _spec is not None and _spec.loader is not None
@@ -181,3 +182,17 @@ def metered_centroids(rank: int, size: int) -> tuple[int, int]:
         layer(x)
         totals.append(layer.dispatcher.meter.total(["dispatch"]))
     return totals[0], totals[1]
+
+
+def compiles_late(rank: int, size: int, name: str) -> dict[str, Any]:
+    """What the first exchange there and back gets code for that making the dispatcher did not."""
+    here = make_dispatcher("all_to_all", EXPERTS, mesh_of(size, "all_to_all"), codec=make_codec(name))
+    loops = [value for value in vars(noise).values() if isinstance(value, Compiled)]
+    before = [len(loop.signatures) if loop.is_loaded else 0 for loop in loops]
+    x = torch.randn(8, WIDTH, generator=torch.Generator().manual_seed(rank)).requires_grad_()
+    index = torch.arange(8).remainder(EXPERTS).unsqueeze(1)
+    nothing = torch.zeros(8, EXPERTS)
+    routing = routing_from_slots(index, torch.ones(8, 1), nothing, nothing, EXPERTS, full=True)
+    here.dispatch(x, routing).rows.square().sum().backward()
+    after = [len(loop.signatures) if loop.is_loaded else 0 for loop in loops]
+    return {"same": before == after, "any": any(after)}

@@ -91,17 +91,20 @@ def simulate_streaming(rule: Streaming, fragments: list[list[int]], workers: int
     start = [p.detach().clone() for p in net.parameters()]
     shared, slow = [v.clone() for v in start], [torch.zeros_like(v) for v in start]
     local = [[v.clone() for v in start] for _ in range(workers)]
-    flying: dict[int, tuple[int, dict[int, Tensor]]] = {}
+    flying: dict[int, tuple[int, dict[int, Tensor], list[dict[int, Tensor]]]] = {}
 
     def measure(fragment: int) -> dict[int, Tensor]:
         return {i: torch.stack([shared[i] - w[i] for w in local]).mean(0) for i in fragments[fragment]}
 
-    def use(change: dict[int, Tensor], mixing: float) -> None:
+    def use(change: dict[int, Tensor], mixing: float, since: list[dict[int, Tensor]] | None = None) -> None:
         for i, c in change.items():
             slow[i].mul_(0.9).add_(c)
             shared[i].sub_(0.7 * (c + 0.9 * slow[i]))
-            for w in local:
-                w[i].copy_(mixing * w[i] + (1 - mixing) * shared[i])
+            for worker, w in enumerate(local):
+                if since is None:
+                    w[i].copy_(mixing * w[i] + (1 - mixing) * shared[i])
+                else:
+                    w[i].copy_(shared[i] + w[i] - since[worker][i])
 
     for step in range(steps):
         for worker, values in enumerate(local):
@@ -116,10 +119,12 @@ def simulate_streaming(rule: Streaming, fragments: list[list[int]], workers: int
         for fragment in range(rule.fragments if done < steps else 0):
             offset = (fragment + 1) * rule.steps // rule.fragments
             if done % rule.steps == offset % rule.steps and done + rule.steps <= steps:
-                flying[fragment] = (done + rule.overlap, measure(fragment))
-        for fragment, (at, change) in list(flying.items()):
+                before = [{i: w[i].clone() for i in fragments[fragment]} for w in local]
+                flying[fragment] = (done + rule.overlap, measure(fragment), before)
+        for fragment, (at, change, before) in list(flying.items()):
             if at <= done or done == steps:
-                use(change, rule.mixing if rule.overlap else 0.0)
+                keeps = rule.own == "since" and rule.overlap
+                use(change, rule.mixing if rule.overlap else 0.0, before if keeps else None)
                 del flying[fragment]
     for fragment in range(rule.fragments):
         use(measure(fragment), 0.0)
@@ -136,6 +141,7 @@ def streaming(rank: int, size: int) -> dict[str, float]:
         "waits": (Streaming(steps=4, fragments=2), strided, 13),
         "overlap": (Streaming(steps=4, fragments=2, overlap=3), strided, 17),
         "own kept": (Streaming(steps=5, fragments=2, overlap=2, mixing=0.25), strided, 20),
+        "own steps kept": (Streaming(steps=5, fragments=2, overlap=2, own="since"), strided, 20),
         "in a row": (Streaming(steps=4, fragments=2, overlap=1, pattern="sequential"), sequential, 18),
     }
     for name, (rule, fragments, steps) in cases.items():
@@ -159,6 +165,7 @@ RULES: dict[str, Any] = {
     "blocking": Periodic(3),
     "delayed": Delayed(Periodic(3)),
     "streamed": Streaming(steps=4, fragments=2, overlap=2),
+    "since": Streaming(steps=4, fragments=2, overlap=2, own="since"),
 }
 
 

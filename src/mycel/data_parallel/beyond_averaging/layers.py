@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
+from mycel.comm.sharded import is_sharded
 from mycel.data_parallel.beyond_averaging.directions import move, witness
 from mycel.errors import UsageError
 
@@ -90,7 +90,7 @@ def choose(model: nn.Module, layers: str | Sequence[str], skip: str | Sequence[s
                     f"of the gradient would be missing; leave it out with skip=[{other!r}]"
                 )
     for name, modules in chosen.values():
-        if isinstance(modules[0].weight, DTensor):
+        if is_sharded(modules[0].weight):
             raise UsageError(f"hd_pissa: {name} is sharded, and whole matrices are needed; do not call fully_shard")
     return dict(chosen.values())
 

@@ -19,6 +19,7 @@ from mycel.data_parallel.fsdp.steps import Steps
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.rehearsal import rehearse
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 from mycel.topology.model import Topology
@@ -196,6 +197,9 @@ def attach(
     from mycel.data_parallel.fsdp.comms import CompressedAllGather, CompressedReduceScatter, CountedReduceScatter
 
     weights, gradients = _policies(method, exact)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    for policy in (weights, gradients):
+        rehearse(() if policy is None else policy.compressors(), device, residuals)
     if replicas is not None:
         kept = _feedback(gradients, feedback, scaler, residuals)
         return _between_replicas(model, gradients, replicas, topology, kept, seed)

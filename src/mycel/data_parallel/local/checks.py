@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate
 
+from mycel.comm.sharded import is_sharded
 from mycel.comm.start import group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
@@ -66,12 +66,12 @@ def check(
         raise UsageError(f"a compressor makes a mean, {type(combiner).__name__} something else: pass one of both")
     if compressed and any(p.is_complex() for p in parameters):
         raise UsageError("changes of complex parameters cannot be compressed; leave the compressor out")
-    sharded = [p for p in parameters if isinstance(p, DTensor)]
+    sharded = [p for p in parameters if is_sharded(p)]
     if not sharded:
         return
     if group is None:
         raise UsageError('the model is sharded: pass the replicas of a shard, group=mesh["replicate"].get_group()')
-    if any(isinstance(placement, Replicate) for p in sharded for placement in p.placements):
+    if any(placement.is_replicate() for p in sharded for placement in p.placements):
         raise UsageError('FSDP2 averages gradients over replicas itself: fully_shard(model, mesh=mesh["shard"])')
     if combiner is not None and not isinstance(combiner, Mean):
         raise UsageError(f"{type(combiner).__name__} needs whole layers, and each rank has a shard only; use Mean()")
@@ -85,7 +85,7 @@ def check_members(
     Raises:
         UsageError: says what, and what to do instead.
     """
-    if is_wrapped or any(isinstance(p, DTensor) for p in parameters):
+    if is_wrapped or any(is_sharded(p) for p in parameters):
         raise UsageError("members: DDP and FSDP2 lose a step with every rank that is lost; pass the model unwrapped")
     if group is not None:
         raise UsageError("members form the default group anew; leave group out")

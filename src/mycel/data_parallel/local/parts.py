@@ -45,6 +45,7 @@ class Meeting:
         lands_at: step after which it is used.
         pending: what was said, when the means are there.
         mixing: share of the rank's own parameters that it then keeps.
+        since: the rank's own parameters when they were measured, where it keeps what it has learned since.
         is_held: the means are there, though not necessarily on every rank.
         is_used: they have been used.
     """
@@ -55,6 +56,7 @@ class Meeting:
     number: int = 0
     lands_at: int = 0
     mixing: float = 0.0
+    since: list[Tensor] | None = None
     pending: Pending[Said] = field(default_factory=lambda: Pending.done(Said()))
     is_held: bool = False
     is_used: bool = False
@@ -120,13 +122,16 @@ class Part:
             parameter.grad = None
 
     @torch.no_grad()
-    def give(self, mixing: float = 0.0) -> None:
-        """Go on from the shared parameters, and so much of the rank's own."""
-        if not mixing:
+    def give(self, mixing: float = 0.0, since: Sequence[Tensor] | None = None) -> None:
+        """Go on from the shared parameters, and so much of the rank's own, or what they have changed since."""
+        if since is not None:
+            for target, shared, before in zip(self.targets, self.shared.parts, since, strict=True):
+                target.copy_(shared + (target - before).to(shared.dtype))
+        elif not mixing:
             self.shared.copy_to(self.targets)
-            return
-        for target, shared in zip(self.targets, self.shared.parts, strict=True):
-            target.copy_(shared + mixing * (target.to(shared.dtype) - shared))
+        else:
+            for target, shared in zip(self.targets, self.shared.parts, strict=True):
+                target.copy_(shared + mixing * (target.to(shared.dtype) - shared))
 
     @property
     def is_sound(self) -> bool:

@@ -8,7 +8,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from mycel.comm.bundle import Packed
 from mycel.data_parallel.local.parts import Part
 from mycel.data_parallel.local.state import as_saved, load_tensors, read_optimizer, write_optimizer
 from mycel.errors import UsageError
@@ -16,9 +15,9 @@ from mycel.errors import UsageError
 __all__ = ["by_name", "load_parts", "state_of_parts"]
 
 
-def by_name(part: Part, packed: Packed) -> dict[str, Tensor]:
+def by_name(part: Part, vectors: Sequence[Tensor]) -> dict[str, Tensor]:
     """Copies of a part's vectors, divided over ranks as its parameters are."""
-    entries = zip(part.names, packed.parts, part.parameters, strict=True)
+    entries = zip(part.names, vectors, part.parameters, strict=True)
     return {name: as_saved(vector, parameter) for name, vector, parameter in entries}
 
 
@@ -31,7 +30,7 @@ def state_of_parts(parts: Sequence[Part], group: dist.ProcessGroup, *, own: bool
     state: dict[str, Any] = {"shared": {}, "outer": {}, "meetings": [part.meetings for part in parts]}
     state |= {"residuals": {}, "compressors": {}, "owner": [group.rank(), group.size()] if own else None}
     for part in parts:
-        state["shared"] |= by_name(part, part.shared)
+        state["shared"] |= by_name(part, part.shared.parts)
         outer = read_optimizer(part.outer, part.names, part.parameters)
         state["outer"].setdefault("groups", outer["groups"])
         state["outer"].setdefault("state", {}).update(outer["state"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
+from mycel.comm.sharded import is_sharded
 from mycel.errors import UsageError
 
 __all__ = ["as_saved", "load_tensors", "local_part", "read_optimizer", "write_optimizer"]
@@ -17,13 +17,15 @@ __all__ = ["as_saved", "load_tensors", "local_part", "read_optimizer", "write_op
 def local_part(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor: all of a plain one, the shard of one that is divided."""
     found = tensor.detach()
-    return found.to_local() if isinstance(found, DTensor) else found
+    return found.to_local() if is_sharded(found) else found
 
 
 def as_saved(local: Tensor, like: Tensor) -> Tensor:
     """A copy for a checkpoint: divided over ranks as ``like`` is, so that it loads at another division."""
     copy = local.detach().clone()
-    if isinstance(like, DTensor):
+    if is_sharded(like):
+        from torch.distributed.tensor import DTensor
+
         return DTensor.from_local(
             copy, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
         )

@@ -20,6 +20,8 @@ __all__ = ["Streaming", "divide"]
 
 #: Which blocks of layers make up a fragment: every so manieth, or neighbours.
 Pattern = Literal["strided", "sequential"]
+#: What a rank keeps of its own parameters when a meeting is used late.
+Own = Literal["mixed", "since"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,14 +29,17 @@ class Streaming:
     """Fragments that meet in turn, every ``steps`` steps each, and at the end of the training all together.
 
     What the ranks make of a fragment's changes is used ``overlap`` steps after they have been measured. A rank goes
-    on from ``mixing`` times its own parameters and the rest of the shared ones. A meeting after which fewer than
-    ``steps`` steps are left is put off to the end of the training: a fragment meets as often as the whole would.
+    on from ``mixing`` times its own parameters and the rest of the shared ones; or, with ``own="since"``, from the
+    shared ones and what it has learned since it was measured, which is then lost nowhere. A meeting after which fewer
+    than ``steps`` steps are left is put off to the end of the training: a fragment meets as often as the whole would.
 
     Attributes:
         steps: between two meetings of one fragment, at least as many as there are fragments.
         fragments: into which the model is divided.
         overlap: steps during which changes travel, less than ``steps``; 0 waits for them.
         mixing: share of a rank's own parameters that is kept, in [0, 1); without overlap nothing is to be kept.
+        own: what a rank keeps of its own: such a share (``mixed``, as published), or its steps since it was measured
+            (``since``), for which a copy of each fragment under way is kept.
         pattern: fragments of every so manieth block of layers (``strided``) or of neighbours (``sequential``).
 
     Raises:
@@ -51,6 +56,7 @@ class Streaming:
     overlap: int = 0
     mixing: float = 0.5
     pattern: Pattern = "strided"
+    own: Own = "mixed"
     delayed = True
 
     def __post_init__(self) -> None:
@@ -62,6 +68,8 @@ class Streaming:
             raise UsageError(f"mixing {self.mixing} of a rank's own parameters: must be in [0, 1)")
         if self.pattern not in ("strided", "sequential"):
             raise UsageError(f"pattern {self.pattern!r} is none of: strided, sequential")
+        if self.own not in ("mixed", "since"):
+            raise UsageError(f"own {self.own!r} is none of: mixed, since")
 
     def period(self, step: int, learning_rate: float) -> int:
         """See ``Synchronizer``: between two meetings of one fragment."""

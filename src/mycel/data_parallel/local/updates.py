@@ -10,11 +10,11 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.arguments import the
 from mycel.comm.bundle import Packed
+from mycel.comm.sharded import is_sharded
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
@@ -33,6 +33,7 @@ from mycel.data_parallel.local.state import load_tensors, local_part
 from mycel.data_parallel.local.streaming import Streaming, divide
 from mycel.data_parallel.local.synchronizer import Synchronizer
 from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.rehearsal import rehearse
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 
@@ -118,6 +119,8 @@ class LocalUpdates(Handle):
         self._has_state = self._finished = self._wanted = self._is_over = False
         self._repeats = self._before = self._given_up = 0
         tells = uneven or members is not None
+        if compressor is not None:
+            rehearse(as_policy(compressor).compressors(), self._targets[0].device)
         first = group_or_all(group, "local_updates") if members is not None else own_group(group, delayed=delayed)
         self._meetings = Meetings(first, in_background=delayed, tells=tells)
         if members is None:
@@ -280,7 +283,10 @@ class LocalUpdates(Handle):
                     self.rounds += 1
                     if begun is not None:
                         begun.lands_at = self.step + rule.overlap
-                        begun.mixing = rule.mixing if rule.overlap else 0.0
+                        if rule.own == "since" and rule.overlap:
+                            begun.since = [target.clone() for target in part.targets]
+                        else:
+                            begun.mixing = rule.mixing if rule.overlap else 0.0
                         last |= self._finished and self._ends(self._heard(begun))
         for meeting in self._meetings.open[:]:
             if last or meeting.lands_at <= self.step:
@@ -352,7 +358,7 @@ class LocalUpdates(Handle):
         part.carrier.settle(keep=is_sound)
         if is_sound:
             part.apply(meeting.means, self._rate)
-            part.give(meeting.mixing)
+            part.give(meeting.mixing, meeting.since)
         elif said.changed:
             self.skipped += 1
             _log.warning("local updates: meeting %d came to numbers that are not finite: left out", meeting.number)
@@ -376,7 +382,7 @@ class LocalUpdates(Handle):
     def _is_sound(self, means: Packed) -> bool:
         """Whether all means are finite, those of the other shards among them: the same on all ranks."""
         is_bad = not all(is_finite(bundle.flat) for bundle in means.bundles)
-        sharded = next((p for p in self._parameters if isinstance(p, DTensor)), None)
+        sharded = next((p for p in self._parameters if is_sharded(p)), None)
         if sharded is None:
             return not is_bad
         flag = torch.tensor([is_bad], dtype=torch.uint8, device=local_part(sharded).device)
@@ -530,8 +536,10 @@ class LocalUpdates(Handle):
                 self._use(meeting, said)
                 continue
             meeting.part.carrier.settle(keep=True)
-            means = by_name(meeting.part, meeting.means)
-            state["pending"].append({"lands_at": meeting.lands_at, "mixing": meeting.mixing, "means": means})
+            entry: dict[str, Any] = {"lands_at": meeting.lands_at, "mixing": meeting.mixing}
+            if meeting.since is not None:
+                entry["since"] = by_name(meeting.part, meeting.since)
+            state["pending"].append({**entry, "means": by_name(meeting.part, meeting.means.parts)})
         return {**state, **state_of_parts(self._parts, self._meetings.group, own=own)}
 
     @torch.no_grad()
@@ -558,6 +566,9 @@ class LocalUpdates(Handle):
             meeting = part.measure()
             load_tensors("changes under way", saved["means"], part.names, meeting.means.parts)
             meeting.lands_at, meeting.mixing = saved["lands_at"], saved["mixing"]
+            if "since" in saved:
+                meeting.since = [target.clone() for target in part.targets]
+                load_tensors("parameters under way", saved["since"], part.names, meeting.since)
             self._meetings.open.append(meeting)
 
 

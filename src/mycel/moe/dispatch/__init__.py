@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.comm.groups import flat_group
@@ -87,4 +88,13 @@ def make_dispatcher(
         raise UsageError(f"dispatcher {name!r} sends tokens as they are; codecs are for the all-to-all ones")
     groups = [] if mesh is None else mesh.get_all_groups() if needed == mesh.ndim else [flat_group(mesh)]
     made: TokenDispatcher = kind(num_experts, *groups, **options)
+    if codec is not None and mesh is not None and mesh.device_type == "cpu":
+        _rehearse(codec)
     return made
+
+
+def _rehearse(codec: WireCodec) -> None:
+    """Have compiled, before ranks wait for each other, what a codec compiles at its first call."""
+    rows = torch.zeros(1, 8)
+    for gradient in (False, True):
+        codec.decode(codec.encode(rows, gradient=gradient), rows.shape[1], rows.dtype, gradient=gradient)
