@@ -14,7 +14,7 @@ RunRanks = Callable[..., list[Any]]
 def test_fragments_meet_as_published(run_ranks: RunRanks, world_size: int, backend: str) -> None:
     for found in run_ranks(world_size, "outer", "streaming", backend=backend):
         wrong = {case: error for case, error in found.items() if not error < 1e-12}
-        assert len(found) == 5 and not wrong
+        assert len(found) == 6 and not wrong
 
 
 @pytest.mark.parametrize(("world_size", "backend"), [(2, "mycel"), (3, "gloo")])

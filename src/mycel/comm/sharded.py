@@ -9,7 +9,6 @@ import sys
 from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
 __all__ = ["is_fully_sharded", "is_sharded"]
@@ -21,7 +20,7 @@ def is_sharded(value: object) -> TypeGuard[DTensor]:
     return module is not None and isinstance(value, module.DTensor)
 
 
-def is_fully_sharded(value: object) -> TypeGuard[FSDPModule]:
+def is_fully_sharded(value: object) -> bool:
     """Whether it is a module that ``fully_shard`` was applied to."""
     module = sys.modules.get("torch.distributed.fsdp")
     return module is not None and isinstance(value, module.FSDPModule)

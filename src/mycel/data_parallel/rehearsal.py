@@ -22,8 +22,8 @@ from mycel.data_parallel.feedback import ErrorFeedback
 
 __all__ = ["alone", "rehearse"]
 
-#: Large enough that every compressor takes it, and that buckets of all sizes have a full one and a rest.
-_SHAPE = (48, 129)
+#: Large enough that every compressor takes it; two ranks' shares are alike, so that each payload could be a peer's.
+_SHAPE = (64, 64)
 _NAME = "rehearsal"
 
 
