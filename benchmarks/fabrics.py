@@ -1,6 +1,9 @@
-"""Gloo and mycel on every emulated fabric of ``examples/clusters``: five collectives, 64 KB to 16 MB.
+"""Gloo and mycel on emulated fabrics: five collectives, 64 KB to 16 MB.
 
-    python benchmarks/fabrics.py                          # all fabrics, 13 minutes on two quiet cores
+The fabrics are those of ``examples/clusters`` but for one that computes in its switch, and two on which links are
+loaded unevenly: ``benchmarks/fat_tree.yaml`` and ``benchmarks/unlike_boxes.yaml``.
+
+    python benchmarks/fabrics.py                          # all fabrics, some 17 minutes on two quiet cores
     python benchmarks/fabrics.py --only ring4,two_boxes   # some of them
     python benchmarks/fabrics.py --fresh                  # forget what is recorded of them, and begin anew
 
@@ -24,9 +27,12 @@ from mycel.emulate import acquire_privileges
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.units import format_size, parse_size
-from record import CLUSTERS, RECORDED, append, read, stamp
+from record import RECORDED, append, cluster_file, read, stamp
 
-FABRICS = ("star4", "star8", "two_boxes", "shared_uplink", "slow_nic", "ring4", "ring8", "torus_2x4")
+FABRICS = (
+    *("star4", "star8", "two_boxes", "shared_uplink", "slow_nic", "ring4", "ring8", "torus_2x4"),
+    *("fat_tree", "unlike_boxes"),
+)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all")
 SIZES = ("64KB", "256KB", "1MB", "4MB", "16MB")
 BACKENDS = ("gloo", "mycel")
@@ -67,7 +73,7 @@ def forget(fabrics: Sequence[str], output: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures what is missing; exit code 1 where a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(FABRICS), help="names of files in examples/clusters")
+    parser.add_argument("--only", default=",".join(FABRICS), help="names of files in examples/clusters or here")
     parser.add_argument("--collectives", default=",".join(COLLECTIVES))
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument(
@@ -83,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         forget(chosen, options.output)
     console, right, begin = output(wide=True), True, time.monotonic()
     for name in chosen:
-        topology = load_topology(CLUSTERS / f"{name}.yaml")
+        topology = load_topology(cluster_file(name))
         left = missing(wanted, topology.fingerprint, options.output)
         if not left:
             console.print(f"{name}: recorded already")

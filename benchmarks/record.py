@@ -15,6 +15,7 @@ from mycel.bench.measurement import describe_hardware
 ROOT = Path(__file__).resolve().parents[1]
 RECORDED = ROOT / "benchmarks" / "recorded"
 CLUSTERS = ROOT / "examples" / "clusters"
+BENCHMARKS = ROOT / "benchmarks"
 SUITE = ROOT / "tests" / "data" / "topologies"
 #: What a run itself rewrites: figures, pages made from them, and plots. They do not change what is measured.
 WRITTEN_BY_RUNS = ("benchmarks/recorded", "docs", "README.md")
@@ -37,6 +38,12 @@ def commit() -> str:
 def stamp() -> dict[str, str]:
     """Commit and time, for a recorded line."""
     return {"commit": commit(), "time": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def cluster_file(name: str) -> Path:
+    """The file of an emulated fabric: an example, or one that only benchmarks need."""
+    example = CLUSTERS / f"{name}.yaml"
+    return example if example.exists() else BENCHMARKS / f"{name}.yaml"
 
 
 def read(file: Path) -> list[dict[str, Any]]:

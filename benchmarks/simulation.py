@@ -25,7 +25,7 @@ from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import synthesize
 from mycel.topology.load import load_topology
 from mycel.units import format_seconds, format_size
-from record import CLUSTERS, RECORDED, ROOT, append, markdown, read, write_section
+from record import RECORDED, ROOT, append, cluster_file, markdown, read, write_section
 
 PAGE = ROOT / "docs" / "concepts" / "simulation.md"
 MEASURED = (RECORDED / "two_boxes.jsonl", RECORDED / "fabrics" / "measured.jsonl")
@@ -35,7 +35,7 @@ OUTPUT = RECORDED / "fabrics" / "simulated.jsonl"
 @cache
 def schedule_of(fabric: str, fingerprint: str, name: CollectiveName, method: str) -> Schedule:
     """The schedule that a line was measured with."""
-    topology = load_topology(CLUSTERS / f"{fabric}.yaml")
+    topology = load_topology(cluster_file(fabric))
     if topology.fingerprint != fingerprint:
         raise SystemExit(f"{fabric}: the fabric has changed since it was measured")
     root = 0 if name == "broadcast" else None

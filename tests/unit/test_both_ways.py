@@ -5,21 +5,22 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from fractions import Fraction
-from math import floor
+from math import floor, lcm
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from mycel.collectives import allreduce_bound, bound, orientation
 from mycel.collectives.bound import find_division
 from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.orientation import numbers_of_trees, orient
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth import both_ways, synthesize
+from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.array_forest import Forest
 from mycel.collectives.synth.both_ways import grow_both_ways
 from mycel.collectives.synth.middles import rooted_in_the_middle
-from mycel.collectives.synth.orientation import orient
 from mycel.collectives.synth.plan import plan_all_reduce, plan_forest
 from mycel.collectives.verify import verify_schedule
 from mycel.topology.load import load_topology
@@ -94,13 +95,34 @@ def test_a_share_of_the_bound_is_reached_by_a_forest_no_deeper():
 def test_where_whole_trees_would_be_too_many_fewer_reach_nearly_all(monkeypatch):
     topology = unlike_boxes(5, seed=8, failed=1)
     limit = find_division(topology)[0].limit
-    trees, _, is_exact = next(both_ways._numbers_of_trees(topology, find_division(topology)[0]))
+    trees, _, is_exact = next(numbers_of_trees(topology, find_division(topology)[0]))
     assert is_exact
-    monkeypatch.setattr(both_ways, "_LARGEST", trees * topology.num_ranks - 1)
-    monkeypatch.setattr(both_ways, "_FEWEST", 8)
+    monkeypatch.setattr(orientation, "_LARGEST", trees * topology.num_ranks - 1)
+    monkeypatch.setattr(orientation, "_FEWEST", 8)
     down, up, reached = plan_all_reduce(topology)
     assert Fraction(98, 100) * limit <= reached == rate(down, up) <= limit
     assert sum(down.weights) < trees
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_the_bound_knows_of_whole_trees_where_the_programme_stops_early(monkeypatch, failed):
+    topology = unlike_boxes(5, seed=9, failed=failed)
+    whole = find_division(topology)[0]
+    monkeypatch.setattr(allreduce_bound, "_WORK", 0)
+    with monkeypatch.context() as without:
+        without.setattr(bound, "with_whole_trees", lambda topology, division, *, composition: division)
+        stopped = find_division(topology)[0]
+    found = find_division(topology)[0]
+    assert stopped.reached < found.reached == found.algbw <= found.limit
+    assert found.reached >= Fraction(98, 100) * whole.limit
+    # What it says is there: flows from the roots to every rank, in each direction's part of the links.
+    unit = lcm(*(value.denominator for value in (*found.shares, *found.spread, *found.reduce)))
+    roots = np.array([int(share * unit) for share in found.shares])
+    for is_reversed, part in ((False, found.spread), (True, found.reduce)):
+        graph, units = FlowGraph.of(topology, is_reversed=is_reversed), np.array([int(c * unit) for c in part])
+        assert not graph.check(units, roots)[0].any() and not unbalanced_switches(graph, units.tolist())
+    for link, spread, reduce in zip(topology.links, found.spread, found.reduce, strict=True):
+        assert spread >= 0 and reduce >= 0 and spread + reduce <= link.capacity
 
 
 def test_links_that_differ_by_direction_have_a_forest_each():

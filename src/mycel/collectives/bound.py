@@ -32,6 +32,7 @@ from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.flow_bound import solve_flow
 from mycel.collectives.in_network_bound import divide_with_switches
 from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.orientation import with_whole_trees
 from mycel.collectives.partition_bound import Groups
 from mycel.collectives.spec import POINTED, Collective, CollectiveName, as_collective
 from mycel.collectives.worst_cut import largest_ratio
@@ -320,7 +321,8 @@ def find_division(topology: Topology) -> tuple[Division, Fraction]:
         spread=tuple(c * gather.inverse_x_achieved / total for c in gather.capacities),
         reduce=tuple(c * scatter.inverse_x_achieved / total for c in scatter.capacities),
     )
-    return divide_links(topology, composition=composition), rate
+    found = divide_links(topology, composition=composition)
+    return with_whole_trees(topology, found, composition=composition), rate
 
 
 def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:

@@ -20,7 +20,7 @@ import numpy as np
 
 from mycel.collectives.boxes import Boxes
 from mycel.collectives.maxflow import IntArray
-from mycel.compiled import compiled_at_once
+from mycel.compiled import compiled
 from mycel.topology.model import Topology
 
 __all__ = ["SkewedPlan", "plan_skewed"]
@@ -137,7 +137,7 @@ def _between(boxes: Boxes, demands: IntArray) -> IntArray:
 # -- kernels ------------------------------------------------------------------------------------------------------
 
 
-@compiled_at_once
+@compiled
 def _matchings(between: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """What boxes exchange, taken apart into matchings.
 
@@ -216,14 +216,14 @@ def _matchings(between: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return np.cumsum(begin), done_of[order], time_of[order]
 
 
-@compiled_at_once
+@compiled
 def _longer(values: IntArray) -> IntArray:
     longer = np.empty(2 * len(values), dtype=np.int64)
     longer[: len(values)] = values
     return longer
 
 
-@compiled_at_once
+@compiled
 def _divide(
     ranks: IntArray,
     demands: IntArray,

@@ -19,34 +19,22 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from math import floor, lcm
-
-import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum
 from mycel.collectives.maxflow import FlowGraph
+from mycel.collectives.orientation import ENOUGH, is_alike_both_ways, numbers_of_trees, orient
 from mycel.collectives.synth.along_links import grow_along_links
 from mycel.collectives.synth.array_forest import Forest
 from mycel.collectives.synth.middles import rooted_in_the_middle
-from mycel.collectives.synth.orientation import orient
 from mycel.topology.model import Topology
 
 __all__ = ["grow_both_ways"]
 
 Progress = Callable[[str, int, int], None]
-
-#: Share of the limit that a forest must reach where whole trees do not fit exactly, or are too many.
-_ENOUGH = Fraction(98, 100)
-#: Trees times ranks up to which numbers of trees are tried; fewest and most trees that do not fit exactly, and how
-#: many numbers of them.
-_LARGEST = 120_000
-_FEWEST = 16
-_MOST = 1024
-_NUMBERS = 3
 
 
 def grow_both_ways(
@@ -60,12 +48,11 @@ def grow_both_ways(
         within: share of what is reached without it that is enough; below 1, the shallowest forest found of those.
         progress: called with what is being done, how much of it is done, and how much there is.
     """
-    capacity = topology.capacity
-    if any(capacity.get((dst, src)) != size for (src, dst), size in capacity.items()):
+    if not is_alike_both_ways(topology):
         return None
     found: list[Forest] = []
-    share = _ENOUGH
-    for trees, scale, is_exact in _numbers_of_trees(topology, division):
+    share = ENOUGH
+    for trees, scale, is_exact in numbers_of_trees(topology, division):
         if is_exact and found:
             continue
         least = Fraction(trees) if is_exact else within * share * division.limit * scale
@@ -80,37 +67,6 @@ def grow_both_ways(
         return None
     best = min(found, key=lambda forest: (forest.depth(), forest.num_trees))
     return best, replace(best, is_reversed=True)
-
-
-def _numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[int, Fraction, bool]]:
-    """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
-
-    And whether no fewer will do: where the division meets the limit, and whole trees can.
-    """
-    limit = division.limit
-    unit = lcm(*((link.capacity / limit).denominator for link in topology.links))
-    for trees in (unit, 2 * unit):
-        if trees * topology.num_ranks <= _LARGEST:
-            yield trees, trees / limit, division.algbw == limit
-    group = {vertex: number for number, group in enumerate(division.groups) for vertex in group}
-    between = np.array(
-        [
-            link.capacity
-            for link in topology.links
-            if not group or (link.dst in group and group.get(link.src) != group[link.dst])
-        ],
-        dtype=np.int64,
-    )
-    sizes, counts = np.unique(between, return_counts=True)
-    near: list[tuple[Fraction, int, int]] = []
-    for most in range(_FEWEST, min(unit, _MOST, _LARGEST // topology.num_ranks)):
-        scale = most / limit
-        used = sum(floor(size * scale) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))
-        trees = floor(most * Fraction(used) / (scale * int(between.sum())))
-        if trees >= _ENOUGH * most:
-            near.append((Fraction(trees, most), most, trees))
-    for _, most, trees in sorted(near, key=lambda each: (-each[0], each[1]))[:_NUMBERS]:
-        yield trees, most / limit, False
 
 
 def _grow(

@@ -6,29 +6,41 @@ shortest ways to a rank, where what comes in need not be what goes out. Sets of 
 are mended by turning round one unit of a way that leads from there to a rank which has one to spare in every set that
 holds it and not the start: nothing that sufficed is spoiled, so that every such step is one forward.
 
+What is found is a division of links that reaches a rate, shown by exact flows. So it counts for the bound as well,
+where the linear programme stopped before its end.
+
 References:
     A. Frank, "On disjoint trees and arborescences", 1978.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
-from math import floor, inf
+from math import floor, inf, lcm
 
 import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
+from mycel.collectives.cutting_planes import unbalanced_switches
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, shortfalls
 from mycel.topology.model import Topology
 
-__all__ = ["Oriented", "orient"]
+__all__ = ["ENOUGH", "Oriented", "is_alike_both_ways", "numbers_of_trees", "orient", "with_whole_trees"]
 
 #: Ranks times links, summed over all times that flows to all ranks are solved.
 _MOST_WORK = 400_000_000
+#: Share of the limit that whole trees must reach where they do not fit exactly, or are too many.
+ENOUGH = Fraction(98, 100)
+#: Trees times ranks up to which numbers of trees are tried; fewest and most trees that do not fit exactly, and how
+#: many numbers of them.
+_LARGEST = 120_000
+_FEWEST = 16
+_MOST = 1024
+_NUMBERS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -66,6 +78,88 @@ def orient(
         for _ in range(lacking):
             roots[int(roots.argmax())] -= 1
     return None
+
+
+def is_alike_both_ways(topology: Topology) -> bool:
+    """Whether every link is as wide as its opposite.
+
+    Args:
+        topology: the fabric.
+    """
+    capacity = topology.capacity
+    return all(capacity.get((dst, src)) == size for (src, dst), size in capacity.items())
+
+
+def with_whole_trees(topology: Topology, division: Division, *, composition: Division) -> Division:
+    """The division, or one of whole trees that reaches more, where the programme did not come to its end.
+
+    Args:
+        topology: the fabric.
+        division: what the programme found.
+        composition: reduce-scatter and then all-gather, as a division; where to begin if the programme found nothing.
+
+    Returns:
+        A division with the same limit that reaches as much or more.
+    """
+    if division.reached == division.limit or not is_alike_both_ways(topology):
+        return division
+    made = division if division.shares else composition
+    start = replace(made, limit=division.limit, groups=division.groups)
+    for trees, scale, _ in numbers_of_trees(topology, start):
+        if trees <= division.reached * scale:
+            continue
+        least = max(ENOUGH * division.limit, division.reached) * scale
+        found = orient(topology, start, scale=scale, wanted=trees, least=least)
+        if found is None or found.roots.sum() <= division.reached * scale:
+            continue
+        units = found.capacity.tolist()
+        if unbalanced_switches(FlowGraph.of(topology), units):
+            continue
+        place = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
+        spread = tuple(count / scale for count in units)
+        return replace(
+            division,
+            reached=int(found.roots.sum()) / scale,
+            shares=tuple(count / scale for count in found.roots.tolist()),
+            spread=spread,
+            reduce=tuple(spread[place[link.dst, link.src]] for link in topology.links),
+        )
+    return division
+
+
+def numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[int, Fraction, bool]]:
+    """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
+
+    And whether no fewer will do: where the division meets the limit, and whole trees can.
+
+    Args:
+        topology: a fabric whose links are as wide as their opposites.
+        division: how its links are divided.
+    """
+    limit = division.limit
+    unit = lcm(*((link.capacity / limit).denominator for link in topology.links))
+    for trees in (unit, 2 * unit):
+        if trees * topology.num_ranks <= _LARGEST:
+            yield trees, trees / limit, division.algbw == limit
+    group = {vertex: number for number, group in enumerate(division.groups) for vertex in group}
+    between = np.array(
+        [
+            link.capacity
+            for link in topology.links
+            if not group or (link.dst in group and group.get(link.src) != group[link.dst])
+        ],
+        dtype=np.int64,
+    )
+    sizes, counts = np.unique(between, return_counts=True)
+    near: list[tuple[Fraction, int, int]] = []
+    for most in range(_FEWEST, min(unit, _MOST, _LARGEST // topology.num_ranks)):
+        scale = most / limit
+        used = sum(floor(size * scale) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))
+        trees = floor(most * Fraction(used) / (scale * int(between.sum())))
+        if trees >= ENOUGH * most:
+            near.append((Fraction(trees, most), most, trees))
+    for _, most, trees in sorted(near, key=lambda each: (-each[0], each[1]))[:_NUMBERS]:
+        yield trees, most / limit, False
 
 
 def _shares(division: Division, wanted: int) -> IntArray:
