@@ -34,6 +34,8 @@ from mycel.collectives.synth.sketch.reader import read_sketch
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.topology.builders import full_mesh, two_boxes
+from mycel.topology.load import FORMATS as TOPOLOGIES
+from mycel.topology.load import FileFormat
 
 ROOT = Path(__file__).resolve().parents[1]
 #: CPU seconds that reading one small file may take.
@@ -67,6 +69,8 @@ def seeds() -> list[Seed]:
         files = sorted(ROOT.glob(pattern))
         found += [Seed("topology", f.name, f.read_bytes()) for f in files if f.stat().st_size < 40_000]
     found = [seed for seed in found if seed.name not in ("golden.json", "expected.json")]
+    examples = [known for known in TOPOLOGIES if known.example]
+    found += [Seed("topology", _file_name(known), known.example.encode()) for known in examples]
     found += [Seed("sketch", f.name, f.read_bytes()) for f in sorted(ROOT.glob("examples/sketches/*_x*.json"))]
     found += [Seed("schedule", f.name, f.read_bytes()) for f in sorted(ROOT.glob("tests/data/msccl/*.xml"))]
     for topology, name in ((full_mesh(num_ranks=3), "all_reduce"), (two_boxes(num_ranks=4), "all_gather")):
@@ -77,6 +81,10 @@ def seeds() -> list[Seed]:
                 forms[suffix] = str(export(schedule, form))
         found += [Seed("schedule", f"{name}_{file}", text.encode()) for file, text in forms.items()]
     return found
+
+
+def _file_name(known: FileFormat) -> str:
+    return re.sub(r"\W+", "_", known.name) + known.suffixes[0]
 
 
 # -- mistakes -------------------------------------------------------------------------------------------------

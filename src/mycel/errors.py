@@ -8,6 +8,7 @@
     |   `-- VerificationError            ... or well-formed and wrong: it would compute a wrong result
     |-- SynthesisError (ValueError)      no schedule of the requested kind exists for this fabric
     |-- UsageError (ValueError)          a call or command line asks for something that makes no sense
+    |   `-- MissingExtraError            ... or for what an extra brings that is not installed
     |-- CommunicationError (RuntimeError)  a collective failed while it ran
     |   |-- PeerLostError                a rank closed its connections or vanished
     |   |-- CollectiveTimeoutError       the deadline passed; names the rank that everybody waits for
@@ -27,6 +28,7 @@ __all__ = [
     "CommunicationError",
     "EmulationError",
     "MismatchError",
+    "MissingExtraError",
     "MycelError",
     "PeerLostError",
     "ScheduleError",
@@ -90,6 +92,18 @@ class UsageError(MycelError, ValueError):
     """A call or command line asks for something that makes no sense."""
 
     _quotes_users = True
+
+
+class MissingExtraError(UsageError, SystemExit):
+    """What was imported or called needs a package that is not installed; the message names the extra that brings it.
+
+    No line of the program is wrong, so where nobody catches it Python prints the one line, without a traceback, and
+    ends with code 1, as for every ``SystemExit``. Who catches ``UsageError`` or ``Exception`` catches this too.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.code = f"mycel: {self}"
 
 
 class CommunicationError(MycelError, RuntimeError):

@@ -5,9 +5,10 @@ The core plans with numpy, scipy and numba alone. Whatever needs more says so th
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
-from mycel.errors import UsageError
+from mycel.errors import MissingExtraError
 
 __all__ = ["EXTRAS", "needs", "without"]
 
@@ -31,24 +32,26 @@ def needs(what: str, *modules: str) -> None:
         modules: keys of ``EXTRAS``.
 
     Raises:
-        UsageError: one is not installed; the message says how it can be.
+        MissingExtraError: one is not installed; the message says how it can be.
     """
     missing = [module for module in modules if not _is_there(module)]
     if missing:
-        raise UsageError(_sentence(what, missing))
+        raise MissingExtraError(_sentence(what, missing))
 
 
 def _is_there(module: str) -> bool:
+    if module in sys.modules:  # of which some, made by hand, say not where they are from
+        return sys.modules[module] is not None
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
         return False
 
 
-def without(error: ModuleNotFoundError, what: str) -> UsageError | None:
+def without(error: ModuleNotFoundError, what: str) -> MissingExtraError | None:
     """What to say of a module that was not found on the way; ``None`` where it is not one of the extras'."""
     module = (error.name or "").partition(".")[0]
-    return UsageError(_sentence(what, [module])) if module in EXTRAS else None
+    return MissingExtraError(_sentence(what, [module])) if module in EXTRAS else None
 
 
 def _sentence(what: str, missing: list[str]) -> str:

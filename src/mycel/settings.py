@@ -49,6 +49,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -413,8 +414,8 @@ def _positive(text: str | None, name: str) -> float | None:
         value = float(text)
     except ValueError:
         raise UsageError(f"{name}={text!r} is not a number") from None
-    if not value > 0:
-        raise UsageError(f"{name}={text!r} must be positive")
+    if not 0 < value < math.inf:
+        raise UsageError(f"{name}={text!r} must be positive and finite")
     return value
 
 

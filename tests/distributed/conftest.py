@@ -75,6 +75,8 @@ def launcher() -> Iterator[Launcher]:
 def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Any]]:
     """``run_ranks(world_size, module, function, *args, backend="mycel", env={}, preload=(), timeout_s=240)``.
 
+    With ``strict=True``, every warning is an error in every rank, as under ``python -W error``.
+
     The results by rank.
 
     Every rank calls ``function(rank, world_size, *args)`` of ``checks/<module>.py`` inside an initialised process
@@ -92,6 +94,7 @@ def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> C
         env: Mapping[str, str] | None = None,
         preload: Sequence[str] = (),
         timeout_s: float = 240.0,
+        strict: bool = False,
     ) -> list[Any]:
         directory = tmp_path_factory.mktemp(function)
         request = {
@@ -103,6 +106,7 @@ def run_ranks(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> C
             "env": dict(env or {}),
             "preload": list(preload),
             "timeout_s": timeout_s,
+            "strict": strict,
             "directory": str(directory),
         }
         answer = launcher.ask(request)

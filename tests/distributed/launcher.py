@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -64,6 +65,8 @@ def be_rank(request: dict[str, Any], checks: ModuleType, rank: int, directory: P
             os.dup2(output, stream)
         faulthandler.dump_traceback_later(request["timeout_s"] * 0.95)
         os.environ.update(request["env"])
+        if request["strict"]:
+            warnings.simplefilter("error")
         size = request["world_size"]
         if request["backend"] is not None:
             store = dist.FileStore(str(directory / "store"), size)

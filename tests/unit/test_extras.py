@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from mycel.cli import COMMANDS
-from mycel.errors import UsageError
+from mycel.errors import MissingExtraError, MycelError, UsageError
 from mycel.extras import EXTRAS, needs, without
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN_SIDE = ("runtime", "comm", "wire", "moe", "data_parallel", "elastic")
 SKETCHES = ROOT / "examples" / "sketches"
 #: ``mycel``, in a process that cannot import what the extras bring.
 BARE = f"""
@@ -59,6 +61,8 @@ def bare(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         ("demo --steps 1", "run,plots"),
         ("emulate star:ranks=2 -- true", "run"),
         ("probe -o found.yaml", "run"),
+        ("probe -o found", "run"),
+        ("warm", "run"),
         ("draw star:ranks=3 -o fabric.svg", "plots"),
         ("steps star:ranks=3 -c all_gather", "solver"),
         ("synth ring:ranks=3 -c all_gather --method steps", "solver"),
@@ -99,11 +103,18 @@ def test_help_needs_no_extra(tmp_path: Path, name: str) -> None:
     assert "Usage: mycel" in bare(tmp_path, name, "--help").stdout
 
 
-def test_packages_of_the_run_side_say_what_they_need() -> None:
-    code = BARE.replace("from mycel.cli import main\nmain()", "import mycel\nmycel.moe")
-    ended = process(ROOT, code)
-    says = "mycel.errors.UsageError: mycel.moe needs torch, which is not installed: pip install 'mycel[run]'"
-    assert ended.stderr.splitlines()[-1] == says
+@pytest.mark.parametrize("code", [f"import mycel.{name}" for name in RUN_SIDE] + ["import mycel; mycel.moe"])
+def test_packages_of_the_run_side_say_what_they_need(code: str) -> None:
+    ended = process(ROOT, BARE.replace("from mycel.cli import main\nmain()", code))
+    package = re.split(r"\W", code)[-1]
+    says = f"mycel: mycel.{package} needs torch, which is not installed: pip install 'mycel[run]'"
+    assert (ended.returncode, ended.stderr.splitlines()) == (1, [says])
+
+
+def test_who_asks_whether_an_extra_is_there_catches_what_is_said() -> None:
+    with pytest.raises(UsageError) as caught:
+        raise MissingExtraError("mycel.moe needs torch")
+    assert isinstance(caught.value, MycelError) and caught.value.code == "mycel: mycel.moe needs torch"
 
 
 def test_all_that_is_missing_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

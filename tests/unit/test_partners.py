@@ -189,6 +189,14 @@ def test_small_messages_are_exchanged() -> None:
     assert "exchange" not in verified_schedules(ring(num_ranks=5), "all_reduce", None)
 
 
+def test_a_method_that_does_not_fit_is_skipped_unless_it_is_the_only_one_asked_for() -> None:
+    lonely = ring(num_ranks=5)
+    for methods in (["tree", "exchange"], ["exchange", "tree"]):
+        assert set(verified_schedules(lonely, "all_reduce", None, methods)) == {"tree"}
+    with pytest.raises(SynthesisError, match=f"exchange on {lonely.name}"):
+        verified_schedules(lonely, "all_reduce", None, ["exchange"])
+
+
 def test_ranks_that_would_round_differently_are_not_run() -> None:
     fabric = star(num_ranks=8)
     with pytest.raises(SynthesisError, match="ranks would form their sums in different orders"):

@@ -16,8 +16,8 @@ from mycel.cli.figures import count_trees
 from mycel.collectives.bound import bound
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective, CollectiveName
-from mycel.collectives.synth import SYNTHESIZERS, synthesize
+from mycel.collectives.spec import COLLECTIVES, Collective, CollectiveName, as_collective
+from mycel.collectives.synth import SYNTHESIZERS, WHERE_THEY_FIT, methods_for, synthesize
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.collectives.synth.packing import pack_shallow, pack_trees
@@ -259,6 +259,32 @@ def test_tree_goes_where_latency_is_least_and_then_where_it_is_wide():
     assert paths(1e-3) == {(0, 2), (2, 1)}
 
 
+# -- methods that fit some fabrics ----------------------------------------------------------------------------
+
+FEW = ("star:ranks=4", "ring:ranks=5", "two_boxes:ranks=6", "torus:dims=2x3", "full_mesh:ranks=3")
+
+
+#: Of blocks that are alike; ``skewed`` plans others only.
+FITTING = [(method, name) for method, served in WHERE_THEY_FIT.items() if method != "skewed" for name in served]
+
+
+@pytest.mark.parametrize(("method", "name"), FITTING)
+def test_what_fits_some_fabrics_is_right_there_and_says_so_elsewhere(method: str, name: CollectiveName) -> None:
+    fits = 0
+    for fabric in FEW:
+        topology = load_topology(fabric)
+        collective = as_collective(name, topology.num_ranks)
+        try:
+            schedule = synthesize(topology, collective, method)
+        except SynthesisError as error:
+            assert method in str(error) and topology.name in str(error) and "\n" not in str(error)
+            continue
+        fits += 1
+        verify_schedule(schedule)
+        assert schedule.algbw <= bound(topology, collective).algbw
+    assert fits, f"{method} has no schedule of {name} on any of {', '.join(FEW)}"
+
+
 # -- registry -------------------------------------------------------------------------------------------------
 
 
@@ -270,10 +296,9 @@ def test_registry_refuses_what_it_does_not_know():
         synthesize(topology, on(topology, "all_gather"), method="tree", k=2)
     with pytest.raises(UsageError, match="k=0"):
         synthesize(topology, on(topology, "all_gather"), k=0)
-    served: dict[str, CollectiveName] = dict.fromkeys(("flow", "direct", "skewed"), "all_to_all")
-    served["exchange"] = "all_reduce"
     for method in SYNTHESIZERS:
-        name = served.get(method, "all_gather")
+        everywhere = (c for c in COLLECTIVES if method in methods_for(c))
+        name: CollectiveName = WHERE_THEY_FIT.get(method, (*everywhere, "all_gather"))[0]
         with pytest.raises(UsageError, match="over 4 ranks"):
             synthesize(topology, Collective(name=name, num_ranks=4), method=method)
     with pytest.raises(UsageError, match="method 'flow' does not serve all_gather; methods that do: forest, tree"):

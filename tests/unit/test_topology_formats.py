@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import networkx as nx
@@ -23,7 +24,9 @@ from mycel.topology import (
     to_json,
     to_networkx,
 )
+from mycel.topology.formats.description import Description
 from mycel.topology.formats.slurm import expand_hosts
+from mycel.topology.load import FORMATS, FileFormat
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "formats"
 GOLDEN = DATA / "golden.json"
@@ -62,6 +65,41 @@ def cables(topology: Topology) -> dict[str, int]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_samples_give_the_golden_results(spec: str) -> None:
     assert record(read_topology(str(DATA / spec))) == json.loads(GOLDEN.read_text())[spec]
+
+
+def recognised(name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Formats whose readers a file reaches."""
+    seen: list[str] = []
+
+    def watched(known: FileFormat) -> FileFormat:
+        def parse(text: str, *, source: str) -> Topology | Description:
+            seen.append(known.name)
+            return known.parse(text, source=source)
+
+        return replace(known, parse=parse)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mycel.topology.load.FORMATS", tuple(watched(known) for known in FORMATS))
+        parse_topology(text, source=name)
+    return seen
+
+
+@pytest.mark.parametrize("known", FORMATS, ids=lambda known: known.name)
+def test_every_format_has_a_right_file_that_is_known_as_one(
+    known: FileFormat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if known.example:
+        assert recognised(f"example{known.suffixes[0]}", known.example, monkeypatch) == [known.name]
+        return
+    own = {"JSON": "topologies", "YAML": "../../examples/clusters"}
+    folder = (DATA.parent / own.get(known.name, "formats")).resolve()
+    files = [
+        f
+        for f in sorted(folder.iterdir())
+        if f.suffix in known.suffixes and f.name not in ("golden.json", "expected.json")
+    ]
+    found = {name for f in files for name in recognised(f.name, f.read_text(encoding="utf-8"), monkeypatch)}
+    assert known.name in found, f"{known.name} has no right file: give it an example, or add one to {folder}"
 
 
 def test_nccl_machine_with_nvswitch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,33 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import mycel
-from mycel.data_parallel import QSDP, QSR, CompressionPolicy, PowerSGD, Quantised, TopK, compress, local_updates
+from mycel import elastic
+from mycel.collectives.spec import Collective
+from mycel.data_parallel import (
+    QSDP,
+    QSR,
+    Adasum,
+    CompressionPolicy,
+    Delayed,
+    DeMo,
+    Dion,
+    Periodic,
+    PostLocal,
+    PowerSGD,
+    Quantised,
+    Streaming,
+    TopK,
+    combine_gradients,
+    compress,
+    diloco,
+    local_updates,
+    make_compressor,
+)
 from mycel.data_parallel.fsdp import FSDPCompression
 from mycel.errors import UsageError
-from mycel.moe import ExpertParallel, MoE
+from mycel.moe import ExpertParallel, MoE, SwitchLoss, Tuner, read_tutel, upcycled
 from mycel.moe.stacks import require_no_graph
+from mycel.settings import read_settings
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +113,143 @@ def test_a_wrong_call_is_refused_in_one_line(call: Callable[[], object], why: st
     with pytest.raises(UsageError, match=why) as caught:
         call()
     assert "\n" not in str(caught.value)
+
+
+def apart(rule: Any, **options: Any) -> object:
+    model = nn.Linear(4, 4)
+    return local_updates(torch.optim.SGD(model.parameters(), 0.1), rule, model=model, **options)
+
+
+def matrices() -> list[nn.Parameter]:
+    return [nn.Parameter(torch.zeros(4, 8))]
+
+
+def applied(**options: Any) -> object:
+    from mycel.moe import apply
+
+    return apply(nn.Linear(4, 4), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        # local updates
+        (lambda: apart(QSR(alpha=0.1)), r"QSR's rounds get longer .* pass total_steps="),
+        (lambda: apart(Delayed(QSR(alpha=0.1))), "pass total_steps="),
+        (lambda: apart(QSR), r"QSR is a class, .* make one, QSR\(\.\.\.\)"),
+        (lambda: apart(8), r"expected a rule of rounds, got int: such as Periodic\(8\)"),
+        (lambda: apart("qsr"), "expected a rule of rounds, got str"),
+        (lambda: apart(Periodic(8), total_steps="100"), "total_steps, of the training: '100' is not a whole number"),
+        (lambda: apart(Periodic(8), total_steps=0), "total_steps, of the training: 0 is not at least 1"),
+        (lambda: apart(Periodic(8), outer=diloco), r"call it, outer=diloco\(\)"),
+        (lambda: apart(Periodic(8), outer="diloco"), r"got str: such as diloco\(\)"),
+        (lambda: apart(Periodic(8), outer=optimizer()), "got SGD: such as diloco"),
+        (lambda: apart(Periodic(8), combiner=Adasum), r"Adasum is a class, .* make one, Adasum\(\)"),
+        (lambda: apart(Periodic(8), combiner="mean"), r"expected a combiner, such as Adasum\(\), got str"),
+        (lambda: apart(Periodic(8), compressor=TopK), r"TopK is a class, .* make one"),
+        (lambda: apart(Periodic(8), compressor="int5"), r"unknown compressor 'int5' \(did you mean"),
+        (lambda: apart(Periodic(8), optimizer_state="avg"), "optimizer_state 'avg' is none of"),
+        (lambda: local_updates(optimizer(), Periodic(8), model=nn.Linear(4, 4)), "are not the model's"),
+        (lambda: local_updates(optimizer(), Periodic(8), model=[nn.Linear(4, 4)]), "expected the model, got list"),  # type: ignore[arg-type]
+        (lambda: Periodic(2.5), "steps of a round: 2.5 is not a whole number"),  # type: ignore[arg-type]
+        (lambda: Periodic(0), "steps of a round: 0 is not at least 1"),
+        (lambda: QSR(alpha="0.1"), "QSR: alpha, a learning rate: '0.1' is not a number"),  # type: ignore[arg-type]
+        (lambda: QSR(alpha=-1), "QSR: alpha, a learning rate: -1 is not above 0"),
+        (lambda: QSR(alpha=1, warm_up=-1), "QSR: warm_up, first steps: -1 is not at least 0"),
+        (lambda: Delayed(8), "expected a rule of rounds, got int"),  # type: ignore[arg-type]
+        (lambda: Delayed(Delayed(Periodic(8))), "results of Delayed come a round late already"),
+        (lambda: PostLocal(begin=0.5, steps=8), "0.5 is not a whole number"),  # type: ignore[arg-type]
+        (lambda: Streaming(steps=10.5), "Streaming: steps: 10.5 is not a whole number"),  # type: ignore[arg-type]
+        # compression
+        (lambda: compress(replicated(), Quantised(4), residuals="int8"), "but none are kept: .* pass feedback=True"),
+        (lambda: compress(replicated(), TopK(0.1), feedback=False, residuals="int8"), "feedback=False; pass"),
+        (lambda: compress(sharded(), QSDP(), residuals="int8"), "but none are kept"),
+        (lambda: compress(replicated(), TopK(0.1), residuals="int4"), "residuals in 'int4'"),
+        (lambda: compress(replicated(), TopK(0.1), decay=2.0), "decay 2.0"),
+        (lambda: compress(replicated(), TopK(0.1), fuse_bytes="1MB"), "fuse_bytes, .*: '1MB' is not a whole number"),
+        (lambda: CompressionPolicy(PowerSGD), r"PowerSGD is a class"),  # type: ignore[arg-type]
+        (lambda: CompressionPolicy("powersdg"), r"did you mean 'powersgd'\?"),
+        (lambda: CompressionPolicy(4), "expected a compressor or the name of one, got int"),  # type: ignore[arg-type]
+        (lambda: CompressionPolicy(TopK(0.1), rules={"*": TopK}), "TopK is a class"),  # type: ignore[dict-item]
+        (lambda: CompressionPolicy(TopK(0.1), start_step=1.5), "start_step, .*: 1.5 is not a whole"),  # type: ignore[arg-type]
+        (lambda: make_compressor("top_k", densty=0.1), "compressor top_k: .*densty"),
+        (lambda: combine_gradients(replicated(), Adasum), "such as Adasum"),  # type: ignore[arg-type]
+        (lambda: combine_gradients(nn.Linear(3, 3), Adasum()), "needs a DistributedDataParallel model"),  # type: ignore[arg-type]
+        # optimizers
+        (lambda: Dion(matrices(), lr="0.1"), "lr: '0.1' is not a number"),  # type: ignore[arg-type]
+        (lambda: Dion(matrices(), lr=float("nan")), "lr: nan is not a number"),
+        (lambda: Dion(matrices(), rank=1.5), "rank 1.5: want a share"),
+        (lambda: Dion(matrices(), betas=0.9), "betas 0.9: want two"),  # type: ignore[arg-type]
+        (lambda: Dion([nn.Parameter(torch.zeros(4))]), "is no matrix, which dion needs"),
+        (lambda: DeMo(matrices(), top_k=0), "top_k 0"),
+        (lambda: DeMo(matrices(), chunk=4096), "chunks of 4096"),
+        (lambda: Dion(matrices()).attach(nn.Linear(8, 4)), "DistributedDataParallel"),  # type: ignore[arg-type]
+        # experts
+        (lambda: MoE(64, 64, 4, capacity=1.25), r"expected a capacity, got float .*CapacityPolicy\(factor=1.25\)"),  # type: ignore[arg-type]
+        (lambda: MoE(64, 64, 4, balancing="switch"), r"expected a balancing policy, got str .*SwitchLoss\(\)"),  # type: ignore[arg-type]
+        (lambda: MoE(64, 64, 4, balancing=SwitchLoss), "SwitchLoss is a class"),  # type: ignore[arg-type]
+        (lambda: MoE(64, 64, 4, top_k=5), "top_k 5 of 4 experts"),
+        (lambda: MoE(64, 64, 4, router="topk2"), "unknown router 'topk2'"),
+        (lambda: MoE(64, 64, 4, activation="swigloo"), r"did you mean 'swiglu'\?"),
+        (lambda: MoE(64, 64, 4, shared_hidden=0.5), "width of the shared expert: 0.5"),  # type: ignore[arg-type]
+        (lambda: MoE(64, 64, 4, parallel=4), "expected a DeviceMesh as mesh, got int"),  # type: ignore[arg-type]
+        (lambda: layer()(torch.randn(8, 64), top_k=9), "top_k 9 of 4 experts"),
+        (lambda: layer()([[1.0] * 64]), r"expected tokens in a tensor of \[\.\.\., 64\], got list"),
+        (lambda: layer()(torch.randn(8, 64), r=2), "r = 2|no such r|whole"),
+        (lambda: ExpertParallel(degree=1.5), "degree, chunks of tokens: 1.5"),  # type: ignore[arg-type]
+        (lambda: ExpertParallel(tensor_shards=0), "tensor_shards, .*: 0 is not at least 1"),
+        (lambda: ExpertParallel(tuner=Tuner), "Tuner is a class"),  # type: ignore[arg-type]
+        (lambda: ExpertParallel(gradients="avg"), "gradients 'avg'"),  # type: ignore[arg-type]
+        (lambda: MoE(64, 64, 4, parallel=ExpertParallel(codec="int9")), "unknown codec 'int9'"),
+        (lambda: MoE(64, 64, 4, parallel=ExpertParallel(dispatcher="alltoal")), "unknown dispatcher 'alltoal'"),
+        (lambda: applied(), "Linear is no Hugging Face model with exchangeable experts"),
+        (lambda: upcycled(nn.Linear(4, 4), 4), "expected a feed-forward network"),
+        (lambda: upcycled(nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8)), 2.5), "2.5 is not a whole"),  # type: ignore[arg-type]
+        (lambda: read_tutel({}), "no tensors of a layer of Tutel"),
+        (lambda: read_tutel(layer()), "expected the state_dict of a layer, .* got MoE"),  # type: ignore[arg-type]
+        # groups
+        (lambda: elastic.shrink_group([5]), "only groups of backend mycel"),
+        # the plan side
+        (lambda: mycel.load_topology("strar:ranks=4"), r"did you mean 'star'\?"),
+        (lambda: mycel.load_topology("star:rnaks=4"), "rnaks"),
+        (lambda: mycel.load_topology("star:ranks=four"), "four"),
+        (lambda: mycel.bound(RING, "al_reduce"), r"did you mean 'all_reduce'\?"),  # type: ignore[arg-type]
+        (lambda: mycel.bound(RING, Collective("all_gather", 3)), "over 3 ranks"),
+        (lambda: mycel.synthesize(RING, "all_gather", "forrest"), r"did you mean 'forest'\?"),
+        (lambda: mycel.synthesize(RING, "all_gather", k="2"), "'2' is not a whole number"),
+        (lambda: mycel.select(RING, "all_gather", []), "no sizes"),
+        (lambda: mycel.export(mycel.synthesize(RING, "all_gather"), "msccl"), "unknown format 'msccl'"),
+        (lambda: mycel.lower(mycel.synthesize(RING, "all_gather"), -1, piece_elements=16), "-1"),
+    ],
+)
+def test_more_wrong_calls_are_refused_in_one_line(call: Callable[[], object], why: str) -> None:
+    with pytest.raises(mycel.MycelError, match=why) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("MYCEL_TIMEOUT", "inf", "must be positive and finite"),
+        ("MYCEL_TIMEOUT", "30s", "'30s' is not a number"),
+        ("MYCEL_PIECE_BYTES", "inf", "must be positive and finite"),
+        ("MYCEL_PIECE_BYTES", "1.5", "must be a whole number"),
+        ("MYCEL_PACE", "-1", "must be positive"),
+        ("MYCEL_RANKS", "3-1", "expected ranks and ranges of them"),
+        ("MYCEL_RANKS", "0,0", "names a rank twice"),
+        ("MYCEL_LOCAL", "shm", "is not one of: memory, unix, tcp"),
+        ("MYCEL_VERIFY", "yes", "is not one of"),
+        ("MYCEL_DEBUG", "2", "is not one of: info, warning"),
+        ("MYCEL_ON_LINK_FAILURE", "ignore", "is not one of: raise, replan"),
+        ("MYCEL_FLIGHT_RECORDER", "off", "'off' is not a number"),
+        ("MYCEL_CONF_FILE", "/no/such/file", "cannot be read"),
+    ],
+)
+def test_variables_that_mean_nothing_are_refused(name: str, value: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why) as caught:
+        read_settings({name: value})
+    assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [replicated, sharded])

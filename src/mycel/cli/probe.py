@@ -50,6 +50,7 @@ def probe(
 
     Works under torchrun (-m mycel probe), mpirun, srun and mycel emulate.
     """
+    needs("mycel probe", "torch")
     from mycel.cli.fabric import load_fabric
     from mycel.probe import Limits
     from mycel.probe import probe as take_part

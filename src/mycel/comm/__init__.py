@@ -5,6 +5,10 @@ Nothing here knows what travels or why: a thing that a second wing needs comes d
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.comm", "torch")
+
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle, Packed
 from mycel.comm.exchange import (

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.data_parallel", "torch")
+
 from mycel.data_parallel.advise import Advice, Prediction, advise
 from mycel.data_parallel.advise_sharded import advise_sharded
 from mycel.data_parallel.beyond_averaging import MASHA, HDPiSSA, hd_pissa

@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.arguments import whole_number
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
 from mycel.data_parallel.compress.base import Compressor
@@ -26,7 +27,7 @@ from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, Outcome
 from mycel.data_parallel.ddp_hook import take_hook
 from mycel.data_parallel.exchange import exchange
-from mycel.data_parallel.feedback import ErrorFeedback, Scaler
+from mycel.data_parallel.feedback import ErrorFeedback, Scaler, check_residuals
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.open_step import OpenStep
 from mycel.data_parallel.policy import CompressionPolicy
@@ -371,14 +372,18 @@ def attach_ddp(
     Raises:
         UsageError: options that make no sense, or the model's gradients are compressed or combined already.
     """
-    if fuse_bytes < 0:
-        raise UsageError(f"buckets fused up to {fuse_bytes} bytes: must not be negative")
+    whole_number(fuse_bytes, "fuse_bytes, up to which buckets travel together", least=0)
+    whole_number(seed, "seed")
     if isinstance(method, Compressor):
         method = CompressionPolicy(copy.deepcopy(method), start_step=start_step)
     elif start_step:
         raise UsageError("start_step belongs to the policy: CompressionPolicy(..., start_step=...)")
+<<<<<<< HEAD
     device = next((p.device for p in model.module.parameters() if p.requires_grad), torch.device("cpu"))
     rehearse(method.compressors(), device, residuals)
+=======
+    check_residuals(method.compressors(), feedback, residuals)
+>>>>>>> face20
     if group is None:
         ranks = dist.get_process_group_ranks(model.process_group)
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)

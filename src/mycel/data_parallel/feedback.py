@@ -22,10 +22,11 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.residual_store import EightBits, Rounded
 from mycel.errors import UsageError
 
-__all__ = ["ErrorFeedback", "Scaler"]
+__all__ = ["ErrorFeedback", "Scaler", "check_residuals"]
 
 
 class Scaler(Protocol):
@@ -34,6 +35,24 @@ class Scaler(Protocol):
     def get_scale(self) -> float:
         """By how much the loss is multiplied before the backward pass; the same on all ranks."""
         ...
+
+
+def check_residuals(compressors: Collection[Compressor], feedback: bool | None, precision: str) -> None:
+    """Refuse a precision for residuals where none are kept.
+
+    Args:
+        compressors: whose losses may be remembered.
+        feedback: what the user wants; ``None``: what each compressor does.
+        precision: of residuals.
+
+    Raises:
+        UsageError: there would be none to keep so.
+    """
+    keeps = any(c.wants_feedback for c in compressors) if feedback is None else feedback
+    if precision == "int8" and not keeps:
+        names = ", ".join(dict.fromkeys(c.name for c in compressors)) or "nothing"
+        why = "feedback=False" if feedback is not None else f"{names} is unbiased, and then none are by default"
+        raise UsageError(f'residuals="int8", but none are kept: {why}; pass feedback=True')
 
 
 class ErrorFeedback:

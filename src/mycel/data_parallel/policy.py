@@ -7,10 +7,10 @@ from fnmatch import fnmatchcase
 
 from torch import Tensor
 
+from mycel.arguments import the, whole_number
 from mycel.data_parallel.compress.base import Compressor, numel
-from mycel.errors import UsageError
 
-__all__ = ["CompressionPolicy"]
+__all__ = ["CompressionPolicy", "compressor_of"]
 
 
 class CompressionPolicy:
@@ -20,14 +20,15 @@ class CompressionPolicy:
     tensors that would not become smaller.
 
     Args:
-        default: for every matrix or larger tensor that no rule names; ``None`` leaves them exact.
+        default: for every matrix or larger tensor that no rule names; a name stands for the compressor with its
+            usual settings, ``None`` leaves them exact.
         rules: patterns as in file names, and the compressor for what they match, or ``None`` for exact; the first
             that matches decides.
         start_step: steps that are all exact, before.
         min_elements: smaller tensors travel exact.
 
     Raises:
-        UsageError: a negative step or size.
+        UsageError: a negative step or size, or what is no compressor.
 
     Examples:
         >>> from mycel.data_parallel.compress import Quantised
@@ -38,16 +39,18 @@ class CompressionPolicy:
 
     def __init__(
         self,
-        default: Compressor | None,
+        default: Compressor | str | None,
         *,
-        rules: Mapping[str, Compressor | None] | None = None,
+        rules: Mapping[str, Compressor | str | None] | None = None,
         start_step: int = 0,
         min_elements: int = 256,
     ) -> None:
-        if start_step < 0 or min_elements < 0:
-            raise UsageError(f"compression from step {start_step}, for {min_elements} elements: must not be negative")
-        self.default, self.rules = default, dict(rules or {})
-        self.start_step, self.min_elements = start_step, min_elements
+        self.start_step = whole_number(start_step, "start_step, exact steps before", least=0)
+        self.min_elements = whole_number(min_elements, "min_elements, of a tensor", least=0)
+        self.rules = {
+            the(str, pattern, "a pattern of names"): _checked(c) for pattern, c in dict(rules or {}).items()
+        }
+        self.default = _checked(default)
 
     def choose(self, name: str, shape: Sequence[int], step: int) -> Compressor | None:
         """The compressor for a gradient, the same answer on all ranks; ``None`` for exact."""
@@ -86,3 +89,19 @@ class CompressionPolicy:
             compressor = self.choose(name, mean.shape, self.start_step)
             if compressor is not None:
                 compressor.prime(name, mean)
+
+
+def compressor_of(given: Compressor | str) -> Compressor:
+    """A compressor, or the one with its usual settings that a name stands for.
+
+    Raises:
+        UsageError: it is neither; of a class, the message says to make one.
+    """
+    from mycel.data_parallel.compress import make_compressor  # a part of that package is in use here already
+
+    made = make_compressor(given) if isinstance(given, str) else given
+    return the(Compressor, made, "a compressor or the name of one", hint="such as Quantised(bits=4)")  # type: ignore[type-abstract]
+
+
+def _checked(given: Compressor | str | None) -> Compressor | None:
+    return None if given is None else compressor_of(given)

@@ -8,6 +8,10 @@ docs/guides/elastic.md.
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.elastic", "torch")
+
 from mycel.elastic.groups import failure, get_handle, leave, reconfigure, shrink_group, start_alone
 from mycel.elastic.members import Members
 from mycel.elastic.roster import Candidate, Roster, Round, everyone

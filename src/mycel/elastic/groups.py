@@ -69,7 +69,7 @@ def get_handle(group: ProcessGroup | None = None, *, towards: Store | None = Non
             own address, where neither ``MYCEL_ADDRESS``, ``MYCEL_INTERFACE`` nor ``MASTER_ADDR`` does.
 
     Raises:
-        TypeError: the group is not of backend ``mycel``.
+        UsageError: the group is not of backend ``mycel``.
 
     Examples:
         >>> start_alone()
@@ -103,7 +103,7 @@ def reconfigure(
         CommunicationError: members did not come, or cannot be reached; the message names them. The group has no
             members then, and can be formed under another id.
         UsageError: a handle is none, or does not fit the described fabric.
-        TypeError: the group is not of backend ``mycel``.
+        UsageError: the group is not of backend ``mycel``.
 
     Examples:
         >>> start_alone()
@@ -130,7 +130,7 @@ def leave(group: ProcessGroup | None = None) -> None:
         group: the group; the default one if not given.
 
     Raises:
-        TypeError: the group is not of backend ``mycel``.
+        UsageError: the group is not of backend ``mycel``.
 
     Examples:
         >>> start_alone()
@@ -166,7 +166,7 @@ def shrink_group(
     Raises:
         UsageError: a rank is none of the group, or this one, or nobody would be left.
         CommunicationError: a survivor is gone, too, or did not come.
-        TypeError: the group is not of backend ``mycel``.
+        UsageError: the group is not of backend ``mycel``.
 
     Examples:
         On all ranks but 3, after a collective has failed because rank 3 was lost::
@@ -196,7 +196,7 @@ def failure(group: ProcessGroup | None = None) -> Exception | None:
         group: the group; the default one if not given.
 
     Raises:
-        TypeError: the group is not of backend ``mycel``.
+        UsageError: the group is not of backend ``mycel``.
 
     Examples:
         >>> start_alone()
@@ -222,7 +222,7 @@ def _adapter(group: Any) -> Reconfigurable:
         backend = group._get_backend(torch.device("cpu"))
         if isinstance(backend, Reconfigurable):
             return backend
-    raise TypeError(f"only groups of backend mycel can be formed anew; this one is of {dist.get_backend(group)}")
+    raise UsageError(f"only groups of backend mycel can be formed anew; this one is of {dist.get_backend(group)}")
 
 
 def _take_down_others(group: ProcessGroup) -> None:

@@ -8,6 +8,10 @@
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.moe", "torch")
+
 from mycel.comm.meter import ByteMeter
 from mycel.comm.nodes import node_mesh, nodes_of
 from mycel.comm.pending import keep_exchanges

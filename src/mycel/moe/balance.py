@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mycel.arguments import the
 from mycel.errors import UsageError
 from mycel.moe.recompute import recomputing
 from mycel.moe.slots import RoutingResult, count_tokens
@@ -32,6 +33,7 @@ __all__ = [
     "ZLoss",
     "attach",
     "losses_of",
+    "policies_of",
 ]
 
 
@@ -517,3 +519,14 @@ class _Tell(torch.autograd.Function):
         for layer in ctx.layers:
             layer.deferred(grads[0])
         return None, None
+
+
+def policies_of(balancing: LoadBalancing | Sequence[LoadBalancing]) -> list[LoadBalancing]:
+    """The policies that a user gave, one or several.
+
+    Raises:
+        UsageError: something is no policy: a class, a text.
+    """
+    several = not isinstance(balancing, str | type | nn.Module) and isinstance(balancing, Sequence)
+    given = list(balancing) if several else [balancing]  # type: ignore[arg-type]
+    return [the(LoadBalancing, policy, "a balancing policy", hint="such as SwitchLoss()") for policy in given]

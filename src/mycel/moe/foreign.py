@@ -162,7 +162,10 @@ def _megatron_experts(rank: dict[str, Tensor], dim: int, num_experts: int) -> di
 
 
 def _each(states: _State | Sequence[_State]) -> Sequence[_State]:
-    return [states] if isinstance(states, Mapping) else states
+    several = [states] if isinstance(states, Mapping) else states
+    if not isinstance(several, Sequence) or not several or not all(isinstance(one, Mapping) for one in several):
+        raise UsageError(f"expected the state_dict of a layer, or those of all ranks, got {type(states).__name__}")
+    return several
 
 
 def _within(state: _State, prefix: str, whose: str) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mycel.arguments import whole_number
+from mycel.arguments import the, whole_number
 from mycel.errors import UsageError
-from mycel.moe.balance import Balanced, LoadBalancing, attach, losses_of
+from mycel.moe.balance import Balanced, LoadBalancing, attach, losses_of, policies_of
 from mycel.moe.capacity import CapacityPolicy
 from mycel.moe.divided import divided_experts
 from mycel.moe.expert_mlp import compute_dtype
@@ -92,7 +92,11 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         top_k = whole_number(top_k, "top_k, experts a token", least=1)
         self.dim, self.num_experts = dim, num_experts
         self.top_k = top_k
-        self.capacity = capacity or CapacityPolicy()
+        hint = f"CapacityPolicy(factor={capacity if isinstance(capacity, int | float) else 1.25})"
+        self.capacity = (
+            CapacityPolicy() if capacity is None else the(CapacityPolicy, capacity, "a capacity", hint=hint)
+        )
+        whole_number(shared_hidden, "width of the shared expert", least=0)
         made: nn.Module = make_router(router, dim, num_experts, top_k) if isinstance(router, str) else router
         self.router = made.to(dtype=dtype)
         if getattr(made, "num_experts", num_experts) != num_experts:
@@ -106,7 +110,7 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         device = self.experts.down_proj.device
         self.router.to(device=device)
         self.shared: nn.Module | None = SharedExpert(dim, shared_hidden, **like) if shared_hidden else None
-        policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
+        policies = policies_of(balancing)
         self.balancing = nn.ModuleList(policies).to(device=device)
         biased = sum(policy.selection_bias is not None for policy in policies)
         if biased > 1 or (biased and not getattr(made, "takes_bias", True)):
@@ -149,6 +153,8 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         Raises:
             UsageError: tokens of another width or kind, there is no such ``r``, or the exchange cannot be used here.
         """
+        if not isinstance(x, Tensor):
+            raise UsageError(f"expected tokens in a tensor of [..., {self.dim}], got {type(x).__name__}")
         if x.shape[-1:] != (self.dim,) or not x.is_floating_point():
             raise UsageError(f"tokens of {list(x.shape)}, {x.dtype}: expected [..., {self.dim}], floating point")
         x_TD = x.reshape(-1, x.shape[-1])

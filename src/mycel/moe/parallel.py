@@ -8,7 +8,7 @@ from typing import Literal
 
 from torch.distributed.device_mesh import DeviceMesh
 
-from mycel.arguments import the
+from mycel.arguments import the, whole_number
 from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.moe.dispatch import TokenDispatcher
@@ -72,8 +72,11 @@ class ExpertParallel:
                 )
         if self.gradients not in ("mean", "sum"):
             raise UsageError(f"gradients {self.gradients!r}; expected 'mean' or 'sum'")
-        if self.degree < 1:
-            raise UsageError(f"degree {self.degree}; expected at least 1 chunk")
+        whole_number(self.degree, "degree, chunks of tokens", least=1)
+        if self.tensor_shards is not None:
+            whole_number(self.tensor_shards, "tensor_shards, ranks that share an expert", least=1)
+        if self.tuner is not None:
+            the(Tuner, self.tuner, "a tuner", hint="such as Tuner()")
 
     @staticmethod
     def of(parallel: ExpertParallel | DeviceMesh | None) -> ExpertParallel:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from mycel.arguments import whole_number
 from mycel.errors import UsageError
 from mycel.moe.activations import ACTIVATIONS
 from mycel.moe.layer import MoE
@@ -63,6 +64,8 @@ def upcycled(
         >>> torch.allclose(layer(x), mlp(x), atol=1e-5)
         True
     """
+    num_experts = whole_number(num_experts, "number of experts", least=1)
+    top_k = whole_number(top_k, "top_k, experts a token", least=1)
     activation, maps = _understood(mlp)
     firsts, down = maps[:-1], maps[-1]
     (hidden, dim), like = firsts[0].weight.shape, firsts[0].weight

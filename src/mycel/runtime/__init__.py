@@ -10,6 +10,10 @@ Where mycel is installed, the name alone does, without the import (``mycel.autol
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.runtime", "torch")
+
 from mycel.runtime.flight import dump_flight_records
 from mycel.runtime.membership import monitored_barrier
 from mycel.runtime.meter import log_metrics, metrics, write_metrics

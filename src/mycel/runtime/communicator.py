@@ -23,7 +23,8 @@ from mycel.collectives.spec import CollectiveName
 from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
-from mycel.errors import CommunicationError, TopologyError, UsageError
+from mycel.errors import CommunicationError, TopologyError
+from mycel.names import spelled
 from mycel.runtime import engine as e
 from mycel.runtime import job_fields as j
 from mycel.runtime.calls import Call, Ticket
@@ -110,8 +111,7 @@ class Communicator:
         self._address_of = address_of
         self._paced = paced
         self._pacer = Pacer(rank, paced)
-        if unknown := [method for method in methods or () if method not in _METHODS]:
-            raise UsageError(f"MYCEL_METHODS: unknown method {unknown[0]!r}; known: {', '.join(_METHODS)}")
+        methods = None if methods is None else tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
         self.is_local = is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         machines = machine_numbers([address.host for address in rendezvous.addresses])
         self._methods = methods

@@ -167,16 +167,18 @@ def _verified(
     candidates = tuple(m for m in methods if m in (*usual, *classics_for(name))) or usual
     collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
     made: dict[str, Schedule] = {}
+    refused: SynthesisError | None = None
     for method in candidates:
         if method == "flow" and is_large(topology, collective) and method != candidates[-1]:
             continue  # every rank would look for paths of its own, for half a minute; others serve at once
         try:
             schedule = synthesize(topology, collective, method=method)
-        except SynthesisError:
+        except SynthesisError as error:
             # Too large a fabric to optimise over, or one that a method does not fit: so on every rank.
-            if method in _MAY_NOT_FIT or (method in CLASSICS and method != candidates[-1]):
-                continue
-            raise
+            if method not in _MAY_NOT_FIT and method not in CLASSICS:
+                raise
+            refused = error
+            continue
         verify_schedule(schedule)
         if schedule.has_places and not sums_agree(schedule):
             if method != candidates[-1] or made:
@@ -186,6 +188,8 @@ def _verified(
                 "floating-point results would differ from rank to rank; exchange gives the same to all"
             )
         made[method] = schedule
+    if refused is not None and not made:  # those that were asked for: what usually serves has a schedule everywhere
+        raise refused
     return made
 
 

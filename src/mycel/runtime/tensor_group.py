@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
 from mycel.runtime.debug_log import say_group, show_log, warn_of_slips
 from mycel.runtime.device.group import DeviceGroup, make_nccl
@@ -194,7 +195,7 @@ def tensor_group(group: dist.ProcessGroup | None = None) -> TensorGroup:
         group: the group; the default one if not given.
 
     Raises:
-        TypeError: the group is of another backend.
+        UsageError: the group is of another backend.
 
     Examples:
         >>> dist.init_process_group("mycel", store=dist.HashStore(), rank=0, world_size=1)
@@ -207,5 +208,5 @@ def tensor_group(group: dist.ProcessGroup | None = None) -> TensorGroup:
     if found is None and torch.device("cpu") in chosen._device_types:
         found = getattr(chosen._get_backend(torch.device("cpu")), "tensor_group", None)
     if not isinstance(found, TensorGroup):
-        raise TypeError(f"a group of backend mycel is needed; this one is of {dist.get_backend(chosen)}")
+        raise UsageError(f"a group of backend mycel is needed; this one is of {dist.get_backend(chosen)}")
     return found

@@ -22,10 +22,11 @@ from typing import Any, NoReturn
 
 from mycel.errors import TopologyError
 from mycel.names import nearest
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.link_class import stated_from_json, stated_to_json
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
 
-__all__ = ["from_json", "parse_json", "to_json"]
+__all__ = ["JSON", "from_json", "parse_json", "to_json"]
 
 _KINDS: dict[str, VertexKind] = {"gpu": "rank", "rank": "rank", "switch": "switch"}
 _NODE_KEYS = ("id", "type", "label", "box", "computes")
@@ -214,3 +215,12 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(text: str) -> NoReturn:
     raise TopologyError(f"{text} is not a number that JSON knows")
+
+
+JSON = FileFormat(
+    name="JSON",
+    suffixes=(".json",),
+    signature=r"\A\s*[{\[]",
+    parse=parse_json,
+    becomes="",
+)

@@ -1,120 +1,49 @@
 """Loading a topology from whatever a person has at hand: a file in any known form, or the name of a builder.
 
-A new file format is one module with a function ``(text, *, source)`` that returns a Topology, or a Description where
-something has to be assumed or several machines could be joined, and one line in ``FORMATS``.
+A new file format is one module in ``formats``, with a ``FileFormat`` at its end, and one line in ``FORMATS``.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from mycel.errors import TopologyError
 from mycel.names import nearest
 from mycel.topology.builders import BUILDERS, build
 from mycel.topology.formats.description import Description, Reading
-from mycel.topology.formats.hwloc_xml import parse_hwloc_xml
-from mycel.topology.formats.nccl_xml import parse_nccl_xml
-from mycel.topology.formats.nvidia_smi import parse_nvidia_smi
-from mycel.topology.formats.rocm_smi import parse_rocm_smi
-from mycel.topology.formats.simulators import parse_astra_sim, parse_simai
-from mycel.topology.formats.slurm import parse_slurm_conf, parse_slurm_yaml
-from mycel.topology.formats.taccl import parse_taccl
+from mycel.topology.formats.file_format import FileFormat, TopologyParser
+from mycel.topology.formats.hwloc_xml import HWLOC_XML
+from mycel.topology.formats.nccl_xml import NCCL_XML
+from mycel.topology.formats.nvidia_smi import NVIDIA_SMI
+from mycel.topology.formats.rocm_smi import ROCM_SMI
+from mycel.topology.formats.simulators import ASTRA_SIM, SIMAI
+from mycel.topology.formats.slurm import SLURM_CONF, SLURM_YAML
+from mycel.topology.formats.taccl import TACCL_JSON
 from mycel.topology.given import NOTHING, Given, read_given, split_given
-from mycel.topology.json_format import parse_json
+from mycel.topology.json_format import JSON
 from mycel.topology.model import Topology
-from mycel.topology.yaml_format import parse_yaml
+from mycel.topology.yaml_format import YAML
 
 __all__ = ["FORMATS", "FileFormat", "TopologyParser", "load_topology", "parse_topology", "read_topology"]
 
 _log = logging.getLogger(__name__)
 
 
-class TopologyParser(Protocol):
-    """What a format provides."""
-
-    def __call__(self, text: str, *, source: str) -> Topology | Description:
-        """What ``text`` describes; ``source`` names it in messages."""
-
-
-class MachineParser(Protocol):
-    """What a format provides that describes a machine, and can be told more about it."""
-
-    def __call__(self, text: str, *, source: str, given: Given) -> Description:
-        """What ``text`` describes; what is ``given`` goes before it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileFormat:
-    """One file format.
-
-    Attributes:
-        name: for messages.
-        suffixes: endings of file names, lower case, with the dot.
-        signature: regular expression (several lines, case-insensitive) that contents of this form match somewhere.
-        parse: reads it.
-        machine: reads it with what a person says about the machine; ``None`` where the format says all itself.
-    """
-
-    name: str
-    suffixes: tuple[str, ...]
-    signature: str
-    parse: TopologyParser
-    machine: MachineParser | None = None
-
-
 #: In the order in which contents are tried: first among the formats with the file's ending, then among all.
 FORMATS: tuple[FileFormat, ...] = (
-    FileFormat(
-        name="hwloc XML",
-        suffixes=(".xml",),
-        signature=r"<object\s+type=",
-        parse=parse_hwloc_xml,
-        machine=parse_hwloc_xml,
-    ),
-    FileFormat(
-        name="NCCL/RCCL XML",
-        suffixes=(".xml",),
-        signature=r"\A\s*<",
-        parse=parse_nccl_xml,
-        machine=parse_nccl_xml,
-    ),
-    FileFormat(name="TACCL JSON", suffixes=(".json",), signature=r'"gpus_per_node"', parse=parse_taccl),
-    FileFormat(name="JSON", suffixes=(".json",), signature=r"\A\s*[{\[]", parse=parse_json),
-    FileFormat(
-        name="ASTRA-sim", suffixes=(".yml", ".yaml"), signature=r"^[{ ]*npus_count\s*:", parse=parse_astra_sim
-    ),
-    FileFormat(
-        name="Slurm topology.yaml",
-        suffixes=(".yaml", ".yml"),
-        signature=r"^[ \t]*-[ \t]+topology[ \t]*:",
-        parse=parse_slurm_yaml,
-    ),
-    FileFormat(
-        name="Slurm topology.conf",
-        suffixes=(".conf",),
-        signature=r"^[ \t]*(SwitchName|BlockName)[ \t]*=",
-        parse=parse_slurm_conf,
-    ),
-    FileFormat(
-        name="rocm-smi --showtopo",
-        suffixes=(".txt",),
-        signature=r"(Weight|Hops|Link Type) between two GPUs",
-        parse=parse_rocm_smi,
-        machine=parse_rocm_smi,
-    ),
-    FileFormat(
-        name="nvidia-smi topo -m",
-        suffixes=(".txt",),
-        signature=r"^[ \t>|#]*GPU\d+\s.*\bX(\s|$)",
-        parse=parse_nvidia_smi,
-        machine=parse_nvidia_smi,
-    ),
-    FileFormat(name="SimAI", suffixes=(".txt",), signature=r"\A\s*(\d+[ \t]+){5}\S", parse=parse_simai),
-    FileFormat(name="YAML", suffixes=(".yaml", ".yml"), signature="", parse=parse_yaml),
+    HWLOC_XML,
+    NCCL_XML,
+    TACCL_JSON,
+    JSON,
+    ASTRA_SIM,
+    SLURM_YAML,
+    SLURM_CONF,
+    ROCM_SMI,
+    NVIDIA_SMI,
+    SIMAI,
+    YAML,
 )
 
 #: ``FILE*4``, ``FILE*4@25 GB/s``: so many such machines on one network.

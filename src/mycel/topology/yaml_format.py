@@ -36,13 +36,14 @@ import yaml
 from mycel.errors import MycelError, TopologyError
 from mycel.names import nearest
 from mycel.topology.capacities import fitting_unit, read_rate, read_seconds, unit_of
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.limits import MAX_VERTICES
 from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
 from mycel.topology.yaml_nodes import YamlReader, compose
 from mycel.units import RATE_UNITS, format_size, parse_size
 
-__all__ = ["parse_yaml", "to_yaml"]
+__all__ = ["YAML", "parse_yaml", "to_yaml"]
 
 _TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links", "link_classes")
 _CLASS = ("latency", "wake", "work", "pieces")
@@ -470,3 +471,12 @@ class _Description:
                 if label not in seen:
                     return node
         return ranks[0][1] if ranks else self._root
+
+
+YAML = FileFormat(
+    name="YAML",
+    suffixes=(".yaml", ".yml"),
+    signature="",
+    parse=parse_yaml,
+    becomes="",
+)

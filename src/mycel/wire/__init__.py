@@ -8,6 +8,10 @@ on where its expert lives.
 
 from __future__ import annotations
 
+from mycel.extras import needs
+
+needs("mycel.wire", "torch")
+
 from collections.abc import Callable
 
 from mycel.names import spelled

@@ -18,6 +18,7 @@ own: they are there to be compared with, and the runtime does not try them by it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from inspect import signature
 from typing import Any
@@ -59,18 +60,29 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "sketch": sketch.synthesize,
 }
 
-#: Methods that serve all_to_all, gather and scatter; the others serve all other collectives.
+#: Methods that serve all_to_all, gather and scatter on any fabric.
 _POINTED_METHODS = ("flow", "direct")
-#: Methods that have schedules on some fabrics only, and what they serve there; they take part where they fit.
-WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {
-    "exchange": exchange.SERVES,
-    "skewed": skewed.SERVES,
-}
+#: Methods that serve every other collective on any fabric, the default first.
+_OTHER_METHODS = ("forest", "tree")
 #: Methods that take part only where somebody names them (long searches, or input of their own), and what they serve.
 NAMED_ONLY: dict[str, tuple[CollectiveName, ...]] = {"steps": steps.SERVES, "sketch": COLLECTIVES}
 
 #: Methods that plan for a size, their option ``num_bytes``, and what they serve; ``select`` asks them at every size.
 BY_SIZE: dict[str, tuple[CollectiveName, ...]] = {"greedy": greedy.SERVES}
+
+
+def _served(method: Synthesizer) -> tuple[CollectiveName, ...]:
+    """What a method serves, by ``SERVES`` of its module; all collectives where its module does not say."""
+    served: tuple[CollectiveName, ...] = getattr(sys.modules[method.__module__], "SERVES", COLLECTIVES)
+    return served
+
+
+#: All others, and what they serve: they may have schedules on some fabrics only, and take part where they fit.
+WHERE_THEY_FIT: dict[str, tuple[CollectiveName, ...]] = {
+    name: _served(method)
+    for name, method in SYNTHESIZERS.items()
+    if name not in {*_POINTED_METHODS, *_OTHER_METHODS, *NAMED_ONLY, *BY_SIZE}
+}
 
 
 def methods_for(name: CollectiveName) -> tuple[str, ...]:
@@ -82,8 +94,7 @@ def methods_for(name: CollectiveName) -> tuple[str, ...]:
         >>> methods_for("all_to_all")
         ('flow', 'direct')
     """
-    ours = [method for method in SYNTHESIZERS if method not in {*NAMED_ONLY, *WHERE_THEY_FIT, *BY_SIZE}]
-    return tuple(method for method in ours if (method in _POINTED_METHODS) == (name in POINTED))
+    return _POINTED_METHODS if name in POINTED else _OTHER_METHODS
 
 
 def candidates_for(name: CollectiveName) -> tuple[str, ...]:

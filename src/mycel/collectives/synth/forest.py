@@ -20,6 +20,7 @@ from dataclasses import replace
 from fractions import Fraction
 from math import gcd, lcm
 
+from mycel.arguments import whole_number
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum, find_division, find_optimum, root_weights
 from mycel.collectives.in_network_bound import NetworkDivision, divide_with_switches
@@ -96,7 +97,7 @@ def synthesize(
         raise UsageError(
             f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
         )
-    if k is not None and k < 1:
+    if k is not None and whole_number(k, "k, trees a root") < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
     if sum(given is not None for given in (k, within, num_bytes)) > 1:
         raise UsageError("k trees a root, the shallowest within a share, or the fastest at a size: give one of them")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mycel.data_parallel.compress import Compressor
-from mycel.data_parallel.feedback import ErrorFeedback, Scaler
+from mycel.data_parallel.feedback import ErrorFeedback, Scaler, check_residuals
 from mycel.data_parallel.fsdp.layout import Unit, units_of
 from mycel.data_parallel.fsdp.qsdp import QSDP
 from mycel.data_parallel.fsdp.replicas import ReplicaMean
@@ -270,6 +270,7 @@ def _feedback(
     scaler: Scaler | None,
     precision: Literal["float32", "int8"],
 ) -> ErrorFeedback | None:
+    check_residuals([] if policy is None else policy.compressors(), wanted, precision)
     if policy is None:
         return None
     keeps = any(c.wants_feedback for c in policy.compressors()) if wanted is None else wanted

@@ -19,7 +19,7 @@ from mycel.data_parallel.compress.rounds import Item
 from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.open_step import OpenStep
-from mycel.data_parallel.policy import CompressionPolicy
+from mycel.data_parallel.policy import CompressionPolicy, compressor_of
 from mycel.data_parallel.state import mean_residuals
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
@@ -172,5 +172,5 @@ def as_policy(method: Compressor | CompressionPolicy) -> CompressionPolicy:
     """
     if isinstance(method, CompressionPolicy):
         return copy.deepcopy(method)
-    own = copy.deepcopy(method)
+    own = copy.deepcopy(compressor_of(method))
     return CompressionPolicy(own, rules={"*": own} if own.is_elementwise else None)

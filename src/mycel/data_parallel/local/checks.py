@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.errors import UsageError
 
-__all__ = ["check", "check_members", "named", "own_group", "unwrapped"]
+__all__ = ["check", "check_members", "check_parts", "named", "own_group", "unwrapped"]
 
 
 def unwrapped(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -75,6 +77,35 @@ def check(
         raise UsageError('FSDP2 averages gradients over replicas itself: fully_shard(model, mesh=mesh["shard"])')
     if combiner is not None and not isinstance(combiner, Mean):
         raise UsageError(f"{type(combiner).__name__} needs whole layers, and each rank has a shard only; use Mean()")
+
+
+def check_parts(outer: object, combiner: object) -> None:
+    """Refuse what makes no outer optimizer, and what does not combine.
+
+    Raises:
+        UsageError: says what is wanted.
+    """
+    if outer is not None:
+        _check_outer(outer)
+    if isinstance(combiner, type):
+        raise UsageError(f"{combiner.__name__} is a class, and a combiner is wanted: make one, {combiner.__name__}()")
+    if combiner is not None and not callable(getattr(combiner, "start", None)):
+        raise UsageError(f"expected a combiner, such as Adasum(), got {type(combiner).__name__}")
+
+
+def _check_outer(outer: object) -> None:
+    if not callable(outer) or isinstance(outer, torch.optim.Optimizer):
+        raise UsageError(
+            f"outer makes the optimizer of the shared parameters, got {type(outer).__name__}: such as diloco(), or "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.7)"
+        )
+    try:
+        inspect.signature(outer).bind([])
+    except TypeError:
+        name = getattr(outer, "__name__", type(outer).__name__)
+        raise UsageError(f"outer={name} does not take the shared parameters alone: call it, outer={name}()") from None
+    except ValueError:  # written in C: it says itself what it takes
+        return
 
 
 def check_members(

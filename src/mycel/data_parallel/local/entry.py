@@ -61,7 +61,8 @@ def local_updates(
         feedback: whether what compression loses of a change is added to the next one; by default as each compressor
             wants it.
         seed: of everything random in compressors.
-        total_steps: of the training; the last round ends there, and with it everything that was under way.
+        total_steps: of the training; the last round ends there, and with it everything that was under way. ``QSR``
+            needs it, or ``uneven``.
         average_buffers: average floating-point buffers, such as running statistics of batch norms, every time,
             with rounds whose results come later only at the last.
         optimizer_state: what a synchronisation does with the local optimizer's state, such as momentum.
@@ -81,7 +82,7 @@ def local_updates(
         >>> dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # one rank, for show
         >>> model = nn.Linear(2, 1)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> updates = local_updates(optimizer, QSR(alpha=0.2), model=model, outer=diloco())
+        >>> updates = local_updates(optimizer, QSR(alpha=0.2), model=model, outer=diloco(), total_steps=100)
         >>> model(torch.ones(1, 2)).sum().backward()
         >>> optimizer.step()
         >>> updates.step, updates.rounds  # rounds have (0.2 / 0.1)^2 = 4 steps

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from mycel.arguments import whole_number
 from mycel.errors import UsageError
 
 __all__ = ["Streaming", "divide"]
@@ -60,6 +61,8 @@ class Streaming:
     delayed = True
 
     def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("fragments", 1), ("overlap", 0)):
+            whole_number(getattr(self, name), f"Streaming: {name}", least=least)
         if not 1 <= self.fragments <= self.steps:
             raise UsageError(f"{self.fragments} fragments in {self.steps} steps: at least 1, at most one a step")
         if not 0 <= self.overlap < self.steps:

@@ -10,9 +10,19 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from mycel.arguments import real_number, whole_number
 from mycel.errors import UsageError
 
-__all__ = ["QSR", "Delayed", "EveryStep", "Periodic", "PostLocal", "Synchronizer"]
+__all__ = [
+    "QSR",
+    "Delayed",
+    "EveryStep",
+    "Periodic",
+    "PostLocal",
+    "Synchronizer",
+    "check_synchronizer",
+    "check_total",
+]
 
 
 class Synchronizer(Protocol):
@@ -80,7 +90,7 @@ class Periodic:
     delayed = False
 
     def __post_init__(self) -> None:
-        _at_least_one("steps", self.steps)
+        whole_number(self.steps, "steps of a round", least=1)
 
     def period(self, step: int, learning_rate: float) -> int:
         """See ``Synchronizer``."""
@@ -112,7 +122,8 @@ class PostLocal:
     delayed = False
 
     def __post_init__(self) -> None:
-        _at_least_one("steps", self.steps)
+        whole_number(self.begin, "PostLocal: steps before rounds get longer", least=0)
+        whole_number(self.steps, "steps of a round", least=1)
 
     def period(self, step: int, learning_rate: float) -> int:
         """See ``Synchronizer``."""
@@ -149,10 +160,10 @@ class QSR:
     delayed = False
 
     def __post_init__(self) -> None:
-        _at_least_one("base", self.base)
-        _at_least_one("warm_up_period", self.warm_up_period)
-        if not self.alpha > 0:
-            raise UsageError(f"QSR: alpha must be positive, got {self.alpha}")
+        real_number(self.alpha, "QSR: alpha, a learning rate", above=0)
+        whole_number(self.base, "QSR: base, steps of the shortest round", least=1)
+        whole_number(self.warm_up, "QSR: warm_up, first steps", least=0)
+        whole_number(self.warm_up_period, "QSR: warm_up_period, steps of a round", least=1)
 
     def period(self, step: int, learning_rate: float) -> int:
         """See ``Synchronizer``.
@@ -189,11 +200,49 @@ class Delayed:
     rounds: Synchronizer
     delayed = True
 
+    def __post_init__(self) -> None:
+        check_synchronizer(self.rounds)
+        if self.rounds.delayed:
+            raise UsageError(f"Delayed: results of {type(self.rounds).__name__} come a round late already")
+
     def period(self, step: int, learning_rate: float) -> int:
         """See ``Synchronizer``."""
         return self.rounds.period(step, learning_rate)
 
 
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise UsageError(f"{name} must be at least 1, got {value}")
+def check_synchronizer(rule: object) -> None:
+    """Refuse what does not say how long a round is.
+
+    Raises:
+        UsageError: a class in place of an object, a number of steps, a text.
+    """
+    if isinstance(rule, type):
+        raise UsageError(
+            f"{rule.__name__} is a class, and a rule of rounds is wanted: make one, {rule.__name__}(...)"
+        )
+    if not callable(getattr(rule, "period", None)) or not hasattr(rule, "delayed"):
+        number = f"Periodic({rule})" if isinstance(rule, int) else "Periodic(100)"
+        raise UsageError(
+            f"expected a rule of rounds, got {type(rule).__name__}: such as {number}, QSR(alpha=...), or an object "
+            "with period(step, learning_rate) and delayed"
+        )
+
+
+def check_total(rule: Synchronizer, total_steps: int | None, *, ends: bool) -> None:
+    """Refuse a rule whose last round may be longer than what is left of the training, where nobody says how long.
+
+    Args:
+        rule: of rounds.
+        total_steps: of the training, where they are known.
+        ends: ranks say when they have had their last batch.
+
+    Raises:
+        UsageError: as said.
+    """
+    if total_steps is not None:
+        whole_number(total_steps, "total_steps, of the training", least=1)
+    elif not ends and isinstance(rule.rounds if isinstance(rule, Delayed) else rule, QSR):
+        raise UsageError(
+            "QSR's rounds get longer as the learning rate falls, and the last would not end with the training: pass "
+            "total_steps=..., or uneven=True and call finish() after the last batch"
+        )

@@ -22,7 +22,7 @@ from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.feedback import is_finite
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.local.carriers import Carrier, Combined, Compressed, as_policy
-from mycel.data_parallel.local.checks import check, check_members, named, own_group, unwrapped
+from mycel.data_parallel.local.checks import check, check_members, check_parts, named, own_group, unwrapped
 from mycel.data_parallel.local.meetings import Meetings
 from mycel.data_parallel.local.members import Members, View, hand_on, look_round
 from mycel.data_parallel.local.outer import MakeOuter
@@ -31,7 +31,7 @@ from mycel.data_parallel.local.saved import by_name, load_parts, state_of_parts
 from mycel.data_parallel.local.scaler import watch_scaler
 from mycel.data_parallel.local.state import load_tensors, local_part
 from mycel.data_parallel.local.streaming import Streaming, divide
-from mycel.data_parallel.local.synchronizer import Synchronizer
+from mycel.data_parallel.local.synchronizer import Synchronizer, check_synchronizer, check_total
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.rehearsal import rehearse
 from mycel.data_parallel.stats import CommStats
@@ -91,6 +91,10 @@ class LocalUpdates(Handle):
         group: dist.ProcessGroup | None,
     ) -> None:
         self._optimizer = the(torch.optim.Optimizer, unwrapped(optimizer), "the optimizer of this rank")
+        the(nn.Module, model, "the model")
+        check_synchronizer(synchronizer)
+        check_total(synchronizer, total_steps, ends=uneven or members is not None)
+        check_parts(outer, combiner)
         self._synchronizer = synchronizer
         self._streaming = synchronizer if isinstance(synchronizer, Streaming) else None
         self._total_steps = total_steps

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.arguments import the
 from mycel.data_parallel.ddp_hook import take_hook
 from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.stats import CommStats
@@ -65,6 +66,8 @@ class Attached(Handle):
     """
 
     def __init__(self, optimizer: Attachable, model: DistributedDataParallel) -> None:
+        hint = "wrap the model first"
+        the(DistributedDataParallel, model, "a model in DistributedDataParallel", hint=hint)
         mine = {id(p): group for group in optimizer.param_groups for p in group["params"]}
         trained = {id(p): name for name, p in model.module.named_parameters() if p.requires_grad}
         if missing := [name for key, name in trained.items() if key not in mine]:

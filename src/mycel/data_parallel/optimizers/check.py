@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mycel.arguments import real_number
 from mycel.data_parallel.optimizers.demo_update import LARGEST_CHUNK
 from mycel.errors import UsageError
 
@@ -69,6 +70,15 @@ def check_together(parameters: Iterable[Tensor]) -> dist.ProcessGroup | None:
 
 
 def _check_options(group: dict[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "momentum", "eps", "rank"):
+        value = group[name]
+        real_number(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value, name)
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise UsageError(f"betas {betas!r}: want two, such as (0.9, 0.95)")
+    for beta in betas:
+        if not 0 <= real_number(beta, "a beta") < 1:
+            raise UsageError(f"betas {betas}: each must be at least 0 and below 1")
     rank = group["rank"]
     if rank <= 0 or (isinstance(rank, float) and rank > 1):
         raise UsageError(f"rank {rank}: want a share of the shorter side in (0, 1], or a whole number of columns")

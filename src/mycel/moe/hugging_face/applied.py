@@ -18,7 +18,7 @@ from mycel.comm.groups import flat_group
 from mycel.comm.messages import all_gather_single
 from mycel.comm.meter import ByteMeter
 from mycel.errors import UsageError
-from mycel.moe.balance import LoadBalancing
+from mycel.moe.balance import LoadBalancing, policies_of
 from mycel.moe.dispatch import TokenDispatcher
 from mycel.moe.experts import take_own
 from mycel.moe.hugging_face.backend import ForeignExperts, experts_forward
@@ -145,7 +145,7 @@ def apply(
             "set_experts_implementation, which those of transformers 5 have; apply before wrapping"
         )
     experts_registry().register(BACKEND, experts_forward)
-    policies = [balancing] if isinstance(balancing, LoadBalancing) else list(balancing)
+    policies = policies_of(balancing)
     blocks = find_blocks(model, routers=bool(policies))  # without policies nothing depends on what routers do
     for block in blocks if policies else ():
         check_policies(block, policies)

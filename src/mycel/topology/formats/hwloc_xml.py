@@ -18,12 +18,13 @@ from fractions import Fraction
 
 from mycel.errors import TopologyError
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.formats.machine import Machine
 from mycel.topology.formats.xml_nodes import Element, parse_elements
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import Gpu, gigabytes, gpu_by_pci, gpu_called, nic_rate, pcie_rate
 
-__all__ = ["parse_hwloc_xml"]
+__all__ = ["HWLOC_XML", "parse_hwloc_xml"]
 
 _PCI_TYPE = re.compile(r"([0-9a-fA-F]{4}) \[([0-9a-fA-F]{4}):([0-9a-fA-F]{4})\].*")
 _GPU_CLASSES = ("0300", "0302", "0380", "1200")
@@ -232,3 +233,14 @@ class _Reader:
 
 def _is_efa(found: _Device) -> bool:
     return (found.vendor, found.device >> 4) == _EFA
+
+
+HWLOC_XML = FileFormat(
+    name="hwloc XML",
+    suffixes=(".xml",),
+    signature=r"<object\s+type=",
+    parse=parse_hwloc_xml,
+    becomes="the same tree of PCIe as in NCCL's files; NVLink and xGMI from PCI ids",
+    written_by="hwloc (`lstopo --whole-io --of xml`), `.xml`",
+    machine=parse_hwloc_xml,
+)

@@ -19,12 +19,13 @@ from fractions import Fraction
 from mycel.errors import TopologyError
 from mycel.names import nearest
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.formats.machine import Machine
 from mycel.topology.formats.xml_nodes import Element, parse_elements
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import Gpu, gpu_by_arch, gpu_by_pci, nic_rate, pcie_rate
 
-__all__ = ["parse_nccl_xml"]
+__all__ = ["NCCL_XML", "parse_nccl_xml"]
 
 #: PCIe generation by gigatransfers a second.
 _GENERATION = {"2.5": 1, "5": 2, "8": 3, "16": 4, "32": 5, "64": 6}
@@ -418,3 +419,18 @@ def _below(pci: Element) -> Iterator[Element]:
 
 def _has(gpu: Element, tag: str) -> bool:
     return any(child.tag == tag for child in gpu.children)
+
+
+NCCL_XML = FileFormat(
+    name="NCCL/RCCL XML",
+    suffixes=(".xml",),
+    signature=r"\A\s*<",
+    parse=parse_nccl_xml,
+    becomes=(
+        "GPUs are ranks; NUMA nodes, PCIe bridges and the NVSwitches are switches; NVLink, xGMI and C2C by their "
+        "count, PCIe by link speed and width, hosts by `host_hash`. In files with PCI devices only, as clouds ship "
+        "them, GPUs and network cards are told by their class and PCI id"
+    ),
+    written_by="NCCL, RCCL (`NCCL_TOPO_DUMP_FILE`, `NCCL_TOPO_FILE`), `.xml`",
+    machine=parse_nccl_xml,
+)

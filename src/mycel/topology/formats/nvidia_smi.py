@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 
 from mycel.errors import TopologyError
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.formats.machine import Groups, Machine
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import Gpu, gpu_by_links, gpu_called, gpus_in
 
-__all__ = ["parse_nvidia_smi", "plain_lines"]
+__all__ = ["NVIDIA_SMI", "parse_nvidia_smi", "plain_lines"]
 
 _MOST_DEVICES = 256
 #: NVLinks of a GPU, where each of three or more GPUs shows as many to every other: they lead to a switch.
@@ -236,3 +237,17 @@ def _pcie_groups(matrix: _Matrix) -> tuple[Groups, Groups]:
     for device, name in matrix.nodes.items():
         node.join(first.setdefault(name, device), device)
     return near, node
+
+
+NVIDIA_SMI = FileFormat(
+    name="nvidia-smi topo -m",
+    suffixes=(".txt",),
+    signature=r"^[ \t>|#]*GPU\d+\s.*\bX(\s|$)",
+    parse=parse_nvidia_smi,
+    becomes=(
+        "NVLinks by their number, an NVSwitch for each set of GPUs that show all their links to every other, PCIe as "
+        "a tree"
+    ),
+    written_by="`nvidia-smi topo -m`",
+    machine=parse_nvidia_smi,
+)

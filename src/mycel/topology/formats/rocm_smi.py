@@ -14,12 +14,13 @@ import re
 
 from mycel.errors import TopologyError
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.formats.machine import Machine
 from mycel.topology.formats.nvidia_smi import plain_lines
 from mycel.topology.given import NOTHING, Given
 from mycel.topology.hardware import Gpu, gpu_by_arch, gpu_called, gpus_in
 
-__all__ = ["parse_rocm_smi"]
+__all__ = ["ROCM_SMI", "parse_rocm_smi"]
 
 _MOST_DEVICES = 256
 #: GPUs from which a full mesh of xGMI means GPUs with seven links each.
@@ -143,3 +144,14 @@ def _matrix(lines: list[str], title: str, source: str) -> tuple[list[str], _Cell
         for other, cell in zip(gpus, row[1:], strict=True):
             cells[gpu, other] = (cell, number + 1)
     return gpus, cells
+
+
+ROCM_SMI = FileFormat(
+    name="rocm-smi --showtopo",
+    suffixes=(".txt",),
+    signature=r"(Weight|Hops|Link Type) between two GPUs",
+    parse=parse_rocm_smi,
+    becomes="xGMI where type and weight say that a pair is joined directly",
+    written_by="`rocm-smi --showtopo`",
+    machine=parse_rocm_smi,
+)

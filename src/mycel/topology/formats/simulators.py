@@ -23,10 +23,11 @@ from mycel.errors import MycelError, TopologyError
 from mycel.names import nearest
 from mycel.topology.capacities import read_rate, read_seconds
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.limits import MAX_LINKS, MAX_VERTICES
 from mycel.topology.yaml_nodes import YamlReader, compose
 
-__all__ = ["parse_astra_sim", "parse_simai"]
+__all__ = ["ASTRA_SIM", "SIMAI", "parse_astra_sim", "parse_simai"]
 
 #: Bytes of what ASTRA-sim's files call a GB: its network layer multiplies by 2^30 (``NetworkFunction.cpp``).
 _GB = 1 << 30
@@ -168,3 +169,23 @@ def _node(word: str, num_nodes: int, where: str) -> int:
     if not re.fullmatch(r"\d{1,7}", word) or int(word) >= num_nodes:
         raise TopologyError(f"{where}: no node {word[:40]!r}; nodes are 0..{num_nodes - 1}")
     return int(word)
+
+
+ASTRA_SIM = FileFormat(
+    name="ASTRA-sim",
+    suffixes=(".yml", ".yaml"),
+    signature=r"^[{ ]*npus_count\s*:",
+    parse=parse_astra_sim,
+    becomes="one rank an NPU, dimension by dimension; its GB are 2^30 bytes, as ASTRA-sim's network layer takes them",
+    written_by="ASTRA-sim network `.yml`",
+)
+
+
+SIMAI = FileFormat(
+    name="SimAI",
+    suffixes=(".txt",),
+    signature=r"\A\s*(\d+[ \t]+){5}\S",
+    parse=parse_simai,
+    becomes="as it stands",
+    written_by="SimAI topology text",
+)

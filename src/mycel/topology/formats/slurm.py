@@ -19,10 +19,11 @@ import yaml
 from mycel.errors import TopologyError
 from mycel.names import nearest
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.limits import MAX_VERTICES
 from mycel.topology.yaml_nodes import YamlReader, compose
 
-__all__ = ["expand_hosts", "parse_slurm_conf", "parse_slurm_yaml"]
+__all__ = ["SLURM_CONF", "SLURM_YAML", "expand_hosts", "parse_slurm_conf", "parse_slurm_yaml"]
 
 _CONF_KEYS = ("switchname", "switches", "nodes", "linkspeed", "blockname", "blocksizes")
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
@@ -250,3 +251,23 @@ def _hosts_below(by_name: dict[str, _Switch]) -> Callable[[str], int]:
         return known[top]
 
     return count
+
+
+SLURM_CONF = FileFormat(
+    name="Slurm topology.conf",
+    suffixes=(".conf",),
+    signature=r"^[ \t]*(SwitchName|BlockName)[ \t]*=",
+    parse=parse_slurm_conf,
+    becomes="one rank a host; capacities are relative, because Slurm knows no bandwidths",
+    written_by="Slurm `topology.conf`",
+)
+
+
+SLURM_YAML = FileFormat(
+    name="Slurm topology.yaml",
+    suffixes=(".yaml", ".yml"),
+    signature=r"^[ \t]*-[ \t]+topology[ \t]*:",
+    parse=parse_slurm_yaml,
+    becomes="one rank a host; capacities are relative here too",
+    written_by="Slurm `topology.yaml`",
+)

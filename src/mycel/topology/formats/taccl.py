@@ -20,8 +20,9 @@ from typing import Any
 from mycel.errors import TopologyError
 from mycel.names import nearest
 from mycel.topology.formats.description import Description
+from mycel.topology.formats.file_format import FileFormat
 
-__all__ = ["parse_taccl"]
+__all__ = ["TACCL_JSON", "parse_taccl"]
 
 _KEYS = (
     "name", "gpus_per_node", "nics_per_node", "alpha", "links", "invbws", "betas", "node_betas_list",
@@ -127,3 +128,13 @@ def _number(value: object, where: str, *, least: int) -> Fraction:
     if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < 10**12:
         raise TopologyError(f"{where} must be a number of at least {least}; got {value!r:.40}")
     return Fraction(str(value))
+
+
+TACCL_JSON = FileFormat(
+    name="TACCL JSON",
+    suffixes=(".json",),
+    signature=r'"gpus_per_node"',
+    parse=parse_taccl,
+    becomes="one machine; us a MB become MB/s",
+    written_by="TACCL topology `.json`",
+)
