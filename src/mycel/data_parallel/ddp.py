@@ -378,12 +378,9 @@ def attach_ddp(
         method = CompressionPolicy(copy.deepcopy(method), start_step=start_step)
     elif start_step:
         raise UsageError("start_step belongs to the policy: CompressionPolicy(..., start_step=...)")
-<<<<<<< HEAD
+    check_residuals(method.compressors(), feedback, residuals)
     device = next((p.device for p in model.module.parameters() if p.requires_grad), torch.device("cpu"))
     rehearse(method.compressors(), device, residuals)
-=======
-    check_residuals(method.compressors(), feedback, residuals)
->>>>>>> face20
     if group is None:
         ranks = dist.get_process_group_ranks(model.process_group)
         timeout = None if timeout_s is None else timedelta(seconds=timeout_s)
