@@ -52,6 +52,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -188,7 +189,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         secret_file=Path(env["MYCEL_SECRET_FILE"]) if env.get("MYCEL_SECRET_FILE") else None,
         secret=env.get("MYCEL_SECRET") or None,
         master_address=env.get("MASTER_ADDR") or None,
-        timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT"),
+        timeout_s=_positive(env.get("MYCEL_TIMEOUT"), "MYCEL_TIMEOUT", most=math.inf),
         piece_bytes=_positive_int(env.get("MYCEL_PIECE_BYTES"), "MYCEL_PIECE_BYTES"),
         paced=0.0 if env.get("MYCEL_PACE") == "0" else _positive(env.get("MYCEL_PACE"), "MYCEL_PACE"),
         nccl_below=_count(env.get("MYCEL_NCCL_BELOW"), "MYCEL_NCCL_BELOW", NCCL_BELOW),
@@ -407,15 +408,15 @@ def _whole(env: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _positive(text: str | None, name: str) -> float | None:
+def _positive(text: str | None, name: str, most: float = sys.float_info.max) -> float | None:
     if not text:
         return None
     try:
         value = float(text)
     except ValueError:
         raise UsageError(f"{name}={text!r} is not a number") from None
-    if not 0 < value < math.inf:
-        raise UsageError(f"{name}={text!r} must be positive and finite")
+    if not 0 < value <= most:
+        raise UsageError(f"{name}={text!r} must be positive" + ("" if most == math.inf else " and finite"))
     return value
 
 

@@ -128,6 +128,9 @@ def run(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
+    # What torch tells mycel's own code to do otherwise is an error in every rank; what mycel tells its users is not.
+    for category in (DeprecationWarning, FutureWarning, PendingDeprecationWarning):
+        warnings.filterwarnings("error", category=category, module=r"mycel(\.|$)")
     torch.set_num_threads(1)
     mycel.runtime.warm()
     for line in sys.stdin:

@@ -24,7 +24,7 @@ def test_python_in_documents_runs(run_ranks: RunRanks, page: str, tmp_path: Path
     if "transformers" in "".join(text for _, text in blocks(page)) or page == "README.md":
         pytest.importorskip("transformers")
         pytest.importorskip("accelerate")
-    ran = run_ranks(RANKS.get(page, 2), "documents", "run_page", page, str(tmp_path), backend=None)
+    ran = run_ranks(RANKS.get(page, 2), "documents", "run_page", page, str(tmp_path), backend=None, strict=True)
     assert set(ran) == {len(blocks(page))}
 
 

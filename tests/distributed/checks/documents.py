@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -335,6 +336,8 @@ def run_page(rank: int, world_size: int, page: str, folder: str) -> int:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}  # as torchrun does
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
     os.chdir(folder)
+    # Of transformers' Trainer, on machines without a GPU; everything else that warns is an error.
+    warnings.filterwarnings("ignore", message="'pin_memory' argument is set as true but no accelerator")
     torch.manual_seed(0)
     dist.init_process_group = init_process_group  # type: ignore[assignment]
     names: dict[str, Any] = {"__name__": "page", "rank": rank, "world_size": world_size}

@@ -17,7 +17,7 @@ from mycel.moe.dispatch.base import Dispatched, SteppedDispatcher, TokenDispatch
 from mycel.moe.dispatch.hierarchical import HierarchicalDispatcher
 from mycel.moe.dispatch.local import LocalDispatcher
 from mycel.names import spelled
-from mycel.wire import IdentityCodec, WireCodec
+from mycel.wire import IdentityCodec, WireCodec, make_codec
 
 __all__ = [
     "DISPATCHERS",
@@ -48,7 +48,7 @@ def make_dispatcher(
     num_experts: int,
     mesh: DeviceMesh | None,
     *,
-    codec: WireCodec | None = None,
+    codec: WireCodec | str | None = None,
     meter: ByteMeter | None = None,
 ) -> TokenDispatcher:
     """A dispatcher for a layer.
@@ -58,7 +58,7 @@ def make_dispatcher(
             of two (nodes, ranks of a node), ``local`` without one.
         num_experts: of the layer.
         mesh: the ranks that experts are divided over; a two-dimensional one is flattened where one is needed.
-        codec: of rows on the wire.
+        codec: of rows on the wire, or its name.
         meter: counts what is sent; ``None``: one of its own.
 
     Returns:
@@ -72,6 +72,8 @@ def make_dispatcher(
         >>> type(dispatcher).__name__, list(dispatcher.experts)
         ('LocalDispatcher', [0, 1, 2, 3])
     """
+    if isinstance(codec, str):
+        codec = make_codec(codec)
     dims = 0 if mesh is None else mesh.ndim
     if name is None:
         name = next((known for known, (needed, _) in DISPATCHERS.items() if needed == dims), "all_to_all")
