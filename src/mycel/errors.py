@@ -8,7 +8,7 @@
     |   `-- VerificationError            ... or well-formed and wrong: it would compute a wrong result
     |-- SynthesisError (ValueError)      no schedule of the requested kind exists for this fabric
     |-- UsageError (ValueError)          a call or command line asks for something that makes no sense
-    |   `-- MissingExtraError            ... or for what an extra brings that is not installed
+    |   `-- MissingExtraError (SystemExit)  ... or for what an extra brings that is not installed
     |-- CommunicationError (RuntimeError)  a collective failed while it ran
     |   |-- PeerLostError                a rank closed its connections or vanished
     |   |-- CollectiveTimeoutError       the deadline passed; names the rank that everybody waits for

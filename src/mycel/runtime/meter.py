@@ -331,7 +331,7 @@ def prometheus_text(found: Mapping[str, Any]) -> str:
         # HELP mycel_calls_under_way Collectives that have not ended.
         # TYPE mycel_calls_under_way gauge
         mycel_calls_under_way{rank="1"} 0
-        # HELP mycel_calls_unread_total Collectives that were overwritten before anybody counted them.
+        # HELP mycel_calls_unread_total Collectives that were over and overwritten before anybody counted them.
         # TYPE mycel_calls_unread_total counter
         mycel_calls_unread_total{rank="1"} 3
     """
