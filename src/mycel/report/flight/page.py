@@ -116,7 +116,8 @@ def _timeline(findings: Findings) -> str:
         f'<span class="key"><span style="color:{colour}">&#9632;</span> {name}</span>'
         for name, colour in _COLOURS.items()
     )
-    note = f"The last {plural(len(shown))} that ended everywhere. {key}"
+    last = "collective" if len(shown) == 1 else plural(len(shown))
+    note = f"The last {last} that ended everywhere. {key}"
     return (
         f'<section><h2>Timeline</h2><p class="note">{note}</p>'
         f'<div class="scroll timeline" tabindex="0" role="region" aria-label="Timeline">{"".join(parts)}</div>'
