@@ -20,6 +20,10 @@ settings.register_profile("repeatable", derandomize=True)
 if os.environ.get("MYCEL_TESTS") != "long":
     settings.load_profile("repeatable")
 
+# Shells start what runs in the background with Ctrl-C ignored, and the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
 

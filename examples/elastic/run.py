@@ -114,8 +114,12 @@ def train_and_kill(options: argparse.Namespace, log: Log) -> int:
 def kill_one(run: Run, log: Log, chance: random.Random) -> None:
     """Kill a rank as a crash would, without warning."""
     rank = chance.randrange(len(run.pids))
-    log.kills.append((time.time(), rank))
-    os.kill(log.pids[rank], signal.SIGKILL)
+    try:
+        os.kill(log.pids[rank], signal.SIGKILL)
+    except ProcessLookupError:  # it has ended by itself: the run's exit code, or its last lines, say why
+        log.other.append(f"[{rank}] was to be killed and had ended")
+    else:
+        log.kills.append((time.time(), rank))
 
 
 def report(options: argparse.Namespace, log: Log) -> int:

@@ -96,7 +96,7 @@ def test_what_makes_no_sense_is_refused(run_ranks: RunRanks) -> None:
     assert len(said) == 8
     wanted = (
         "wrap it first",
-        "must not be negative",
+        "is not at least 0",
         "belongs to the policy",
         "compressed or combined already",
         "compressed or combined already",
