@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -23,6 +24,9 @@ if os.environ.get("MYCEL_TESTS") != "long":
 # Shells start what runs in the background with Ctrl-C ignored, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What other tests have left may, when it is collected, wait for threads that a forked child does not have.
+os.register_at_fork(after_in_child=gc.disable)
 
 # Programs that tests start on ranks, and modules that only ranks import.
 collect_ignore_glob = ["distributed/checks/*", "distributed/programs/*"]
