@@ -8,8 +8,9 @@ import torch.distributed as dist
 
 from mycel.comm.bundle import Bundle
 from mycel.comm.pending import Pending
+from mycel.errors import UsageError
 
-__all__ = ["Combiner"]
+__all__ = ["Combiner", "check_combiner"]
 
 
 class Combiner(Protocol):
@@ -43,3 +44,16 @@ class Combiner(Protocol):
             Waits for the result. Deadlines are the group's.
         """
         ...
+
+
+def check_combiner(combiner: object) -> None:
+    """Refuse what does not combine.
+
+    Raises:
+        UsageError: a class in place of an object, or another thing.
+    """
+    if isinstance(combiner, type):
+        name = combiner.__name__
+        raise UsageError(f"{name} is a class, and a combiner, such as Adasum(), is wanted: make one, {name}()")
+    if not callable(getattr(combiner, "start", None)):
+        raise UsageError(f"expected a combiner, such as Adasum(), got {type(combiner).__name__}")

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
-from mycel.data_parallel.combine.base import Combiner
+from mycel.data_parallel.combine.base import Combiner, check_combiner
 from mycel.data_parallel.ddp_hook import take_hook
 from mycel.data_parallel.handle import Handle
 from mycel.errors import UsageError
@@ -53,9 +53,7 @@ def combine_gradients(
             f"combine_gradients needs a DistributedDataParallel model, got {type(model).__name__}; "
             "for other models combine what local updates have changed: local_updates(..., combiner=...)"
         )
-    if isinstance(combiner, type) or not callable(getattr(combiner, "start", None)):
-        name = combiner.__name__ if isinstance(combiner, type) else type(combiner).__name__
-        raise UsageError(f"expected a combiner, such as Adasum(), got {name}")
+    check_combiner(combiner)
     ranks = dist.get_process_group_ranks(model.process_group)
     return CombinedGradients(model, combiner, group or dist.new_group(ranks, use_local_synchronization=True))
 

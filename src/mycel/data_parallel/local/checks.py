@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mycel.comm.sharded import is_sharded
 from mycel.comm.start import group_or_all
-from mycel.data_parallel.combine.base import Combiner
+from mycel.data_parallel.combine.base import Combiner, check_combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.errors import UsageError
 
@@ -87,10 +87,8 @@ def check_parts(outer: object, combiner: object) -> None:
     """
     if outer is not None:
         _check_outer(outer)
-    if isinstance(combiner, type):
-        raise UsageError(f"{combiner.__name__} is a class, and a combiner is wanted: make one, {combiner.__name__}()")
-    if combiner is not None and not callable(getattr(combiner, "start", None)):
-        raise UsageError(f"expected a combiner, such as Adasum(), got {type(combiner).__name__}")
+    if combiner is not None:
+        check_combiner(combiner)
 
 
 def _check_outer(outer: object) -> None:
