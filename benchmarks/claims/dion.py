@@ -284,6 +284,12 @@ def main() -> None:
         if options.part not in (None, part):
             continue
         sizes = {"width": options.width, "layers": options.layers, "batch_size": options.batch_size}
+        if options.only and not options.quick and part == "judged":
+            asked = sizes | {"steps": options.steps, "ranks": options.judged_ranks}
+            for line in read(OUTPUT):
+                was = {name: line[name] for name in asked if name in line}
+                if line["phase"] == part and asked != asked | was:
+                    parser.error(f"{line['way']} is recorded with {was}, which {asked} cannot be compared with")
         found = launch({part: place}, timeout_s=3000)[part]
         lines = [{**line, **sizes, "phase": part, **about, **stamp()} for line in found]
         before = kept if options.quick else read(OUTPUT)
