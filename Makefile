@@ -33,8 +33,8 @@ test-long: $(READY) # what make test leaves out: the same at full size
 
 # What torch sees of the backend; not what only starts programs that the other tests start as well.
 RUN_SIDE = test_collectives test_combine test_completeness test_compression test_devices test_door test_elastic test_fault_matrix \
-  test_faults test_flight test_fsdp_compression test_local test_meeting test_messages test_moe test_moe_codecs \
-  test_proof test_restarts test_semantics test_torch_suite test_training
+  test_faults test_flight test_frameworks test_fsdp_compression test_local test_meeting test_messages test_moe test_moe_codecs \
+  test_proof test_restarts test_semantics test_torch_suite test_training test_warnings_of_torch
 
 pytest-run: $(READY)
 	$(PYTEST) $(RUN_SIDE:%=tests/distributed/%.py) src/mycel/runtime
