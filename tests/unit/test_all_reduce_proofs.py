@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from mycel.cli import build_app
 from mycel.collectives import allreduce_bound
+from mycel.collectives import bound as bounds
 from mycel.collectives.bound import bound, find_division
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.partition_bound import groups_at_prices, least_cut, partition_rate, quick_limit
@@ -128,6 +129,7 @@ def test_links_that_look_alike_and_are_not_prove_nothing_false():
 
 
 def test_both_ends_are_printed_where_nothing_meets_the_bound(monkeypatch, tmp_path):
+    monkeypatch.setattr(bounds, "_find_division", bounds._find_division.__wrapped__)
     monkeypatch.setattr(allreduce_bound, "_LARGEST", 10)
     file = tmp_path / "fabric.json"
     topology = unlike_boxes()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mycel.collectives import allreduce_bound
+from mycel.collectives import bound as bounds
 from mycel.collectives.balance import balance
 from mycel.collectives.bound import bound, find_division, find_optimum
 from mycel.collectives.maxflow import FlowGraph, as_int64
@@ -177,8 +178,14 @@ def test_explanation_of_all_reduce_says_what_its_composition_loses():
     assert "would guarantee 0.666667 Gb/s" in text
 
 
+def solve_anew(monkeypatch):
+    """Divisions are not remembered."""
+    monkeypatch.setattr(bounds, "_find_division", bounds._find_division.__wrapped__)
+
+
 def test_a_fabric_too_large_for_the_programme_gets_what_the_composition_guarantees(monkeypatch):
     topology = load_topology(SUITE / "eth4_mixed.json")
+    solve_anew(monkeypatch)
     monkeypatch.setattr(allreduce_bound, "_LARGEST", 100)
     without_trees = "mycel.collectives.bound.with_whole_trees"
     with monkeypatch.context() as patch:
@@ -194,6 +201,7 @@ def test_a_fabric_too_large_for_the_programme_gets_what_the_composition_guarante
 def test_a_programme_given_up_still_proves_a_bound(monkeypatch):
     topology = load_topology(SUITE / "torus_4x4_failed.json")
     exact = bound(topology, on(topology, "all_reduce"))
+    solve_anew(monkeypatch)
     monkeypatch.setattr(allreduce_bound, "_WORK", 0)
     early = bound(topology, on(topology, "all_reduce"))
     assert early.algbw >= exact.algbw >= early.reached

@@ -388,8 +388,14 @@ def test_a_failure_at_start_is_told_to_the_others() -> None:
 
         errors = in_threads(fails, lambda: ranks[1].connect_control(LONG_S))
         assert isinstance(errors[0], LocalFailure)
-        # Rank 1 either reads what rank 0 said, or finds that it listens no more.
-        assert isinstance(errors[1], CommunicationError)
+        # Rank 1 reads what rank 0 said, or finds that it listens no more, or was there before and hears it now.
+        if isinstance(errors[1], dict):
+            for channel in errors[1].values():
+                channel.close()
+            with pytest.raises(CommunicationError):
+                ranks[1].connect_control(LONG_S)
+        else:
+            assert isinstance(errors[1], CommunicationError)
     store = Dictionary()
     with pair(store) as ranks:
         ranks[1]._board.fail(LocalFailure("no file descriptors are left"))

@@ -310,6 +310,11 @@ def find_division(topology: Topology) -> tuple[Division, Fraction]:
     Raises:
         SynthesisError: as ``bound``.
     """
+    return _find_division(topology)
+
+
+@lru_cache(maxsize=2)  # as with ``_find_optimum``: a schedule asks again what its bound has asked
+def _find_division(topology: Topology) -> tuple[Division, Fraction]:
     weights = (1,) * topology.num_ranks
     gather, scatter = (find_optimum(topology, weights, is_reversed=reverse) for reverse in (False, True))
     total = gather.inverse_x_achieved + scatter.inverse_x_achieved

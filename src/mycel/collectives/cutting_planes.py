@@ -60,6 +60,8 @@ _MORE_WORK = 5_000_000
 _ROOM = 1e-6
 #: Of a variable that no tight constraint determines.
 _FREE_DENOMINATOR = 10**6
+#: More variables than so many are counted by numpy.
+_MANY = 64
 
 #: Coefficients by variable.
 Row = dict[int, int]
@@ -220,10 +222,8 @@ class CuttingPlanes:
         added = False
         for number, phase in enumerate(self.phases):
             part, rates = self.of_phase(values, phase)
-            flow = as_int64([max(0, round(c * grain)) for c in part])
-            demand = as_int64(
-                [max(0, round(x * w * grain)) for x, w in zip(rates, phase.weights.tolist(), strict=True)]
-            )
+            flow = as_int64(np.maximum(0.0, np.rint(np.array(part) * grain)).astype(int).tolist())
+            demand = as_int64(np.maximum(0.0, np.rint(np.array(rates) * phase.weights * grain)).astype(int).tolist())
             network, source = phase.graph.with_source(flow, demand), phase.graph.num_vertices
             deficit, side = shortfalls(source + 1, *network, source, self.sinks[number], int(demand.sum()))
             for j in np.flatnonzero(deficit > allowed).tolist():
@@ -505,6 +505,12 @@ def unbalanced_switches(graph: FlowGraph, capacity: Sequence[int]) -> list[int]:
 def _count(variables: IntArray, weights: IntArray | None = None) -> Row:
     """How often each occurs, or its weights' sum where that is not zero; ascending."""
     found: Row = {}
+    if len(variables) > _MANY:
+        each, place, counts = np.unique(variables, return_inverse=True, return_counts=True)
+        if weights is not None:
+            counts = np.zeros(len(each), dtype=np.int64)
+            np.add.at(counts, place, weights)
+        return {variable: number for variable, number in zip(each.tolist(), counts.tolist(), strict=True) if number}
     numbers = [1] * len(variables) if weights is None else weights.tolist()
     for variable, number in zip(variables.tolist(), numbers, strict=True):  # few: quicker than numpy's
         if number:

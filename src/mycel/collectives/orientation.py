@@ -164,7 +164,8 @@ def numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[i
 
 def _shares(division: Division, wanted: int) -> IntArray:
     """Whole shares in about the proportions of a division's."""
-    exact = [share * wanted / division.algbw for share in division.shares]
+    factor = wanted / division.algbw
+    exact = [share * factor for share in division.shares]
     whole = as_int64([floor(share) for share in exact])
     by_rest = sorted(range(len(exact)), key=lambda rank: floor(exact[rank]) - exact[rank])
     whole[by_rest[: wanted - int(whole.sum())]] += 1

@@ -20,6 +20,7 @@ from typing import Literal, get_args
 from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.names import spelled
+from mycel.topology.model import Topology
 
 __all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName", "as_collective"]
 
@@ -202,3 +203,14 @@ def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collec
         )
     name: CollectiveName = spelled(wanted, COLLECTIVES, "collective")  # type: ignore[assignment]
     return Collective(name, num_ranks, root=0 if name in ROOTED else None)
+
+
+def check_ranks(topology: Topology, collective: Collective) -> None:
+    """Refuse a collective over other ranks than a topology has.
+
+    Raises:
+        UsageError: their numbers differ.
+    """
+    if collective.num_ranks != topology.num_ranks:
+        ranks = f"{collective.name} over {collective.num_ranks} ranks"
+        raise UsageError(f"{ranks}, but {topology.name} has {topology.num_ranks}")

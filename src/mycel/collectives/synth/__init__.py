@@ -25,7 +25,7 @@ from typing import Any
 
 from mycel.arguments import the
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective
+from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective, check_ranks
 from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, skewed, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
@@ -101,7 +101,7 @@ def candidates_for(name: CollectiveName) -> tuple[str, ...]:
     """Our methods to try for a collective: those that serve it on any fabric, and then those that may fit.
 
     Examples:
-        >>> candidates_for("all_reduce")
+        >>> candidates_for("all_reduce")[:3]
         ('forest', 'tree', 'exchange')
     """
     fitting = (method for method, served in WHERE_THEY_FIT.items() if name in served)
@@ -161,4 +161,5 @@ def synthesize(
     if unknown := sorted(set(options) - known):
         has = f"its options: {', '.join(sorted(known))}" if known else "it has none"
         raise UsageError(f"method {method!r} has no option {unknown[0]!r}; {has}")
+    check_ranks(topology, collective)
     return methods[method](topology, collective, **options)

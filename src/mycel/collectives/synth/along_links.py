@@ -32,13 +32,12 @@ __all__ = ["grow_along_links"]
 
 Progress = Callable[[str, int, int], None]
 
-#: Sets learned at one failure, sets kept in all, and failures of one tree before it must carry less.
+#: Sets learned at one failure, and sets kept in all.
 _SETS_A_FAILURE = 16
 _MOST_SETS = 2000
 #: How often trees are taken back for the sake of one that finds no way, and how many, twice as many each time.
 _TIMES_BACK = 4
 _TAKEN_BACK = 16
-_PATIENCE = 24
 #: Most trees proved together.
 _LARGEST_BATCH = 64
 #: Times that some trees are grown again, at most, and fewer where there is much to look at; in vain, and then no
@@ -146,7 +145,7 @@ class _Packer:
         return self.violated(n, 1, n)
 
     def learn(self, sets: list[BoolArray], *, is_watched: bool = False) -> bool:
-        """Remember sets that are new and hold more than a rank; whether there was one.
+        """Remember sets that are new and hold more than a rank; whether trees grow otherwise from now on.
 
         Args:
             sets: to remember.
@@ -155,10 +154,11 @@ class _Packer:
         new = [row for row in sets if row.sum() > 1 and row.tobytes() not in self.places]
         if len(self.sets) + len(new) > _MOST_SETS:
             new = []
-        graph = self.graph
+        graph, num_watched = self.graph, int(self.is_watched.sum())
         if is_watched:
             for row in sets:
                 self.is_watched[self.places.get(row.tobytes(), [])] = True
+        is_other = bool(new) or int(self.is_watched.sum()) > num_watched
         if new:
             rows = np.array(new)
             arcs, which = np.nonzero((~rows[:, graph.tail] & rows[:, graph.head]).T)
@@ -174,7 +174,7 @@ class _Packer:
             self.has_rank = np.concatenate([self.has_rank, has_rank], axis=1)
             self.num_inside = np.append(self.num_inside, has_rank.sum(axis=0))
             self.outside = np.append(self.outside, self.waiting.sum() - self.waiting @ has_rank)
-        return bool(new)
+        return is_other
 
     def forget(self) -> None:
         """Forget the sets that were learned on the way: of trees that exist, they only stand in the way of others."""
@@ -303,42 +303,64 @@ class _Packer:
     def grow_carefully(self, root: int) -> LinkTree | None:
         """One tree, each of its paths proved: those after the first that may not be taken are grown again.
 
-        Carries half as much where it gets stuck. It begins with twice what the last one carried: with thousands of
-        units that wait, as many halvings for every tree would be most of the work.
+        Carries half as much where it gets stuck: where neither a path nor a set was gained, it would grow the same
+        again. It begins with twice what the last one carried: with thousands of units that wait, as many halvings for
+        every tree would be most of the work.
         """
-        multiplicity, kept, failures = min(int(self.waiting[root]), 2 * self.carried), None, 0
+        multiplicity, kept = min(int(self.waiting[root]), 2 * self.carried), None
         while True:
             tree = self.grow(root, multiplicity, kept)
-            count, lacking = self.num_good_paths(tree, 0 if kept is None else len(kept.stops))
+            known = 0 if kept is None else len(kept.stops)
+            count, lacking = self.num_good_paths(tree, known)
             if tree.is_whole and not lacking:
                 self.carried = multiplicity
                 return tree
             self.give_back([tree])
-            is_new = self.learn(lacking, is_watched=True)
-            failures = 0 if is_new or (kept is not None and count > len(kept.stops)) else failures + 1
             kept = tree.first(count)
-            if failures > _PATIENCE:
+            if not self.learn(lacking, is_watched=True) and count == known:
                 if multiplicity == 1:
                     return None
-                multiplicity, kept, failures = -(-multiplicity // 2), None, 0
+                multiplicity, kept = -(-multiplicity // 2), None
 
     def num_good_paths(self, tree: LinkTree, known: int) -> tuple[int, list[BoolArray]]:
         """How many of a tree's first paths leave enough for all that waits, and who starves after one more.
+
+        Sets that starve after many paths say after which they do first, so that few numbers have to be tried.
 
         Args:
             tree: taken.
             known: so many do.
         """
-        low, middle = known, len(tree.stops)
-        high, why = middle + 1, []
-        while high - low > 1:
-            lacking = self.lacking(tree, middle)
-            if lacking:
-                high, why = middle, lacking
-            else:
-                low = middle
-            middle = (low + high) // 2
-        return low, why
+        count, why = len(tree.stops), []
+        while count > known:
+            lacking = self.lacking(tree, count)
+            if not lacking:
+                break
+            bearable = self.bearable_paths(tree, lacking)
+            count = max(known, int(bearable.min()))
+            why = [row for row, most in zip(lacking, bearable.tolist(), strict=True) if most <= count]
+        return count, why
+
+    def bearable_paths(self, tree: LinkTree, sets: list[BoolArray]) -> IntArray:
+        """After how many of a tree's first paths each of some sets is still served while it goes on from there.
+
+        Args:
+            tree: taken.
+            sets: that starve after all of its paths.
+        """
+        graph, rows = self.graph, np.array(sets)
+        ends = graph.head[tree.links[tree.stops - 1]]
+        enters = ~rows[:, graph.tail] & rows[:, graph.head]
+        room = enters @ self.left - ~rows[:, graph.ranks] @ self.waiting
+        begun = np.concatenate([rows[:, [graph.ranks[tree.root]]], rows[:, ends]], axis=1)
+        needs = ~np.logical_or.accumulate(begun, axis=1)
+        entries = np.cumsum(enters[:, tree.links[::-1]], axis=1)[:, ::-1]
+        # Entries by the paths that follow the first 0, 1, ...: those are given back.
+        begin = np.concatenate([[0], tree.stops[:-1]])
+        after = np.concatenate([entries[:, begin], np.zeros((len(rows), 1), dtype=np.int64)], axis=1)
+        served: BoolArray = room[:, None] + tree.multiplicity * (after - needs) >= 0
+        bearable: IntArray = np.count_nonzero(served, axis=1) - 1
+        return bearable
 
     def lacking(self, tree: LinkTree, count: int) -> list[BoolArray]:
         """Sets that would starve if the first ``count`` paths of a tree were taken and it went on from there.

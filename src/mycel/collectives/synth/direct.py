@@ -8,11 +8,10 @@ most bandwidth: see ``flow``.
 from __future__ import annotations
 
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.flow import ends_of_blocks, schedule_of_parts
 from mycel.collectives.synth.nodes import exchange
 from mycel.collectives.synth.routes import Routes
-from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["synthesize"]
@@ -28,9 +27,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     Raises:
         UsageError: the collective is over another number of ranks.
     """
-    n = collective.num_ranks
-    if n != topology.num_ranks:
-        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    check_ranks(topology, collective)
     routes = Routes(topology)
     if collective.name == "all_to_all":
         alike = exchange(topology, collective, "direct", routes)

@@ -20,12 +20,11 @@ import numpy as np
 
 from mycel.collectives.flow_bound import Floats, FlowOptimum, is_large, solve_flow
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth import balanced_paths, skewed
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.routes import Routes
-from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["Part", "ends_of_blocks", "schedule_of_parts", "synthesize"]
@@ -50,10 +49,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         UsageError: the collective is over another number of ranks.
         SynthesisError: the programme cannot be solved, or more transfers than one schedule is made of.
     """
-    if collective.num_ranks != topology.num_ranks:
-        raise UsageError(
-            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
-        )
+    check_ranks(topology, collective)
     if topology.num_ranks >= NODES_FROM and len(topology.links) == 2 * (len(topology.vertices) - 1):
         return _along_only_ways(topology, collective)
     if is_large(topology, collective):

@@ -27,7 +27,7 @@ from mycel.collectives.in_network_bound import NetworkDivision, divide_with_swit
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.partition_bound import quick_limit
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.array_forest import Forest
 from mycel.collectives.synth.both_ways import grow_both_ways
 from mycel.collectives.synth.emission import emit
@@ -93,10 +93,7 @@ def synthesize(
             unknown class.
         SynthesisError: see ``mycel.collectives.bound.bound``.
     """
-    if collective.num_ranks != topology.num_ranks:
-        raise UsageError(
-            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
-        )
+    check_ranks(topology, collective)
     if k is not None and whole_number(k, "k, trees a root") < 1:
         raise UsageError(f"k={k} trees a root; at least 1 is needed")
     if sum(given is not None for given in (k, within, num_bytes)) > 1:

@@ -24,8 +24,8 @@ from mycel.collectives.columns import Columns, starts
 from mycel.collectives.maxflow import IntArray
 from mycel.collectives.schedule import Chunk, Schedule
 from mycel.collectives.skewed_plan import SkewedPlan, plan_skewed
-from mycel.collectives.spec import Collective, CollectiveName
-from mycel.errors import SynthesisError, UsageError
+from mycel.collectives.spec import Collective, CollectiveName, check_ranks
+from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
 __all__ = ["SERVES", "serves", "synthesize"]
@@ -50,8 +50,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         SynthesisError: another collective, equal blocks, or no such boxes.
     """
     n = topology.num_ranks
-    if collective.num_ranks != n:
-        raise UsageError(f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {n}")
+    check_ranks(topology, collective)
     if collective.name not in SERVES or collective.weights is None:
         raise SynthesisError(
             f"skewed plans uneven blocks of all_to_all, not {collective.to_text()}; flow and direct plan equal ones"

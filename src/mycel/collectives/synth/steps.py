@@ -25,7 +25,7 @@ from typing import Literal
 from mycel.brief import brief
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, Collective, CollectiveName
+from mycel.collectives.spec import COLLECTIVES, Collective, CollectiveName, check_ranks
 from mycel.collectives.synth.steps_instance import (
     TOLERANCE,
     Problem,
@@ -115,8 +115,7 @@ class _Search:
     @classmethod
     def of(cls, topology: Topology, collective: Collective, time_limit_s: float) -> _Search:
         n = collective.num_ranks
-        if n != topology.num_ranks:
-            raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+        check_ranks(topology, collective)
         if not 0 < time_limit_s < float("inf"):
             raise UsageError(f"steps: a time limit of {time_limit_s} s; expected more than 0")
         deadline = time.monotonic() + time_limit_s

@@ -16,11 +16,10 @@ from itertools import accumulate, pairwise
 
 from mycel.collectives.moves import find_moves
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.routes import Routes
-from mycel.errors import UsageError
 from mycel.topology.model import Topology
 
 __all__ = ["STAR_LIMIT", "synthesize"]
@@ -41,8 +40,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         UsageError: the collective is over another number of ranks.
     """
     n = collective.num_ranks
-    if n != topology.num_ranks:
-        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    check_ranks(topology, collective)
     routes = Routes(topology)
     if collective.num_blocks == n:
         alike = exchange(topology, collective, "tree", routes)

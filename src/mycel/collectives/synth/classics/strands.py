@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import POINTED, Collective
+from mycel.collectives.spec import POINTED, Collective, check_ranks
 from mycel.collectives.synth.ordering import in_level_order
 from mycel.collectives.synth.routes import Route, shortest_routes
-from mycel.errors import SynthesisError, UsageError
+from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
 __all__ = ["Edge", "Strand", "check_served", "direct_paths", "from_strands", "from_trees", "mirrored", "spread"]
@@ -72,9 +72,7 @@ def check_served(topology: Topology, collective: Collective, method: str, serves
         UsageError: the collective is over another number of ranks than the fabric has.
         SynthesisError: the method does not serve the collective.
     """
-    n = collective.num_ranks
-    if n != topology.num_ranks:
-        raise UsageError(f"{collective.name} over {n} ranks, but {topology.name} has {topology.num_ranks}")
+    check_ranks(topology, collective)
     if collective.name not in serves:
         raise SynthesisError(f"{method} does not serve {collective.name}; it serves {', '.join(serves)}")
 

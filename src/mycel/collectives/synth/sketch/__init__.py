@@ -13,7 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mycel.collectives.schedule import Schedule
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.sketch.plan import TIME_LIMIT_S, SketchPlan, plan_sketch
 from mycel.collectives.synth.sketch.reader import Sketch, parse_sketch, read_sketch
 from mycel.errors import UsageError
@@ -45,10 +45,7 @@ def synthesize(
         UsageError: no sketch, or one that is malformed or does not fit.
         SynthesisError: no routing satisfies the sketch, or none was found in time.
     """
-    if collective.num_ranks != topology.num_ranks:
-        raise UsageError(
-            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
-        )
+    check_ranks(topology, collective)
     if sketch is None:
         raise UsageError("method 'sketch' needs a sketch; give one, such as --sketch examples/sketches/ndv2_x1.json")
     outline = read_sketch(sketch)

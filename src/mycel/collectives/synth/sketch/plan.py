@@ -16,7 +16,7 @@ from typing import Any
 from mycel.brief import brief
 from mycel.collectives.replay import replay
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
-from mycel.collectives.spec import Collective
+from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.sketch import joint, ordering
 from mycel.collectives.synth.sketch.demands import Demand, demands_of, num_units_of
 from mycel.collectives.synth.sketch.network import Network, Resource, build_network
@@ -128,10 +128,7 @@ def plan_sketch(
         UsageError: sketch, fabric and collective do not fit, or a size or time is not positive.
         SynthesisError: no routing satisfies the sketch, or none was found in time.
     """
-    if collective.num_ranks != topology.num_ranks:
-        raise UsageError(
-            f"{collective.name} over {collective.num_ranks} ranks, but {topology.name} has {topology.num_ranks}"
-        )
+    check_ranks(topology, collective)
     if collective.weights is not None:
         raise SynthesisError("method 'sketch' has no uneven blocks; forest and flow have")
     if not 0.1 <= time_limit_s <= 1e6:
