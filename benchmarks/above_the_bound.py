@@ -1,4 +1,4 @@
-"""Nothing above the bound: every emulated fabric of ``examples/clusters``, every collective, 64 KB to 64 MB.
+"""Nothing above the bound: every fabric of ``fabrics.py``, every collective, 64 KB to 64 MB.
 
     python benchmarks/above_the_bound.py                              # all, about 40 minutes on two quiet cores
     python benchmarks/above_the_bound.py --only star4 --sizes 64KB    # some
@@ -25,7 +25,7 @@ from mycel.emulate import acquire_privileges
 from mycel.errors import MycelError
 from mycel.topology import load_topology
 from mycel.units import format_size, parse_size
-from record import CLUSTERS
+from record import cluster_file
 
 SIZES = "64KB,256KB,1MB,4MB,16MB,64MB"
 
@@ -33,7 +33,7 @@ SIZES = "64KB,256KB,1MB,4MB,16MB,64MB"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measures; exit code 1 where a fraction is above 1 or a result was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(FABRICS), help="names of files in examples/clusters")
+    parser.add_argument("--only", default=",".join(FABRICS), help="names of fabrics")
     parser.add_argument("--collectives", default=",".join(BENCH_COLLECTIVES))
     parser.add_argument("--sizes", default=SIZES)
     parser.add_argument("--repeats", type=int, default=3)
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = Table("fabric", *map(format_size, sizes), "greatest of", header_style="bold")
     above, right = 0, True
     for name in options.only.split(","):
-        rows = bench_cases(load_topology(CLUSTERS / f"{name}.yaml"), cases, backends=["mycel"], timeout_s=7200)
+        rows = bench_cases(load_topology(cluster_file(name)), cases, backends=["mycel"], timeout_s=7200)
         right = right and all(m.correct for m in rows)
         cells = []
         for size in sizes:

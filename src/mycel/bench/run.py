@@ -173,6 +173,7 @@ def bench_cases(
 
     command = [sys.executable, "-m", "mycel.bench.worker"]
     command += ["--cases", cases_to_text(cases), "--backends", ",".join(backends)]
+    command += ["--timeout", str(max(300.0, timeout_s / 6))]  # of one collective: a longer run has longer ones
     run_ranks(topology, command, sink=take, timeout_s=timeout_s, warm=warm_up if "mycel" in backends else None)
     return found
 

@@ -333,7 +333,8 @@ def _check_command(command: Sequence[str], env: Mapping[str, str] | None) -> Non
         raise UsageError(f"the command must be a list of a program and its arguments, got {command!r}")
     path = (env or {}).get("PATH")
     if shutil.which(command[0], path=path) is None:
-        raise UsageError(f"no program {command[0]!r} that can be run; give a path or a name on PATH")
+        remedy = "options go before the topology" if command[0].startswith("-") else "give a path or a name on PATH"
+        raise UsageError(f"no program {command[0]!r} that can be run; {remedy}")
 
 
 def _to_streams(*, prefix: bool) -> LineSink:

@@ -329,7 +329,7 @@ def _draw_vertices(axes: Axes, topology: Topology, places: dict[int, _Point], ro
                 y,
                 text,
                 color=LIGHT.paper if index == root else LIGHT.muted,
-                fontsize=8 * scale,
+                fontsize=8.5 * scale,
                 ha="center",
                 va="center",
                 zorder=7,
