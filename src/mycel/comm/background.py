@@ -12,6 +12,7 @@ import torch
 
 from mycel.comm.bundle import Bundle
 from mycel.comm.pending import Pending
+from mycel.runtime.ending import at_work
 
 __all__ = ["InBackground"]
 
@@ -69,10 +70,11 @@ def _run(jobs: queue.SimpleQueue[_Job | None]) -> None:
     with torch.no_grad():
         while (entry := jobs.get()) is not None:
             job, done = entry
-            try:
-                job()
-            except BaseException as error:  # raised where the result is awaited
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-            del job, done, entry
+            with at_work:
+                try:
+                    job()
+                except BaseException as error:  # raised where the result is awaited
+                    done.set_exception(error)
+                else:
+                    done.set_result(None)
+                del job, done, entry

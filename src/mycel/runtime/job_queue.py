@@ -27,6 +27,7 @@ from mycel.errors import CommunicationError, MycelError
 from mycel.runtime import job_fields as j
 from mycel.runtime import job_ring
 from mycel.runtime.calls import Latch, Ticket
+from mycel.runtime.ending import at_work
 from mycel.runtime.timeouts import LONGEST_S
 
 __all__ = ["JobQueue"]
@@ -175,10 +176,12 @@ class JobQueue:
                 status = job_ring.serve(self._address, self._wake_fd, self._done_fd)
                 if status == j.DONE:
                     return
-                self._judge(status, self._running())
+                with at_work:
+                    self._judge(status, self._running())
             except BaseException as error:
                 try:
-                    self._fail(error)
+                    with at_work:
+                        self._fail(error)
                 except BaseException:  # no memory, say: the engine stops at the same place again, and so do we
                     time.sleep(_LOOK_S)
 
@@ -206,7 +209,8 @@ class JobQueue:
             except OSError:
                 return
             try:
-                self.take()
+                with at_work:
+                    self.take()
             except Exception:
                 _log.exception("finished collectives could not be taken off; whoever waits tries again")
 

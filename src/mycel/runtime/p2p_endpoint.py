@@ -17,6 +17,7 @@ from typing import Any
 
 from mycel.errors import CommunicationError, PeerLostError
 from mycel.runtime import p2p_stream
+from mycel.runtime.ending import at_work
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.p2p_connection import Connection
 from mycel.runtime.p2p_detours import Detours
@@ -458,18 +459,19 @@ class Endpoint:
                         self._wanted.wait()
                 continue
             idle = 0
-            if self._waiters or not self._moving.acquire(blocking=False):
-                tick = _LONG_TICK_S
-                continue
-            try:
-                self._is_attended = True
-                while self._exchange.open and not (self._waiters or self._is_closed):
-                    self._move(_LOOK_S)
-            except Exception as error:  # whoever waits must hear of it
-                self._fail(self._lines.fail("failed", f"rank {self.rank}: {type(error).__name__}: {error}"))
-            finally:
-                self._is_attended = False
-                self._moving.release()
+            with at_work:
+                if self._waiters or not self._moving.acquire(blocking=False):
+                    tick = _LONG_TICK_S
+                    continue
+                try:
+                    self._is_attended = True
+                    while self._exchange.open and not (self._waiters or self._is_closed or at_work.is_over):
+                        self._move(_LOOK_S)
+                except Exception as error:  # whoever waits must hear of it
+                    self._fail(self._lines.fail("failed", f"rank {self.rank}: {type(error).__name__}: {error}"))
+                finally:
+                    self._is_attended = False
+                    self._moving.release()
 
     def abort(self) -> None:
         """Fail all that is under way here; the group has failed."""

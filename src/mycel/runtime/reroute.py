@@ -20,6 +20,7 @@ import numpy as np
 
 from mycel.errors import CommunicationError, MycelError
 from mycel.runtime.calls import Call, Ticket
+from mycel.runtime.ending import at_work
 from mycel.runtime.faults import LinksFailed
 from mycel.runtime.headers import COMMIT
 from mycel.runtime.reduce_kernels import DType
@@ -97,20 +98,24 @@ class Rerouter:
 
     def _work(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, ticket = item
-            self.number += 1
-            ticket.attempt.what = f"{ticket.what} #{self.number}"
-            try:
-                self._run(call, ticket, self.number)
-            except MycelError as error:
-                ticket.error = error
-            except BaseException as error:  # whoever waits must hear of it
-                ticket.error = self._internal(error, ticket.what)
-            ticket.is_through = True
-            try:
-                self._take()
-            except Exception:
-                _log.exception("%s could not be finished; whoever waits tries again", ticket.what)
+            with at_work:
+                self._finish(*item)
+                del item
+
+    def _finish(self, call: Call, ticket: Ticket) -> None:
+        self.number += 1
+        ticket.attempt.what = f"{ticket.what} #{self.number}"
+        try:
+            self._run(call, ticket, self.number)
+        except MycelError as error:
+            ticket.error = error
+        except BaseException as error:  # whoever waits must hear of it
+            ticket.error = self._internal(error, ticket.what)
+        ticket.is_through = True
+        try:
+            self._take()
+        except Exception:
+            _log.exception("%s could not be finished; whoever waits tries again", ticket.what)
 
     def _run(self, call: Call, ticket: Ticket, sequence: int) -> None:
         if call.num_elements == 0:

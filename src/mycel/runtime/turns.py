@@ -18,6 +18,7 @@ from mycel.errors import CommunicationError
 from mycel.runtime import engine as e
 from mycel.runtime import job_fields as j
 from mycel.runtime.calls import Call, Latch, Ticket
+from mycel.runtime.ending import at_work
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.prepared import Ints
 from mycel.runtime.shortcut import Shortcut
@@ -240,12 +241,13 @@ class Errand:
         threading.Thread(target=self._run, name="mycel-errand", daemon=True).start()
 
     def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._done.open()
+        with at_work:
+            try:
+                self._work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._done.open()
 
     def wait(self) -> None:
         """Wait until it is done, and raise what it raised; then what signal handlers have, but KeyboardInterrupt."""

@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Collection, Sequence
 
 from mycel.errors import PeerLostError
+from mycel.runtime.ending import at_work
 from mycel.runtime.forks import let_go_in_children
 from mycel.runtime.hearing import Hearing
 from mycel.runtime.messages import Identity
@@ -239,8 +240,9 @@ class _Watch:
         next_look = time.monotonic() + _LOOK_S
         while self._goes_on():
             self._sleep(max(0.0, next_look - time.monotonic()))
-            for group in self.groups:
-                group.observe()
+            with at_work:
+                for group in self.groups:
+                    group.observe()
             try:
                 self._follow_processes()
                 if time.monotonic() >= next_look or self._tried.keys() - self._dials.keys():

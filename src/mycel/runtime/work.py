@@ -19,6 +19,7 @@ from torch.autograd.profiler import record_function
 
 from mycel.runtime.calls import Latch, Ticket
 from mycel.runtime.communicator import Communicator
+from mycel.runtime.ending import at_work
 from mycel.runtime.held import HeldWork
 from mycel.runtime.timeouts import given_s
 from mycel.untraced import untraced
@@ -60,11 +61,12 @@ def _runner(communicator: Communicator, depth: int) -> queue.SimpleQueue[_Callba
 def _run(callbacks: queue.SimpleQueue[_Callback], depth: int) -> None:
     _depth.value = depth
     while (callback := callbacks.get()) is not None:
-        try:
-            callback()
-        except BaseException:  # the next ones are other people's
-            _log.exception("a callback of a future failed")
-        del callback
+        with at_work:
+            try:
+                callback()
+            except BaseException:  # the next ones are other people's
+                _log.exception("a callback of a future failed")
+            del callback
 
 
 def await_futures(communicator: Communicator, patience_s: float = _PATIENCE_S) -> None:
