@@ -462,6 +462,12 @@ def test_the_public_form_stays_small_and_is_made_where_torch_says() -> None:
         layer = MoE(6, 4, 4, 2, shared_hidden=3, balancing=ExpertBias(4), dtype=torch.bfloat16)
     assert all(p.is_meta and p.dtype == torch.bfloat16 for p in layer.parameters())
     assert all(b.is_meta and b.dtype == torch.float32 for b in layer.buffers())
+    given = MoE(6, 4, 4, 2, shared_hidden=3, balancing=ExpertBias(4), device="meta", dtype=torch.bfloat16)
+    assert [(n, p.device, p.dtype) for n, p in given.named_parameters()] == [
+        (n, p.device, p.dtype) for n, p in layer.named_parameters()
+    ]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'mesh'"):
+        MoE(6, 4, 4, 2, mesh=None)  # type: ignore[call-arg]
     torch.manual_seed(1)
     wanted = MoE(6, 4, 4, 2).state_dict()
     torch.manual_seed(1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 import torch.distributed as dist
@@ -29,12 +29,18 @@ from mycel.moe.schedule import Partition
 __all__ = ["MoE", "attach_moe_loss", "expert_parameter_names", "moe_loss", "update_balancing"]
 
 
+class Factory(TypedDict, total=False):
+    """Where parameters are made, and of which type."""
+
+    device: torch.device | str | None
+    dtype: torch.dtype | None
+
+
 class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the layout of the first base
     """A mixture of experts in place of a feed-forward network.
 
     Over a mesh, experts are divided over its ranks and each rank calls the layer with its own tokens. Parameters are
-    plain tensors: the router and shared expert whole on every rank, of the experts those that the rank holds. They
-    are made where torch makes tensors just then, as in ``with torch.device("meta"): MoE(...)``.
+    plain tensors: the router and shared expert whole on every rank, of the experts those that the rank holds.
 
     Gradients (``gradients="mean"``): after every parameter's gradient is averaged over the ranks that hold it, as DDP
     and FSDP2 do, it is the gradient of the mean over ranks of their losses. The layer divides the experts' gradients
@@ -52,7 +58,8 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         balancing: policies, in the order in which their losses add up; at most one with a bias for the choice.
         capacity: how many tokens an expert takes; by default all.
         parallel: how experts are divided over ranks; a mesh means ``ExpertParallel(mesh)``.
-        dtype: of parameters.
+        factory: ``device`` and ``dtype`` of parameters, as torch's own layers take them; by default those of tensors
+            that torch makes just then, as in ``with torch.device("meta"): MoE(...)``.
 
     Attributes:
         loss: what the balancing policies add to the training loss, of the last call; a scalar.
@@ -83,8 +90,10 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         balancing: LoadBalancing | Sequence[LoadBalancing] = (),
         capacity: CapacityPolicy | None = None,
         parallel: ExpertParallel | DeviceMesh | None = None,
-        dtype: torch.dtype | None = None,
+        **factory: Unpack[Factory],
     ) -> None:
+        if unknown := factory.keys() - Factory.__annotations__.keys():
+            raise TypeError(f"MoE() got an unexpected keyword argument {min(unknown)!r}")
         super().__init__()
         parallel = ExpertParallel.of(parallel)
         dim, hidden = whole_number(dim, "width of tokens", least=1), whole_number(hidden, "hidden width", least=1)
@@ -98,13 +107,13 @@ class MoE(nn.Module, Balanced):  # FSDP2 makes a class of it, which takes the la
         )
         whole_number(shared_hidden, "width of the shared expert", least=0)
         made: nn.Module = make_router(router, dim, num_experts, top_k) if isinstance(router, str) else router
-        self.router = made.to(dtype=dtype)
+        self.router = made.to(dtype=factory.get("dtype"))
         if getattr(made, "num_experts", num_experts) != num_experts:
             raise UsageError(f"the router chooses among {made.num_experts} experts, the layer has {num_experts}")
         self.routed = RoutedExperts(num_experts, parallel)
         self.dispatcher = self.routed.dispatcher
         self.chooser = None if parallel.tuner is None else Chooser(parallel.tuner, self.routed)
-        like: dict[str, Any] = {"activation": activation, "bias": bias, "dtype": dtype}
+        like: dict[str, Any] = {"activation": activation, "bias": bias, **factory}
         self.experts = Experts(dim, hidden, num_experts, routed=self.routed, **like)
         self.experts.route = self.chooser or self.routed
         device = self.experts.down_proj.device
