@@ -49,7 +49,8 @@ class Order:
         routes: stages that each micro-batch visits, in order; ``None``: all of them.
         feeds: what needs the result of what, for each micro-batch: pairs of a stage's forward or backward, written
             ``3F`` or ``3B``, or a shared block's name; ``None``: what the routes say. Where it is given, a stage
-            whose backward nothing names has none. That backward comes after forward is not said here.
+            of which no backward is named or stands anywhere has none. That a backward needs its own forward is not
+            said here.
         version: of this form.
         stage_ranks: on which rank each stage is; of a stage on several, the first.
 
