@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 PRELOAD = ["mycel.parallel"]
+#: Of a wait for a message, and for a busy machine's wake-up.
+TIMEOUT_S, LATE_S = 4.0, 10.0
 
 
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
@@ -26,3 +28,20 @@ def test_orders_that_torch_has_no_class_for(run_ranks: Callable[..., list[Any]],
 @pytest.mark.parametrize("what", ["m_shape", "k_shape", "sharded", "recomputed", "evaluated"])
 def test_shapes_and_what_is_inside(run_ranks: Callable[..., list[Any]], what: str, backend: str) -> None:
     run_ranks(4, "pipelines", what, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+@pytest.mark.parametrize(("backend", "how"), [("mycel", "kill"), ("gloo", "kill"), ("mycel", "stop")])
+def test_of_a_lost_rank_survivors_say_what_they_wait_for(
+    run_ranks: Callable[..., list[Any]], backend: str, how: str
+) -> None:
+    reports = run_ranks(4, "pipelines", "lost", backend, how, 2, TIMEOUT_S, backend=None, preload=PRELOAD)
+    assert reports[2] is None
+    for rank in (0, 1, 3):
+        (first, _, _), (kind, words, seconds) = reports[rank]
+        assert first == "none" and kind in ("PeerLostError", "CollectiveTimeoutError"), reports
+        assert words.startswith(f"rank {rank} was at ") and seconds < 2 * TIMEOUT_S + LATE_S, reports
+    # Its neighbours wait for what it was about to do: the forward in which it went, and the backward after that.
+    assert "waits for 2F3 of rank 2" in reports[3][1][1]
+    assert "waits for 2B2 of rank 2" in reports[1][1][1]
+    if backend == "mycel":  # over Gloo, who is no neighbour learns only of the neighbour who gave up
+        assert "behind that for 2B2 of rank 2" in reports[0][1][1]

@@ -12,6 +12,8 @@ from mycel.pipeline.order import Action, Kind, Order
 
 __all__ = ["explained"]
 
+#: Ranks that one message speaks of.
+_MOST_NAMED = 8
 _RANK = re.compile(r"\brank (\d+)\b")
 #: In messages of torch's own backends, which have one type for all.
 _LATE = re.compile(r"tim(ed|e)[ -]?out|still under way", re.IGNORECASE)
@@ -41,11 +43,16 @@ def explained(error: Exception, order: Order, routes: Routes, rank: int, action:
     awaited = _awaited(order, routes, action)
     if awaited is not None and order.rank_of(awaited.stage) != rank:
         lines.append(f"which waits for {awaited} of rank {order.rank_of(awaited.stage)}")
-    for named in dict.fromkeys(int(found) for found in _RANK.findall(text)):
-        if named != rank and named < len(order.rows):
-            behind = _behind(order, awaited or action, named)
-            if behind is not None and behind != awaited:
-                lines.append(f"and behind that for {behind} of rank {named}")
+    # Who is late, a time-out does not know: whoever stands behind what is awaited.
+    everybody = range(len(order.rows)) if kind is CollectiveTimeoutError else []
+    behind = []
+    for named in dict.fromkeys([*(int(found) for found in _RANK.findall(text)), *everybody]):
+        if named != rank and named < len(order.rows) and len(behind) < _MOST_NAMED:
+            other = _behind(order, awaited or action, named)
+            if other is not None and other != awaited:
+                behind.append(f"{other} of rank {named}")
+    if behind:
+        lines.append(f"and behind that for {', '.join(behind)}")
     return kind(f"{', '.join(lines)}: {text}")
 
 

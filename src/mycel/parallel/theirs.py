@@ -24,13 +24,13 @@ from mycel.pipeline.order import Order
 __all__ = ["TheirSchedule", "torch_name"]
 
 _CLASSES: tuple[tuple[str, Callable[[int, int, int], Order]], ...] = (
-    ("ScheduleGPipe", gpipe),
-    ("Schedule1F1B", one_f_one_b),
-    ("ScheduleInterleaved1F1B", interleaved),
-    ("ScheduleLoopedBFS", looped_bfs),
-    ("ScheduleInterleavedZeroBubble", zb_h1),
-    ("ScheduleZBVZeroBubble", zb_v),
-    ("ScheduleDualPipeV", dualpipe_v),
+    ("GPipe", gpipe),
+    ("1F1B", one_f_one_b),
+    ("Interleaved1F1B", interleaved),
+    ("LoopedBFS", looped_bfs),
+    ("InterleavedZeroBubble", zb_h1),
+    ("ZBVZeroBubble", zb_v),
+    ("DualPipeV", dualpipe_v),
 )
 
 
@@ -42,7 +42,7 @@ def torch_name(order: Order) -> str | None:
 
     Examples:
         >>> torch_name(one_f_one_b(4, 8))
-        'Schedule1F1B'
+        '1F1B'
         >>> torch_name(Order.from_csv("0F0,0F1,0B1,0B0\\n1F1,1B1,1F0,1B0\\n"))
     """
     num_ranks = len(order.rows)

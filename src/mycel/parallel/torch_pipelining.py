@@ -78,7 +78,7 @@ def torch_schedule(
     """One of torch's own schedules, by its class's name.
 
     Args:
-        name: such as ``Schedule1F1B``.
+        name: such as ``1F1B``.
         stages: of this rank.
         num_micro_batches: of a batch.
         loss: of the last stage's output and the target.

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import random
+import select
+import signal
+import time
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -360,3 +367,57 @@ def evaluated(rank: int, size: int) -> None:
         for index, module in mine.items():
             close(f"stage {index}", [p.grad for p in module.parameters()], grads[index])
             module.zero_grad()
+
+
+# -- a rank that goes away -----------------------------------------------------------------------------------------
+
+
+class Mortal(nn.Module):
+    """A layer that ends its process, or stops it, in its twelfth forward: the second step's fourth."""
+
+    def __init__(self, inner: nn.Module, number: int | None) -> None:
+        super().__init__()
+        self.inner, self.number, self.calls = inner, number, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.number is not None and self.calls == 8 + 4:
+            os.kill(os.getpid(), self.number)
+        return self.inner(x)
+
+
+def lost(rank: int, size: int, backend: str, how: str, victim: int, timeout_s: float) -> Any:
+    """What a rank's process says of the step in which the victim's goes; runs in a process of its own."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            number = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[how] if rank == victim else None
+            os.write(writing, pickle.dumps(_steps(rank, size, backend, number, timeout_s)))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(writing)
+    ready, _, _ = select.select([reading], [], [], 4 * timeout_s)
+    said = os.read(reading, 1 << 16) if ready else b""
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return pickle.loads(said) if said else None
+
+
+def _steps(rank: int, size: int, backend: str, number: int | None, timeout_s: float) -> list[tuple[str, str, float]]:
+    store = dist.FileStore(os.environ["STORE_FILE"], size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    layer = Mortal(stages_of(1)[0], number)
+    pipeline = Pipeline(one_f_one_b(size, 8), {rank: layer}, nn.functional.mse_loss, timeout_s=timeout_s)
+    batch, said = torch.ones(16, WIDTH), []
+    for _ in range(2):
+        began = time.monotonic()
+        try:
+            pipeline.step(*([batch] if rank == 0 else []), target=batch)
+            said.append(("none", "", time.monotonic() - began))
+        except Exception as error:
+            said.append((type(error).__name__, str(error), time.monotonic() - began))
+    return said
