@@ -69,7 +69,7 @@ def check_mesh(
 
 def _rows(has: int, wants: int) -> str:
     if has < wants:
-        return f"{wants - has} of its rows are missing, or it was made for fewer ranks"
+        return f"it lacks rows ({wants - has}), or was made for fewer ranks"
     return f"start {has} ranks, or make the order for {wants}"
 
 

@@ -42,7 +42,7 @@ def check_work(order: Order) -> Work:
         if key in found:
             raise _twice(order, found[key], place, leaf)
         found[key] = place
-        if leaf.stage not in order.route_of(leaf.micro_batch) and order.feeds is None:
+        if order.routes is not None and leaf.stage not in order.routes[leaf.micro_batch]:
             raise wrong(
                 order,
                 f"{at(order, place)}: micro-batch {leaf.micro_batch} does not visit stage {leaf.stage}; "

@@ -1,0 +1,20 @@
+"""``mycel plan``: in what order the stages of a pipeline work. One module a command."""
+
+from __future__ import annotations
+
+import typer
+
+from mycel.cli import plan_check, plan_known
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+
+    @app.callback(help="In what order the stages of a pipeline work.", no_args_is_help=True)
+    def plan() -> None:
+        pass
+
+    plan_check.register(app)
+    plan_known.register(app)
