@@ -45,7 +45,7 @@ def explained(error: Exception, order: Order, routes: Routes, rank: int, action:
         lines.append(f"which waits for {awaited} of rank {order.rank_of(awaited.stage)}")
     # Who is late, a time-out does not know: whoever stands behind what is awaited.
     everybody = range(len(order.rows)) if kind is CollectiveTimeoutError else []
-    behind = []
+    behind: list[str] = []
     for named in dict.fromkeys([*(int(found) for found in _RANK.findall(text)), *everybody]):
         if named != rank and named < len(order.rows) and len(behind) < _MOST_NAMED:
             other = _behind(order, awaited or action, named)
