@@ -59,7 +59,9 @@ class _Job:
         self.x = rng.uniform(-1, 1, (num_micro_batches, 3))
         self.t = rng.uniform(-1, 1, (num_micro_batches, 3))
         self.whole: dict[int, str] = {}  # stages gathered: "coming" until used, then "whole"; lives over steps
-        self.gathers = any(kind == "UNSHARD" or kind == "RESHARD" for row in self.rows for c in row for _, kind, _ in c)
+        self.gathers = any(
+            kind == "UNSHARD" or kind == "RESHARD" for row in self.rows for c in row for _, kind, _ in c
+        )
         self.gathered = {s for row in self.rows for c in row for s, kind, _ in c if kind in ("UNSHARD", "RESHARD")}
 
     def neighbour(self, stage: int, m: int, by: int) -> int | None:
@@ -184,7 +186,11 @@ class _Job:
         elif self.owner.get(stage) != rank:
             raise Wrong(f"{stage}{kind} elsewhere")
         elif kind == "REDUCE_GRAD":
-            if (stage, kind, m) in self.did:  # a collective of all replicas, once a step, also where nothing is summed
+            if (
+                stage,
+                kind,
+                m,
+            ) in self.did:  # a collective of all replicas, once a step, also where nothing is summed
                 raise Wrong(f"{stage} reduced twice")
             self.did.add((stage, kind, m))
             self.grads[:, stage] /= self.m

@@ -8,13 +8,13 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
+from tests.oracles.pipeline_numbers import verdict
 
 from mycel.errors import MycelError, ScheduleError
 from mycel.pipeline.check import check
 from mycel.pipeline.known import known_order
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Order
-from tests.oracles.pipeline_numbers import verdict
 
 BASES = [
     ("gpipe", 2, 3, None),

@@ -70,7 +70,7 @@ def chunks_of(order: Order) -> tuple[int, ...]:
         order: whose ranks are asked about.
     """
     if order.routes is None:
-        return tuple(len(order.stages_of(rank)) for rank in range(order.ranks))
+        return tuple(max(1, order.stage_ranks.count(rank)) for rank in range(order.ranks))
     most = [0] * order.ranks
     for route in set(order.routes):
         visits = [order.rank_of(stage) for stage in route]
