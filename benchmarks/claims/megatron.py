@@ -1,4 +1,4 @@
-"""What Megatron-LM claims of interleaved pipelines: the bubble by its formula, and measured, over ranks that are paced.
+"""What Megatron-LM claims of interleaved pipelines: the bubble by its formula, and measured over paced ranks.
 
     python benchmarks/claims/megatron.py    # three minutes; 4 ranks; replaces its lines and the table in the page
 
@@ -40,17 +40,17 @@ def cases() -> list[Case]:
         order = one_f_one_b(RANKS, count) if chunks == 1 else interleaved(RANKS, count, chunks)
         times = {"F": FORWARD_S / chunks, "B": BACKWARD_S / chunks}
         more = {"micro_batches": count, "chunks": chunks}
-        for runner in ("1F1B" if chunks == 1 else "Interleaved1F1B", "mycel"):
-            made.append(
-                Case(
-                    name=f"{chunks} x {count}",
-                    order=order.to_json(),
-                    times=times,
-                    num_bytes=NUM_BYTES,
-                    runner=runner,
-                    more=more,
-                )
+        made += [
+            Case(
+                name=f"{chunks} x {count}",
+                order=order.to_json(),
+                times=times,
+                num_bytes=NUM_BYTES,
+                runner=runner,
+                more=more,
             )
+            for runner in ("1F1B" if chunks == 1 else "Interleaved1F1B", "mycel")
+        ]
     return made
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 PRELOAD = ["mycel.parallel"]
 #: Of a wait for a message, and for a busy machine's wake-up.
@@ -28,6 +30,33 @@ def test_orders_that_torch_has_no_class_for(run_ranks: Callable[..., list[Any]],
 @pytest.mark.parametrize("what", ["m_shape", "k_shape", "sharded", "recomputed", "evaluated"])
 def test_shapes_and_what_is_inside(run_ranks: Callable[..., list[Any]], what: str, backend: str) -> None:
     run_ranks(4, "pipelines", what, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+def test_what_does_not_fit_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(2, "pipelines", "refused", preload=PRELOAD, timeout_s=60)
+
+
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_torchs_classes_in_our_place(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    run_ranks(2, "pipelines", "by_torch", backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+def test_one_process_holds_the_orders(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    happened = run_ranks(3, "pipelines", "controlled", str(tmp_path / "store"), preload=PRELOAD, timeout_s=60)
+    assert happened == [["one0", "other0", "other1", "one1"]] * 2 + [[]]
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+@pytest.mark.parametrize("size", [3, 4, 5])
+def test_both_at_more_ranks(run_ranks: Callable[..., list[Any]], size: int, backend: str) -> None:
+    for function in ("torchs", "unlike"):
+        run_ranks(size, "pipelines", function, backend=backend, preload=PRELOAD, timeout_s=200)
+
+
+@pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
+def test_tensor_pipeline_and_data(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    run_ranks(8, "pipelines", "threefold", backend=backend, preload=PRELOAD, timeout_s=200)
 
 
 @pytest.mark.parametrize(("backend", "how"), [("mycel", "kill"), ("gloo", "kill"), ("mycel", "stop")])

@@ -12,8 +12,20 @@ from mycel.extras import needs
 
 needs("mycel.parallel", "torch")
 
+from mycel.parallel.controller import Controller, Gang, Job, serve
 from mycel.parallel.pipeline import Pipeline
-from mycel.parallel.record import ActionTime, Flight
+from mycel.parallel.record import ActionTime, Flight, planned_times
 from mycel.parallel.shared import SharedBlock, Step
 
-__all__ = ["ActionTime", "Flight", "Pipeline", "SharedBlock", "Step"]
+__all__ = [
+    "ActionTime",
+    "Controller",
+    "Flight",
+    "Gang",
+    "Job",
+    "Pipeline",
+    "SharedBlock",
+    "Step",
+    "planned_times",
+    "serve",
+]

@@ -22,6 +22,7 @@ from mycel.parallel.shared import SharedBlock, Step
 from mycel.parallel.stages import Stage
 from mycel.parallel.theirs import TheirSchedule, torch_name
 from mycel.parallel.torch_pipelining import ListRuntime, missing_names
+from mycel.pipeline.check import check
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Kind, Order
 
@@ -59,6 +60,7 @@ class Pipeline:
     Raises:
         UsageError: modules, blocks, ranks or devices that do not fit the order.
         MismatchError: ranks have different orders.
+        VerificationError: the order is wrong; the message names the action.
         ScheduleError: no such order can be carried out.
 
     Examples:
@@ -99,13 +101,15 @@ class Pipeline:
         self.losses: dict[int, Tensor] = {}
         self.flight = Flight(self._rank, order.name, planned)
         self._shared = dict(shared or {})
+        self._theirs: TheirSchedule | None = None
         name = torch_name(order)
         if executor == "torch" or (executor == "auto" and missing_names() and name is not None):
             if name is None:
                 raise UsageError(f"{order.name or 'the order'} is none of torch's own: use executor='mycel'")
-            self._runtime: Any = TheirSchedule(
+            self._theirs = TheirSchedule(
                 name, order, modules, loss, self._device, self._group, scale_grads=scale_grads
             )
+            self._runtime: Any = self._theirs
             return
         self._build(modules, loss, scale_grads=scale_grads, ahead=receive_ahead, timeout_s=timeout_s)
 
@@ -131,6 +135,11 @@ class Pipeline:
         for index, module in sorted(modules.items()):
             stage = Stage(module, index, order.num_stages, self._device, self._group)
             stage.num_visits = self._routes.num_visits(index)
+            stage.is_split = any(
+                leaf.kind is Kind.INPUT and leaf.stage == index
+                for action in rows[self._rank]
+                for leaf in action.leaves
+            )
             stage.begins, stage.ends = self._routes.begins(index), self._routes.ends(index)
             self._stages[index] = stage
         self._runtime = ListRuntime(
@@ -184,6 +193,7 @@ class Pipeline:
             raise UsageError(f"timeout_s is {timeout_s!r}; expected seconds above 0")
         if executor not in ("auto", "mycel", "torch"):
             raise UsageError(f"executor {executor!r}; there are auto, mycel and torch")
+        check(order, executor="mycel")
         self._agree()
 
     def _agree(self) -> None:
@@ -202,7 +212,7 @@ class Pipeline:
     @property
     def schedule(self) -> Any:
         """Torch's schedule under it, for what takes one."""
-        return self._runtime
+        return self._runtime if self._theirs is None else self._theirs.schedule
 
     def step(
         self,
@@ -232,7 +242,7 @@ class Pipeline:
             CollectiveTimeoutError: a message did not come in time; the message names it.
         """
         self._check_batch([*args, *kwargs.values(), target])
-        return self._runtime.step(
+        output = self._runtime.step(
             *args,
             target=target,
             losses=losses,
@@ -240,6 +250,9 @@ class Pipeline:
             **({"loss_kwargs": dict(loss_kwargs)} if loss_kwargs else {}),
             **kwargs,
         )
+        if self._theirs is not None:
+            self.losses = self._theirs.losses
+        return output
 
     def eval(self, *args: Any, target: Any = None, losses: list[Tensor] | None = None, **kwargs: Any) -> Any:
         """All micro-batches forwards only, in the order's sequence of forwards.
@@ -261,8 +274,14 @@ class Pipeline:
         """Of the last step: receive buffers that existed at once, and what the order needs; sends under way.
 
         Returns:
-            ``received``, ``received_bytes``, ``needed`` and ``sent``, the most at once of each.
+            ``received``, ``received_bytes``, ``needed`` and ``sent``, the most at once of each. Torch's own classes
+            hold all that they will ever receive, and do not say what they send.
         """
+        if self._theirs is not None:
+            held = self._theirs.buffers()
+            size = sum(buffer.untyped_storage().nbytes() for buffer in held)
+            needed = buffers_needed(lower(self.order).rows[self._rank])
+            return {"received": len(held), "received_bytes": size, "needed": needed}
         return {
             "received": self._messages.received.most,
             "received_bytes": self._messages.received.most_bytes,

@@ -13,8 +13,10 @@ from typing import Any
 
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action
+from mycel.pipeline.stages import Stages
+from mycel.pipeline.timed import Timed
 
-__all__ = ["ActionTime", "Flight"]
+__all__ = ["ActionTime", "Flight", "planned_times"]
 
 #: Of the files that ``mycel report`` reads.
 FORMAT, VERSION = "mycel.pipeline.flight", 1
@@ -122,3 +124,24 @@ class Flight:
         except OSError as error:
             raise UsageError(f"{file}: cannot be written: {error.strerror}") from None
         return file
+
+
+def planned_times(timed: Timed, unit_s: float) -> dict[str, tuple[float, float]]:
+    """When a schedule that was found by search has each action begin and end, for ``Pipeline(..., planned=)``.
+
+    Args:
+        timed: the schedule.
+        unit_s: seconds of its unit of time.
+
+    Raises:
+        UsageError: the unit is not above 0.
+    """
+    if not unit_s > 0:
+        raise UsageError(f"unit_s is {unit_s!r}; expected seconds above 0")
+    stages = Stages(timed.placement)
+    found = {}
+    for micro_batch, starts in enumerate(timed.starts):
+        for place, (start, block) in enumerate(zip(starts, timed.placement.blocks, strict=True)):
+            text = str(stages.action(place, micro_batch))
+            found[text] = (start * unit_s, (start + block.time) * unit_s)
+    return found

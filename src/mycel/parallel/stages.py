@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from mycel.errors import UsageError
 from mycel.parallel.messages import Shape
@@ -50,13 +51,14 @@ class Stage(TorchStage):
 
     Attributes:
         num_visits: micro-batches that visit it in a step.
+        is_split: some backward of it comes in two halves.
     """
 
     def __init__(
         self, module: nn.Module, index: int, num_stages: int, device: torch.device, group: dist.ProcessGroup
     ) -> None:
         super().__init__(module, index, num_stages, device, group)
-        self.num_visits = 0
+        self.num_visits, self.is_split = 0, False
         self._held: dict[int, _Held] = {}
         self._kept: dict[int, Any] = {}
         self._done = 0
@@ -111,6 +113,8 @@ class Stage(TorchStage):
         given, held.given = held.given, None
         inputs: tuple[Any, ...] = args if given is None else given
         output = self.run(inputs, kwargs)
+        if trains and self.is_split:  # torch cuts the graph off at outputs after the first half, which no view allows
+            output = tree_map(_no_view, output)
         held.outputs = output if isinstance(output, tuple) else tuple(output) if type(output) is list else (output,)
         # Positional arguments first: only their gradients go back.
         held.inputs = leaves_of((*inputs, *kwargs.values())) if trains else []
@@ -185,4 +189,8 @@ class Stage(TorchStage):
 
 
 def _detached(output: Any) -> Any:
-    return torch.utils._pytree.tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+    return tree_map(lambda leaf: leaf.detach() if isinstance(leaf, Tensor) else leaf, output)
+
+
+def _no_view(leaf: Any) -> Any:
+    return leaf.clone() if isinstance(leaf, Tensor) and leaf._is_view() else leaf

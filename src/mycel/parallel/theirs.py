@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 
 from mycel.errors import UsageError
-from mycel.parallel.torch_pipelining import torch_schedule
+from mycel.parallel.torch_pipelining import buffers_of, torch_schedule
 from mycel.pipeline.known.dualpipe_v import dualpipe_v
 from mycel.pipeline.known.gpipe import gpipe
 from mycel.pipeline.known.interleaved import interleaved
@@ -82,12 +82,12 @@ class TheirSchedule:
         *,
         scale_grads: bool,
     ) -> None:
-        stages = [
+        self._stages = [
             PipelineStage(module, index, order.num_stages, device, group=group)
             for index, module in sorted(modules.items())
         ]
         self._is_last = order.num_stages - 1 in modules
-        self.schedule = torch_schedule(name, stages, order.num_micro_batches, loss, scale_grads=scale_grads)
+        self.schedule = torch_schedule(name, self._stages, order.num_micro_batches, loss, scale_grads=scale_grads)
         #: Of the last step, by micro-batch.
         self.losses: dict[int, Tensor] = {}
 
@@ -116,6 +116,10 @@ class TheirSchedule:
         output = self.schedule.eval(*args, losses=found if self._is_last else None, **more)
         self._keep(found, losses)
         return output
+
+    def buffers(self) -> list[Tensor]:
+        """The receive buffers that torch's stages of this rank hold."""
+        return buffers_of(self._stages)
 
     def _keep(self, found: list[Tensor], losses: list[Tensor] | None) -> None:
         self.losses = {m: loss.detach() for m, loss in enumerate(found)}

@@ -24,7 +24,7 @@ from torch.distributed.pipelining import schedules
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action, Kind
 
-__all__ = ["ListRuntime", "TorchStage", "leaves_of", "missing_names", "torch_schedule"]
+__all__ = ["ListRuntime", "TorchStage", "buffers_of", "leaves_of", "missing_names", "torch_schedule"]
 
 _Runtime: Any = getattr(schedules, "_PipelineScheduleRuntime", schedules.PipelineScheduleMulti)
 
@@ -301,6 +301,23 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
     def _update_losses(self, _: Any, losses: list[Tensor] | None) -> None:
         """At the end of torch's step: losses by micro-batch, in whatever order they were computed."""
         self._end(losses)
+
+
+def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:
+    """The receive buffers that stages of torch's own hold between steps: one for every micro-batch and direction.
+
+    Args:
+        stages: that have taken a step.
+    """
+    infos = [
+        info
+        for stage in stages
+        for received in (getattr(stage, "args_recv_info", {}), getattr(stage, "grad_recv_info", {}))
+        for group in received.values()
+        for info in group
+    ]
+    found = (getattr(info, "buffer", None) for info in infos)
+    return [buffer for buffer in found if isinstance(buffer, Tensor)]
 
 
 def leaves_of(values: Iterable[Any]) -> list[Tensor]:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mycel.parallel import Pipeline, Step
+from mycel.errors import MismatchError, UsageError, VerificationError
+from mycel.parallel import Controller, Pipeline, Step, serve
 from mycel.pipeline.known.dualpipe_v import dualpipe_v
 from mycel.pipeline.known.gpipe import gpipe
 from mycel.pipeline.known.interleaved import interleaved
@@ -421,3 +422,130 @@ def _steps(rank: int, size: int, backend: str, number: int | None, timeout_s: fl
         except Exception as error:
             said.append((type(error).__name__, str(error), time.monotonic() - began))
     return said
+
+
+# -- what people get wrong, and torch's own classes ----------------------------------------------------------------
+
+
+def raises(kind: type[Exception], words: str, work: Callable[[], object]) -> None:
+    try:
+        work()
+    except kind as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(f"nothing was raised; expected {words!r}")
+
+
+def refused(rank: int, size: int) -> None:
+    order = one_f_one_b(size, 4)
+    mine, loss = stages_of(size)[rank], nn.functional.mse_loss
+    inputs, targets = batch_of(order, 0)
+    raises(UsageError, "the group has 2", lambda: Pipeline(one_f_one_b(size + 1, 4), {rank: mine}, loss))
+    raises(UsageError, "was given modules of none", lambda: Pipeline(order, {}, loss))
+    raises(UsageError, "has no shared block", lambda: Pipeline(order, {rank: mine}, loss, shared={"e": print}))
+    raises(UsageError, "timeout_s", lambda: Pipeline(order, {rank: mine}, loss, timeout_s=0))
+    raises(
+        UsageError,
+        "none of torch's own",
+        lambda: Pipeline(random_order(1, range(size), 4), {rank: mine}, loss, executor="torch"),
+    )
+    wrong = Order.from_csv(order.to_csv().replace("1B0", "1B1", 1))
+    raises(VerificationError, "1B", lambda: Pipeline(wrong, {rank: mine}, loss))
+    raises(MismatchError, "another order", lambda: Pipeline(one_f_one_b(size, 4 + rank), {rank: mine}, loss))
+    pipeline = Pipeline(order, {rank: mine}, loss)
+    raises(UsageError, "does not divide into 4", lambda: pipeline.step(inputs[:-1], target=targets[:-1]))
+    pipeline.step(*([inputs] if rank == 0 else []), target=targets)
+    if rank == 0:  # whose first forward sends nothing, so that the others may begin the next step
+        raises(UsageError, "all micro-batches have the same shape", lambda: pipeline.step(inputs[:4]))
+
+
+def by_torch(rank: int, size: int) -> None:
+    """The seven orders by torch's own classes give what ours does, but hold every micro-batch's buffer."""
+    for order in torchs_orders(size):
+        whole = stages_of(order.num_stages)
+        inputs, targets = batch_of(order, 0)
+        _, right = in_one_process(order, whole, inputs, targets)
+        mine = {index: stages_of(order.num_stages)[index] for index in order.stages_of(rank)}
+        pipeline = Pipeline(order, mine, nn.functional.mse_loss, executor="torch")
+        for _ in range(2):
+            pipeline.step(*([inputs] if 0 in mine else []), target=targets)
+            for index, module in mine.items():
+                close(f"{order.name}, {index}", [p.grad for p in module.parameters()], right[index])
+                module.zero_grad()
+        found = pipeline.buffers()
+        ours = Pipeline(order, mine, nn.functional.mse_loss)
+        ours.step(*([inputs] if 0 in mine else []), target=targets)
+        assert ours.buffers()["received"] <= ours.buffers()["needed"] <= found["received"], (order.name, found)
+
+
+def controlled(rank: int, size: int, file: str) -> list[str]:
+    """The last rank holds the orders of two jobs on the others; steps come in the one sequence that it says."""
+    group = dist.new_group(list(range(size - 1)))
+    store = dist.FileStore(file, size)
+    happened: list[str] = []
+    if rank == size - 1:
+        controller = Controller(store, size - 1, timeout_s=60)
+        controller.load("one", one_f_one_b(size - 1, 4))
+        controller.load("other", random_order(51, range(size - 1), 3))
+        gangs = controller.run(["one", "other", "other"]) + controller.run(["one"])
+        assert [gang.number for gang in gangs] == [0, 1, 2, 3]
+        raises(UsageError, "no job 'third'", lambda: controller.run(["third"]))
+        controller.close()
+        return happened
+
+    def job(name: str) -> Callable[[Order], Callable[[int], None]]:
+        def ready(order: Order) -> Callable[[int], None]:
+            whole, mine = stages_of(order.num_stages), stages_of(order.num_stages)[rank]
+            pipeline = Pipeline(order, {rank: mine}, nn.functional.mse_loss, group=group)
+
+            def step(number: int) -> None:
+                happened.append(f"{name}{number}")
+                inputs, targets = batch_of(order, number)
+                _, right = in_one_process(order, whole, inputs, targets)
+                pipeline.step(*([inputs] if rank == 0 else []), target=targets)
+                close(name, [p.grad for p in mine.parameters()], right[rank])
+                mine.zero_grad()
+
+            return step
+
+        return ready
+
+    serve(store, rank, {"one": job("one"), "other": job("other")}, timeout_s=60)
+    return happened
+
+
+def threefold(rank: int, size: int) -> None:
+    """Tensor x pipeline x data: stages whose layers are divided over two ranks, twice, and sharded between them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, size // 4, 2), mesh_dim_names=("data", "pipe", "tensor"))
+    data, pipe = mesh.get_local_rank("data"), mesh.get_local_rank("pipe")
+    count = size // 4
+
+    def made(num_stages: int) -> list[nn.Module]:
+        torch.manual_seed(3)
+        return [
+            nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH))
+            for _ in range(num_stages)
+        ]
+
+    for order in (one_f_one_b(count, 4), zb_v(count, 4), random_order(61, range(count), 4, split=True)):
+        whole, mine = made(order.num_stages), {}
+        for index in order.stages_of(pipe):
+            module = made(order.num_stages)[index]
+            parallelize_module(module, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+            mine[index] = fully_shard(module, mesh=mesh["data"], reshard_after_forward=False)
+        pipeline = Pipeline(order, mine, nn.functional.mse_loss, group=mesh.get_group("pipe"))
+        for step in range(2):
+            parts = [batch_of(order, 10 * step + part) for part in range(2)]
+            found = [in_one_process(order, whole, *part) for part in parts]
+            losses: list[Tensor] = []
+            pipeline.step(*([parts[data][0]] if 0 in mine else []), target=parts[data][1], losses=losses)
+            if order.num_stages - 1 in mine:
+                close(f"{order.name}, losses", losses, found[data][0])
+            for index, module in mine.items():
+                right = [(a + b) / 2 for a, b in zip(found[0][1][index], found[1][1][index], strict=True)]
+                close(f"{order.name}, stage {index}", [p.grad.full_tensor() for p in module.parameters()], right)
+                module.zero_grad()
