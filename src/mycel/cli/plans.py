@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from mycel.cli import plan_check, plan_known
+from mycel.cli import plan_check, plan_known, plan_order
 
 __all__ = ["register"]
 
@@ -18,3 +18,4 @@ def register(app: typer.Typer) -> None:
 
     plan_check.register(app)
     plan_known.register(app)
+    plan_order.register(app)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from mycel.pipeline.pairing import longest_pairing
 from mycel.pipeline.placement import Placement
 
 __all__ = ["Binding", "makespan_bound", "period_bound"]
@@ -97,30 +98,11 @@ def makespan_bound(placement: Placement, num_micro_batches: int) -> Binding:
 def _held(placement: Placement, device: int) -> int:
     """Memory times time that a micro-batch holds on a device, at least; 0 where nothing can be said.
 
-    What is taken and what is given back can be told apart in no way but by amount, so every way to pair them is
-    right; that with the longest ways in all says most (a transport problem).
+    What is taken and what is given back are told apart by nothing but their amounts, so every way to pair them is
+    right; the one with the longest ways in all says most.
     """
     sizes = {i: placement.blocks[i].memory_on(device) for i in placement.on[device]}
-    taking = [i for i in sizes if sizes[i] > 0]
-    giving = [i for i in sizes if sizes[i] < 0]
-    pairs = [(i, j, far) for i in taking for j in giving if (far := placement.longest[i][j]) is not None]
-    if len(taking) <= 1:
-        ends_after = {j for _, j, _ in pairs}
-        return sum(-sizes[j] * far for _, j, far in pairs) if ends_after == set(giving) else 0
-
-    import numpy as np  # and scipy: only placements with several blocks that take on a device wait for them
-    from scipy.optimize import linprog
-
-    if not pairs:
-        return 0
-    rows = np.zeros((len(taking) + len(giving), len(pairs)))
-    for column, (i, j, _) in enumerate(pairs):
-        rows[taking.index(i), column] = rows[len(taking) + giving.index(j), column] = 1
-    amounts = [sizes[i] for i in taking] + [-sizes[j] for j in giving]
-    found = linprog([-far for *_, far in pairs], A_eq=rows, b_eq=amounts, method="highs-ds")
-    if not found.success:
-        return 0
-    flow = [round(value) for value in found.x]  # corners of a transport problem are whole
-    if not np.array_equal(rows @ np.array(flow), np.array(amounts)):
-        return 0
-    return sum(amount * far for amount, (*_, far) in zip(flow, pairs, strict=True))
+    taking = {i: size for i, size in sizes.items() if size > 0}
+    giving = {i: -size for i, size in sizes.items() if size < 0}
+    length = {(i, j): far for i in taking for j in giving if (far := placement.longest[i][j]) is not None}
+    return longest_pairing(taking, giving, length) or 0
