@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from mycel.cli import plan_check, plan_known, plan_order
+from mycel.cli import COMMANDS, plan_check, plan_known, plan_order
 
 __all__ = ["register"]
 
@@ -12,7 +12,7 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the group."""
 
-    @app.callback(help="In what order the stages of a pipeline work.", no_args_is_help=True)
+    @app.callback(help=COMMANDS["plan"], no_args_is_help=True)
     def plan() -> None:
         pass
 
