@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
 import pytest
+from tests.oracles.pipeline_meetings import ends_without_buffers, meets
 from tests.oracles.pipeline_numbers import verdict
 
 from mycel.errors import MycelError, ScheduleError
@@ -60,13 +62,16 @@ def judged(order: Order, executor: str) -> str:
     )
 
 
-def mutant(order: Order, rng: random.Random) -> tuple[str, Order]:
+WAYS = ("drop", "double", "swap", "neighbours", "move", "redirect", "retarget")
+
+
+def mutant(order: Order, rng: random.Random, ways: Sequence[str] = WAYS) -> tuple[str, Order]:
     """One cell of an order dropped, doubled, swapped, moved, redirected to another rank or retargeted."""
     rows = [list(row) for row in order.rows]
     rank = rng.randrange(len(rows))
     row = rows[rank]
     step = rng.randrange(len(row))
-    how = rng.choice(["drop", "double", "swap", "neighbours", "move", "redirect", "retarget"])
+    how = rng.choice(ways)
     if how == "drop":
         del row[step]
     elif how == "double":
@@ -92,7 +97,7 @@ def retargeted(action: Action, order: Order, rng: random.Random) -> Action:
     if action.parts:
         parts = [retargeted(part, order, rng) if rng.random() < 0.5 else part for part in action.parts]
         return replace(action, parts=tuple(parts))
-    if action.micro_batch is None or rng.random() < 0.5:
+    if action.micro_batch is None or (not action.block and rng.random() < 0.5):
         return replace(action, stage=rng.randrange(order.num_stages + 1))
     return replace(action, micro_batch=rng.randrange(order.num_micro_batches + 1))
 
@@ -133,6 +138,67 @@ def test_mutants() -> None:
         assert min(tally[how, "right"], tally[how, "refused"]) > 10
     for how in ("drop", "double", "redirect", "retarget", "form"):
         assert tally[how, "refused"] > 10
+
+
+# -- what needs buffers, and blocks on several ranks -------------------------------------------------------------
+
+
+def test_what_ends_without_buffers() -> None:
+    """Whether moved messages of right orders in chains need buffering is what a world without buffers says."""
+    rng, tally = random.Random(7), Counter[bool]()
+    chains = [order for order in bases() if order.has_communication and order.routes is None]
+    for _ in range(300):
+        order = rng.choice(chains)
+        for _ in range(rng.choice([0, 1, 3])):
+            order = mutant(order, rng, ways=["neighbours", "move"])[1]
+        try:
+            report = check(order, executor="mycel")
+        except MycelError:
+            continue
+        ends = ends_without_buffers([[str(action) for action in row] for row in order.rows])
+        assert ends == (report.buffering == ""), order.to_csv()
+        tally[ends] += 1
+    assert min(tally.values()) > 20
+
+
+SHARING = Order.from_csv(
+    "# mycel order 1\n# stages 3\n# micro-batches 3\n# feeds e>0F 0F>1F 1F>2F 2F>h h>2B 2B>1B 1B>0B 0B>t\n"
+    "SHARED0[e],SHARED1[e],0F0,SHARED2[e],0F1,0F2,SHARED0[h],0B0,SHARED1[h],0B1,SHARED2[h],0B2,"
+    "SHARED0[t],SHARED1[t],SHARED2[t]\n"
+    "SHARED0[e],SHARED1[e],SHARED2[e],1F0,1F1,SHARED0[h],1B0,1F2,SHARED1[h],1B1,SHARED2[h],1B2,"
+    "SHARED0[t],SHARED1[t],SHARED2[t]\n"
+    "SHARED0[e],SHARED1[e],SHARED2[e],2F0,SHARED0[h],2I0,2F1,2W0,SHARED1[h],2I1,2W1,2F2,SHARED2[h],2I2,2W2\n"
+)
+
+
+def test_mutants_of_shared_blocks() -> None:
+    rng, tally = random.Random(8), Counter[tuple[str, bool]]()
+    blocks = {"e": {0, 1, 2}, "h": {0, 1, 2}, "t": {0, 1}}
+    feeds = [
+        ("e", "0F"),
+        ("0F", "1F"),
+        ("1F", "2F"),
+        ("2F", "h"),
+        ("h", "2I"),
+        ("2I", "1B"),
+        ("1B", "0B"),
+        ("0B", "t"),
+    ]
+    feeds += [("0F", "0B"), ("1F", "1B"), ("2F", "2I"), ("2I", "2W")]
+    for _ in range(800):
+        try:
+            how, order = mutant(SHARING, rng)
+        except ScheduleError:
+            continue
+        wrong = meets([[str(action) for action in row] for row in order.rows], feeds, blocks, 3)
+        try:
+            check(order, executor="mycel")
+            refused = ""
+        except MycelError as error:
+            refused = str(error)
+        assert bool(wrong) == bool(refused), f"{how}: {wrong!r}, {refused!r}\n{order.to_csv()}"
+        tally[how, bool(refused)] += 1
+    assert min(tally["swap", False], tally["neighbours", False], tally["move", False], tally["swap", True]) > 5
 
 
 @pytest.mark.long

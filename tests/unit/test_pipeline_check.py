@@ -14,7 +14,7 @@ from mycel import cli
 from mycel.errors import UsageError, VerificationError
 from mycel.pipeline.check import Memory, check, check_collectives, check_mesh
 from mycel.pipeline.check.places import Place, drawn
-from mycel.pipeline.known import known_order
+from mycel.pipeline.known import KNOWN, known_order
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Order
 from mycel.pipeline.replay import peaks
@@ -220,6 +220,9 @@ def test_what_needs_buffering_is_said_plain_and_with_communication() -> None:
         assert check(order).buffering.startswith("the order stops in a circle: ")
     for order in (known_order("gpipe", 4, 3), lower(known_order("gpipe", 4, 3))):
         assert check(order).buffering == ""
+    for name in KNOWN:
+        order = known_order(name, 2, 4)
+        assert (check(order).buffering == "") == (check(lower(order)).buffering == "")
 
 
 def test_receives_posted_early_make_buffering_needless() -> None:

@@ -19,6 +19,7 @@ from mycel.pipeline.check import check
 from mycel.pipeline.known import KNOWN, known_order
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import NO_STAGE, Action, Kind, Order
+from mycel.pipeline.replay import replay
 
 TWO = "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
 SHARED = (
@@ -431,6 +432,7 @@ def examined(count: int, seed: int) -> int:
             order = Order.from_text(text)
             num_read += 1
             check(order, executor="mycel" if number % 2 else "torch")
+            replay(order)
         except MycelError as error:
             assert "\n" not in str(error) and len(str(error)) < 2500, text
         assert time.process_time() - started < 1, text

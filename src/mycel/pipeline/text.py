@@ -31,7 +31,7 @@ ORDER_VERSION = 1
 
 Rows = tuple[tuple[Action, ...], ...]
 
-_HEAD = re.compile(r"#\s*(mycel order|stages|micro-batches|name|routes|feeds)(?:\s+(\S.*?))?\s*", re.ASCII)
+_HEAD = re.compile(r"#\s*(mycel order|stages|micro-batches|name|routes|feeds)(?:\s+(\S.*))?", re.ASCII)
 _WHOLE = re.compile(r"\d{1,9}", re.ASCII)
 _ROUTE = re.compile(r"\d{1,9}(>\d{1,9})*", re.ASCII)
 
