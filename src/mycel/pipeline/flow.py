@@ -140,11 +140,9 @@ class Flow:
                         continue
                     delay = self._delay(self.nodes[source][0], leaf) * unit_s
                     makers = self.nodes[source][1]
-                    if set(makers) & set(ranks):
-                        self.after.append((source, node))
-                    elif is_wired:
+                    if is_wired and not set(makers) & set(ranks):
                         sent.setdefault((result, ranks[0]), []).append(node)
-                    elif delay:
+                    elif delay and not is_wired:
                         self.delayed.append((source, node, delay))
                     else:
                         self.after.append((source, node))

@@ -211,11 +211,11 @@ class Placement:
     def need(self) -> tuple[int, ...]:
         """Memory of each device below which not even one micro-batch fits, in any order of its blocks."""
         return tuple(
-            max((self._need(device, i) for i in self.on[device]), default=0) for device in range(self.num_devices)
+            max(self._need(device, i) for i in range(len(self.blocks))) for device in range(self.num_devices)
         )
 
     def _need(self, device: int, block: int) -> int:
-        """Memory held when a block has started, if all that may has been given back and only what must was taken.
+        """Memory held when a block, of any device, has started, if all that may has been given back and only what must was taken.
 
         What may run earlier is a closed set: with a block all that it waits for. The set that holds least leaves out
         what gives back nothing; what others give back is paid for, as far as possible, by what they wait for and the
