@@ -134,10 +134,20 @@ def test_the_list_of_subcommands_says_what_they_say_themselves() -> None:
         assert click_command(name).help.split("\n\n")[0].replace("\n", " ") == says
 
 
-def options_table(name: str) -> str:
+def leaf_commands() -> dict[str, Any]:
+    """Every subcommand; instead of one that is a group, its own, as ``plan check``."""
+    commands: dict[str, Any] = {}
+    for name in COMMANDS:
+        command = click_command(name)
+        inner = getattr(command, "commands", None)
+        commands |= {f"{name} {below}": inner[below] for below in inner} if inner else {name: command}
+    return commands
+
+
+def options_table(command: Any) -> str:
     """Markdown table of a subcommand's arguments and options, from the code."""
     rows = ["| | meaning | default |", "|---|---|---|"]
-    for parameter in click_command(name).params:
+    for parameter in command.params:
         spelled = ", ".join(f"`{text}`" for text in parameter.opts if text.startswith("-"))
         spelled = spelled or f"`{parameter.metavar or parameter.name.upper()}`"
         default = "" if parameter.default in (None, False) or parameter.required else f"`{parameter.default}`"
@@ -148,11 +158,11 @@ def options_table(name: str) -> str:
 
 def with_generated_tables(text: str) -> str:
     """The page with the table of every subcommand up to date."""
-    for name in COMMANDS:
+    for name, command in leaf_commands().items():
         marked = re.compile(rf"(<!-- options:{name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not marked.search(text):
             raise AssertionError(f"{CLI_PAGE.name} has no place for the options of {name!r}")
-        table = options_table(name)
+        table = options_table(command)
         text = marked.sub(lambda m, table=table: m.group(1) + table + "\n" + m.group(2), text)
     return text
 

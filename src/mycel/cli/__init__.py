@@ -37,6 +37,7 @@ COMMANDS = {
     "synth": "Find a schedule for a collective on a fabric, verify it, and compare it with the bound.",
     "select": "Simulate all methods at several sizes and say which to use where.",
     "steps": "Schedules from the fewest steps to the most bandwidth, proven one by one (small fabrics).",
+    "plan": "In what order the stages of a pipeline work: check an order, write a known one, search for one.",
     "verify": "Check a schedule file: exit 0 if it is right, 1 if it is not.",
     "export": "Verify a schedule file and write it in a form that another tool reads.",
     "bench": "Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests.",
@@ -47,6 +48,9 @@ COMMANDS = {
     "advise": "Say what would pay here, compression under DDP or FSDP2, or local updates: start it once a rank.",
     "demo": "Train a small language model over an emulated cluster: the same training over Gloo and over mycel.",
 }
+
+#: Modules that are not called as their subcommand: a group of several.
+_MODULES = {"plan": "plans"}
 
 #: Those that write a file at their end, if at all, or raise ``KeyboardInterrupt`` with what they have written before.
 _WRITING = frozenset(COMMANDS) - {"doctor", "warm", "verify", "emulate", "advise"}
@@ -69,7 +73,7 @@ class _Commands(Mapping[str, Any]):
             raise KeyError(name)
         if name not in self._made:
             app = new_app()
-            import_module(f"mycel.cli.{name}").register(app)
+            import_module(f"mycel.cli.{_MODULES.get(name, name)}").register(app)
             self._made[name] = typer.main.get_command(app)
         return self._made[name]
 

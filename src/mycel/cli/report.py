@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,6 +15,7 @@ from mycel.errors import UsageError
 if TYPE_CHECKING:
     from mycel.report.flight.findings import Findings
     from mycel.report.flight.links import Suspect
+    from mycel.report.pipeline import PipelineFlight
 
 __all__ = ["register"]
 
@@ -30,11 +32,18 @@ def report(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output.")] = False,
 ) -> None:
-    """Say what the flight records of a job's ranks tell together."""
+    """Say what the flight records of a job's ranks tell together.
+
+    Where they are of pipelines: of every action, when it was planned and when it was measured.
+    """
     from mycel.report.flight.findings import examine
     from mycel.report.flight.links import carried, suspect
     from mycel.report.flight.records import read_dumps
+    from mycel.report.pipeline import read_pipelines
 
+    if pipelines := read_pipelines(places):
+        _print_pipelines(pipelines, output, as_json=as_json)
+        return
     if output is not None and output.suffix not in (".html", ".json"):
         raise UsageError(f"{output}: the name must end in .html (a page) or .json (a timeline)")
     findings = examine(read_dumps(places))
@@ -60,6 +69,44 @@ def report(
         print(json.dumps(summary(findings, connections, slow)))
     elif output is None:
         _print(findings, slow)
+
+
+def _print_pipelines(flights: Sequence[PipelineFlight], output: Path | None, *, as_json: bool) -> None:
+    from rich.table import Table
+
+    from mycel.cli import consoles
+    from mycel.report.pipeline import compare, sentences
+
+    if output is not None:
+        raise UsageError(f"{output}: records of pipelines are printed, or given as --json; there is no page of them")
+    rows = compare(flights)
+    said = sentences(flights)
+    if as_json:
+        actions = [
+            {
+                "rank": row.rank,
+                "action": row.action,
+                "planned_s": row.planned,
+                "measured_s": row.measured,
+                "waited_s": row.waited_s,
+                "late_s": row.late_s,
+            }
+            for row in rows
+        ]
+        print(json.dumps({"findings": said, "actions": actions}))
+        return
+    console = consoles.output(wide=True)
+    for number, sentence in enumerate(said):
+        console.print(sentence, style="bold" if number == 0 else None, highlight=False)
+    table = Table()
+    for head in ("rank", "action", "planned ms", "measured ms", "of that waited", "late by"):
+        table.add_column(head, justify="left" if head == "action" else "right")
+    for row in rows:
+        planned = "" if row.planned is None else f"{1e3 * row.planned[0]:.1f} - {1e3 * row.planned[1]:.1f}"
+        late = "" if row.late_s is None else f"{1e3 * row.late_s:+.1f}"
+        measured = f"{1e3 * row.measured[0]:.1f} - {1e3 * row.measured[1]:.1f}"
+        table.add_row(str(row.rank), row.action, planned, measured, f"{1e3 * row.waited_s:.1f}", late)
+    console.print(table)
 
 
 def _print(findings: Findings, slow: Suspect | None) -> None:

@@ -23,7 +23,7 @@ from mycel.cli.bound import (
 )
 from mycel.cli.fabric import load_fabric
 from mycel.cli.figures import count_trees, trees_a_root
-from mycel.cli.plan import show_plan, summarise
+from mycel.cli.forests import show_plan, summarise
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.cli.sketch import plan_by_sketch, show_sketched
 from mycel.cli.write import NAMES, SIZE, form_of, write_schedule

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from mycel.collectives.cp_sat import cp_sat, solve
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.cp_sat import cp_sat, solve
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

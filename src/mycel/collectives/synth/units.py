@@ -28,9 +28,9 @@ from typing import Any, Literal
 
 import numpy as np
 
+from mycel.collectives.cp_sat import cp_sat, solve
 from mycel.collectives.cutting_planes import CuttingPlanes, Phase, Row
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
-from mycel.collectives.synth.cp_sat import cp_sat, solve
 
 __all__ = ["UnitQuestions", "Units", "Verdict", "least_scale"]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import cp_sat, solve
+from mycel.collectives.cp_sat import cp_sat, solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.collectives.synth.sketch.routing import Orbits, kept_routes, usable_links

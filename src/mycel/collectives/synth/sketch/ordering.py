@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import cp_sat, solve
+from mycel.collectives.cp_sat import cp_sat, solve
 
 __all__ = [
     "Lane",

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mycel.collectives.synth.cp_sat import cp_sat, solve
+from mycel.collectives.cp_sat import cp_sat, solve
 from mycel.collectives.synth.sketch.demands import Demand
 from mycel.collectives.synth.sketch.network import Network
 from mycel.errors import SynthesisError

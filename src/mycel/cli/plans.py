@@ -1,0 +1,21 @@
+"""``mycel plan``: in what order the stages of a pipeline work. One module a command."""
+
+from __future__ import annotations
+
+import typer
+
+from mycel.cli import COMMANDS, plan_check, plan_known, plan_order
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+
+    @app.callback(help=COMMANDS["plan"], no_args_is_help=True)
+    def plan() -> None:
+        pass
+
+    plan_check.register(app)
+    plan_known.register(app)
+    plan_order.register(app)

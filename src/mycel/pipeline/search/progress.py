@@ -1,0 +1,32 @@
+"""What a search says while it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+
+__all__ = ["Progress", "Told"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a search is.
+
+    Attributes:
+        doing: what it looks for now.
+        best: period or makespan of the best so far; ``None`` if nothing was found.
+        bound: that none is below.
+    """
+
+    doing: str
+    best: Fraction | None
+    bound: Fraction
+
+    def __str__(self) -> str:
+        best = "none yet" if self.best is None else str(self.best)
+        return f"{self.doing}: best {best}, bound {self.bound}"
+
+
+#: Is called with progress.
+Told = Callable[[Progress], None]

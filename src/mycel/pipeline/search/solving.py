@@ -1,0 +1,141 @@
+"""How long a search may go on, and asking CP-SAT under that: in time, in turn, and ended by Ctrl-C without loss."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from mycel.arguments import real_number
+from mycel.collectives.cp_sat import cp_sat, solve
+
+__all__ = ["Answer", "Clock"]
+
+#: What a solver says: the best there is, something, that there is nothing, or that time ran out.
+Answer = Literal["optimal", "found", "none", "late"]
+
+
+class Clock:
+    """The time of one search.
+
+    Ctrl-C, while a solver works, stops it and ends the clock's time; ``interrupted`` says so, and whoever searches
+    goes on with what there is. CP-SAT's own handler would end the solver and tell nobody.
+
+    Args:
+        time_limit_s: from now on.
+        num_workers: threads of the solver. One takes turns between the solver's strategies in a fixed order.
+
+    Raises:
+        UsageError: a limit that is not above 0.
+    """
+
+    def __init__(self, time_limit_s: float, *, num_workers: int = 1) -> None:
+        self._began = time.monotonic()
+        self._deadline = self._began + real_number(time_limit_s, "time limit in seconds", above=0)
+        self._num_workers = num_workers
+        self._stopped = threading.Event()
+
+    def within(self, seconds: float) -> Clock:
+        """A clock for a part of the search, that ends with this one at the latest; an interruption ends both.
+
+        Args:
+            seconds: from now on.
+        """
+        inner = Clock(max(min(seconds, self.left_s), 1e-9), num_workers=self._num_workers)
+        inner._stopped = self._stopped
+        return inner
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether Ctrl-C has ended the search."""
+        return self._stopped.is_set()
+
+    def stop(self) -> None:
+        """End the search: no time is left from now on."""
+        self._stopped.set()
+
+    @property
+    def left_s(self) -> float:
+        """Seconds until it ends."""
+        return 0.0 if self.interrupted else max(0.0, self._deadline - time.monotonic())
+
+    @property
+    def gone_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._began
+
+    def solve(
+        self,
+        model: Any,
+        *,
+        most_s: float = float("inf"),
+        found: Callable[[Any], None] | None = None,
+        enough: Callable[[Any], bool] | None = None,
+    ) -> tuple[Answer, Any]:
+        """Ask CP-SAT.
+
+        Args:
+            model: a ``CpModel``.
+            most_s: seconds for this one, within the clock's.
+            found: called with the solution callback at each solution, in the solver's thread.
+            enough: called likewise; the solver stops where it says yes.
+
+        Returns:
+            What it says, and the ``CpSolver``, which keeps solution and bound.
+        """
+        cp = cp_sat("the search for orders")
+        solver = cp.CpSolver()
+        seconds = min(self.left_s, most_s)
+        if seconds <= 0:
+            return "late", solver
+        parameters = solver.parameters
+        parameters.max_time_in_seconds = seconds
+        parameters.num_workers = self._num_workers
+        parameters.random_seed = 1
+        parameters.symmetry_level = 0  # 9.15 can end in an IndexError while it looks for symmetries
+        parameters.catch_sigint_signal = False
+        watch = None
+        if found is not None or enough is not None:
+
+            class Watch(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
+                def on_solution_callback(self) -> None:
+                    if found is not None:
+                        found(self)
+                    if enough is not None and enough(self):
+                        self.stop_search()
+
+            watch = Watch()
+        status = self._watched(solver, model, watch)
+        if status == cp.OPTIMAL:
+            return "optimal", solver
+        if status == cp.FEASIBLE:
+            return "found", solver
+        return ("none" if status == cp.INFEASIBLE else "late"), solver
+
+    def _watched(self, solver: Any, model: Any, watch: Any) -> Any:
+        """The status; solved in another thread, so that this one hears Ctrl-C."""
+        answers: list[Any] = []
+        failures: list[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                answers.append(solver.solve(model, watch) if watch is not None else solve(solver, model))
+            except BaseException as error:
+                failures.append(error)
+            finally:
+                done.set()
+
+        thread = threading.Thread(target=work, name="mycel-cp-sat", daemon=True)
+        thread.start()
+        while not done.is_set():
+            try:
+                done.wait(0.2)  # a signal that another thread gets wakes nobody
+            except KeyboardInterrupt:
+                self.stop()
+                solver.stop_search()
+        thread.join()
+        if failures:
+            raise failures[0]
+        return answers[0]
