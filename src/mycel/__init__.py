@@ -36,7 +36,7 @@ from mycel.errors import (
 )
 
 if TYPE_CHECKING:
-    from mycel import bench, data_parallel, demo, elastic, emulate, moe, probe, report, runtime
+    from mycel import bench, data_parallel, demo, elastic, emulate, moe, parallel, pipeline, probe, report, runtime
     from mycel.collectives.bound import Bound, bound
     from mycel.collectives.export import export
     from mycel.collectives.lower import lower
@@ -87,6 +87,8 @@ __all__ = [
     "load_topology",
     "lower",
     "moe",
+    "parallel",
+    "pipeline",
     "probe",
     "report",
     "runtime",
@@ -97,7 +99,19 @@ __all__ = [
     "verify_schedule",
 ]
 
-_PACKAGES = ("bench", "data_parallel", "demo", "elastic", "emulate", "moe", "probe", "report", "runtime")
+_PACKAGES = (
+    "bench",
+    "data_parallel",
+    "demo",
+    "elastic",
+    "emulate",
+    "moe",
+    "parallel",
+    "pipeline",
+    "probe",
+    "report",
+    "runtime",
+)
 _HOMES = {
     "collectives.bound": ("Bound", "bound"),
     "collectives.export": ("export",),
