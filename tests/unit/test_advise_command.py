@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
 from mycel.cli.advise import _report
+from mycel.data_parallel import PowerSGD
 from mycel.data_parallel.advise import Advice, Prediction
 from mycel.errors import UsageError
 
@@ -66,3 +71,15 @@ def test_local_updates_are_named_where_they_are_faster_still(capsys: pytest.Capt
     assert [r["predicted_s"] for r in document["local"]] == [0.095, 0.05]
     _report(advice, {}, as_json=False)
     assert "local 100" in capsys.readouterr().out
+
+
+def test_a_method_that_learns_is_judged_as_far_as_it_has_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PowerSGD begins each step with the directions of the last one: of one matrix it loses less each time."""
+    advice = import_module("mycel.data_parallel.advise")
+    monkeypatch.setattr(advice, "_settle", lambda device, group: None)
+    left, right = torch.randn(2, 48, 4, generator=torch.Generator().manual_seed(3)).unbind()
+    noise = torch.randn(48, 48, generator=torch.Generator().manual_seed(4))
+    group: Any = SimpleNamespace(rank=lambda: 0, size=lambda: 2)
+    compressor = PowerSGD(rank=4)
+    errors = [advice._rehearse(compressor, {"w": left @ right.T + noise}, group)[2] for _ in range(4)]
+    assert errors[-1] < 0.98 * errors[0]

@@ -335,6 +335,8 @@ def _rehearse(
         requests += asked
         lost += sum(float(o.residual.square().sum()) for o in outcomes if o.residual is not None)
     seconds = time.perf_counter() - begin
+    for chosen, _ in together.values():
+        chosen.settle(keep=True)  # what it begins the next step with, as PowerSGD with this one's directions
     norm = sum(float(g.square().sum()) for g in gradients.values())
     return seconds, requests, (lost / norm) ** 0.5 if norm else 0.0
 
