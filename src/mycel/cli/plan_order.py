@@ -104,7 +104,7 @@ def _period(
 
     found = find_steady(
         placement,
-        most_micro_batches=repetend or MOST_MICRO_BATCHES,
+        most_micro_batches=MOST_MICRO_BATCHES if repetend is None else repetend,
         time_limit_s=time_limit,
         told=lambda progress: say(str(progress)),
     )
