@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +12,14 @@ from typing import Any
 import pytest
 from tests.effort import long
 
+from mycel.emulate.launch import start
 from mycel.pipeline.placement import Block, Dependency, Placement
 from mycel.pipeline.search import find_batch
 from mycel.pipeline.stages import order_of
+from mycel.topology.builders import two_boxes
 
 PRELOAD = ["mycel.parallel"]
+PROGRAMS = Path(__file__).parent / "programs"
 #: Of a wait for a message, and for a busy machine's wake-up.
 TIMEOUT_S, LATE_S = 4.0, 10.0
 
@@ -115,6 +119,17 @@ def test_one_process_holds_the_orders(run_ranks: Callable[..., list[Any]], tmp_p
 def test_both_at_more_ranks(run_ranks: Callable[..., list[Any]], size: int, backend: str) -> None:
     for function in ("torchs", "unlike"):
         run_ranks(size, "pipelines", function, backend=backend, preload=PRELOAD, timeout_s=200)
+
+
+@long
+@pytest.mark.namespaces
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_over_two_nodes(backend: str) -> None:
+    lines: list[str] = []
+    command = [sys.executable, str(PROGRAMS / "pipeline_nodes.py"), backend]
+    with start(two_boxes(num_ranks=4), command, output=lambda _, line: lines.append(line), timeout_s=300) as run:
+        assert run.wait() == 0, "\n".join(lines)
+    assert lines.count("right") == 4
 
 
 @pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
