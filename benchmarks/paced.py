@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from moe_ranks import join, on_cluster, say, step_s
 from mycel.parallel import Pipeline, Step
 from mycel.pipeline.order import Order
+from mycel.pipeline.simulate import simulate
 from mycel.topology.model import Topology
 
 #: Of a row of activations, in numbers.
@@ -89,10 +90,11 @@ class _Pace:
 
 
 class PacedStage(nn.Module):
-    """A layer that takes as long as it is told to."""
+    """A layer that takes as long as it is told to; a residual one can be left out."""
 
-    def __init__(self, forward_s: float, backward_s: float) -> None:
+    def __init__(self, forward_s: float, backward_s: float, *, residual: bool = False) -> None:
         super().__init__()
+        self._residual = residual
         self.weight, self.bias = nn.Parameter(torch.randn(WIDTH) + 1), nn.Parameter(torch.randn(WIDTH) / 4)
         self._pace = _Pace(forward_s, backward_s)
         self._anchor = torch.zeros((), requires_grad=True)
@@ -100,7 +102,8 @@ class PacedStage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         begin = time.perf_counter()
         y = _End.apply(x, self._anchor, self._pace)
-        y = _Begin.apply(torch.tanh(y * self.weight + self.bias), self._pace)
+        changed = torch.tanh(y * self.weight + self.bias)
+        y = _Begin.apply(y + changed / 4 if self._residual else changed, self._pace)
         time.sleep(max(0.0, begin + self._pace.forward_s - time.perf_counter()))
         return y
 
@@ -143,16 +146,19 @@ class _Ends:
         part.backward(grad.expand_as(part).contiguous())
 
 
-def _runner(case: Case, rank: int, size: int) -> tuple[Callable[..., list[float]], Callable[[], dict[str, int]]]:
+def _runner(case: Case, rank: int, size: int) -> tuple[Callable[[], dict[int, float]], Callable[[], dict[str, int]]]:
     """Carries out a step of a case; the losses on the last stage's rank."""
     from torch.distributed.pipelining import PipelineStage, schedules
 
     order = Order.from_json(case.order)
-    torch.manual_seed(0)
-    stages = [
-        PacedStage(*(case.times.get(f"{s}{kind}", case.times.get(kind, 0.0)) for kind in "FB"))
-        for s in range(order.num_stages)
-    ]
+    # Nodes that hold the same stage begin with the same weights.
+    same = case.more.get("stage_of", range(order.num_stages))
+    stages = []
+    for number, alike in enumerate(same):
+        torch.manual_seed(alike)
+        paces = (case.times.get(f"{number}{kind}", case.times.get(kind, 0.0)) for kind in "FB")
+        stages.append(PacedStage(*paces, residual="stage_of" in case.more))
+    torch.manual_seed(100)
     own = {s: stages[s] for s in order.stages_of(rank)}
     rows = max(1, case.num_bytes // WIDTH // 4) * order.num_micro_batches
     inputs, targets = torch.randn(rows, WIDTH), torch.randn(rows, WIDTH)
@@ -184,19 +190,21 @@ def _runner(case: Case, rank: int, size: int) -> tuple[Callable[..., list[float]
             single = issubclass(kind, schedules.PipelineScheduleSingle)
             step = kind(made[0] if single else made, order.num_micro_batches, loss_fn=nn.functional.mse_loss).step
     is_first = bool(order.blocks) or any(order.route_of(m)[0] in own for m in range(order.num_micro_batches))
-    is_last = order.num_stages - 1 in own
+    is_last = any(order.route_of(m)[-1] in own for m in range(order.num_micro_batches))
 
-    def run() -> list[float]:
+    def run() -> dict[int, float]:
         losses: list[Tensor] = []
         for module in own.values():
             module.zero_grad()
         step(
             *([inputs] if is_first else []),
             target=targets if is_last else None,
-            losses=losses if is_last else None,
+            losses=losses if is_last and case.runner != "mycel" else None,
             return_outputs=False,
         )
-        return [loss.item() for loss in losses]
+        if case.runner == "mycel":
+            return {m: loss.item() for m, loss in pipeline.losses.items()}
+        return {m: loss.item() for m, loss in enumerate(losses)}
 
     return run, buffers
 
@@ -208,17 +216,17 @@ def be_rank(file: str) -> None:
     cases = [Case(**case) for case in work["cases"]]
     runners = [_runner(case, rank, size) for case in cases]
     seconds: list[list[float]] = [[] for _ in cases]
-    losses: list[list[float]] = [[] for _ in cases]
+    losses: list[dict[int, float]] = [{} for _ in cases]
     for turn in range(work["rounds"] + 1):  # the first is for warming up
         for place, (run, _) in enumerate(runners):
-            found: list[float] = []
-            spent = step_s(lambda run=run, found=found: found.extend(run()))
+            found: dict[int, float] = {}
+            spent = step_s(lambda run=run, found=found: found.update(run()))
             if turn:
                 seconds[place].append(spent)
             losses[place] = found
-    holders = [None] * size
+    holders: list[Any] = [None] * size
     dist.all_gather_object(holders, losses)
-    everything = [next((h[place] for h in holders if h[place]), []) for place in range(len(cases))]
+    everything = [{m: loss for held in holders for m, loss in held[place].items()} for place in range(len(cases))]
     buffered: list[Any] = [None] * size
     dist.all_gather_object(buffered, [buffers() for _, buffers in runners])
     for place, case in enumerate(cases):
@@ -226,7 +234,7 @@ def be_rank(file: str) -> None:
             case=case.name,
             runner=case.runner,
             seconds=seconds[place],
-            losses=everything[place],
+            losses=[everything[place][m] for m in sorted(everything[place])],
             received=[each[place].get("received") for each in buffered],
             needed=[each[place].get("needed") for each in buffered],
             more=dict(case.more),
@@ -244,11 +252,18 @@ def measure(
         cases: of as many ranks.
         rounds: steps of each case after one for warming up.
         backend: that carries the messages.
+
+    Returns:
+        A line for each case; ``simulated_s`` is no measurement, and is made of modelled times and links alone.
     """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "cases.json"
         file.write_text(json.dumps({"rounds": rounds, "cases": [asdict(case) for case in cases]}), encoding="utf-8")
-        return on_cluster(topology, Path(__file__), [str(file)], backend=backend)
+        heard = on_cluster(topology, Path(__file__), [str(file)], backend=backend)
+    for line, case in zip(heard, cases, strict=True):
+        run = simulate(Order.from_json(case.order), dict(case.times), topology=topology, message_bytes=case.num_bytes)
+        line["simulated_s"] = run.makespan
+    return heard
 
 
 def ratio(slow: Sequence[float], fast: Sequence[float]) -> float:

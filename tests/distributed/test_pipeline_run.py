@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.effort import long
 
+from mycel.emulate.launch import start
+from mycel.pipeline.placement import Block, Dependency, Placement
+from mycel.pipeline.search import find_batch
+from mycel.pipeline.stages import order_of
+from mycel.topology.builders import two_boxes
+
 PRELOAD = ["mycel.parallel"]
+PROGRAMS = Path(__file__).parent / "programs"
 #: Of a wait for a message, and for a busy machine's wake-up.
 TIMEOUT_S, LATE_S = 4.0, 10.0
 
@@ -27,9 +37,66 @@ def test_orders_that_torch_has_no_class_for(run_ranks: Callable[..., list[Any]],
 
 
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
-@pytest.mark.parametrize("what", ["m_shape", "k_shape", "sharded", "recomputed", "evaluated"])
-def test_shapes_and_what_is_inside(run_ranks: Callable[..., list[Any]], what: str, backend: str) -> None:
+@pytest.mark.parametrize("what", ["sharded", "recomputed", "evaluated"])
+def test_what_is_inside_of_stages(run_ranks: Callable[..., list[Any]], what: str, backend: str) -> None:
     run_ranks(4, "pipelines", what, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+def _found(name: str, blocks: Sequence[tuple[str, Sequence[int], int, int]], *waits: str, delay: int = 0) -> str:
+    """The JSON of the best order of four micro-batches for blocks, given as name, ranks, time and memory."""
+    place = {block[0]: i for i, block in enumerate(blocks)}
+    placement = Placement(
+        name=name,
+        num_devices=1 + max(rank for _, ranks, _, _ in blocks for rank in ranks),
+        blocks=tuple(Block(name=n, devices=tuple(ranks), time=t, memory=m) for n, ranks, t, m in blocks),
+        dependencies=tuple(
+            Dependency(
+                before=place[one],
+                after=place[other],
+                delay=delay if set(blocks[place[one]][1]).isdisjoint(blocks[place[other]][1]) else 0,
+            )
+            for wait in waits
+            for one, other in pairwise(wait.split())
+        ),
+        cap=(3 * max(1, len(blocks) // 4),) * (1 + max(rank for _, ranks, _, _ in blocks for rank in ranks)),
+    )
+    return json.dumps(order_of(find_batch(placement, 4, time_limit_s=30.0).timed).to_json())
+
+
+def _chain(name: str, ranks: Sequence[int], *, split: bool = False, delay: int = 0) -> str:
+    """Stages on ranks, one after the other and back."""
+    stages = range(len(ranks))
+    blocks = [(f"F{s}", [ranks[s]], 1 + s % 2, 1) for s in stages]
+    back = [(f"{'I' if split else 'B'}{s}", [ranks[s]], 2, 0 if split else -1) for s in reversed(stages)]
+    halves = [(f"W{s}", [ranks[s]], 1, -1) for s in stages] if split else []
+    waits = [f"I{s} W{s}" for s in stages] if split else []
+    return _found(name, [*blocks, *back, *halves], " ".join(b[0] for b in [*blocks, *back]), *waits, delay=delay)
+
+
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_orders_from_search(run_ranks: Callable[..., list[Any]], size: int, backend: str) -> None:
+    straight = list(range(size))
+    texts = [
+        _chain("V", straight),
+        _chain("delays", straight, delay=3),
+        _chain("halves", straight, split=True),
+        _chain("there and back", [*straight, *reversed(straight)]),
+        _chain("unequal", [0, *straight]),
+    ]
+    run_ranks(size, "pipelines", "searched", texts, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_blocks_that_all_ranks_carry_out_together(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    ranks = [0, 1, 2, 3]
+    there = [(f"F{r}", [r], 1, 1) for r in ranks]
+    back = [(f"B{r}", [r], 2, -1) for r in reversed(ranks)]
+    ends = [("embed", ranks, 1, 0), ("embed_back", ranks, 1, 0)]
+    m_shape = _found("M", [ends[0], *there, *back, ends[1]], "embed F0 F1 F2 F3 B3 B2 B1 B0 embed_back")
+    k_shape = _found("K", [*there, ("meet", ranks, 1, 0), *back], "F0 F1 meet B1 B0", "F2 F3 meet B3 B2")
+    run_ranks(4, "pipelines", "m_shape", m_shape, backend=backend, preload=PRELOAD, timeout_s=60)
+    run_ranks(4, "pipelines", "k_shape", k_shape, backend=backend, preload=PRELOAD, timeout_s=60)
 
 
 def test_what_does_not_fit_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
@@ -52,6 +119,17 @@ def test_one_process_holds_the_orders(run_ranks: Callable[..., list[Any]], tmp_p
 def test_both_at_more_ranks(run_ranks: Callable[..., list[Any]], size: int, backend: str) -> None:
     for function in ("torchs", "unlike"):
         run_ranks(size, "pipelines", function, backend=backend, preload=PRELOAD, timeout_s=200)
+
+
+@long
+@pytest.mark.namespaces
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_over_two_nodes(backend: str) -> None:
+    lines: list[str] = []
+    command = [sys.executable, str(PROGRAMS / "pipeline_nodes.py"), backend]
+    with start(two_boxes(num_ranks=4), command, output=lambda _, line: lines.append(line), timeout_s=300) as run:
+        assert run.wait() == 0, "\n".join(lines)
+    assert lines.count("right") == 4
 
 
 @pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])

@@ -85,10 +85,10 @@ def meets(
     places, moved = [0] * len(rows), True
     while moved:
         moved = False
-        for rank, row in enumerate(read):
-            if places[rank] == len(row):
+        for rank, events in enumerate(read):
+            if places[rank] == len(events):
                 continue
-            event = row[places[rank]]
+            event = events[places[rank]]
             if any((before, event[1]) not in done for before, after in feeds if after == event[0]):
                 continue
             there = [r for r, other in enumerate(read) if places[r] < len(other) and other[places[r]] == event]
@@ -98,4 +98,4 @@ def meets(
                 places[r] += 1
             done.add(event)
             moved = True
-    return "" if all(place == len(row) for place, row in zip(places, read, strict=True)) else "it stops"
+    return "" if all(place == len(events) for place, events in zip(places, read, strict=True)) else "it stops"

@@ -94,7 +94,7 @@ def orders(draw: st.DrawFn) -> Order:
         num_micro_batches=micro_batches,
         routes=routes,
         feeds=feeds,
-        name=draw(st.text(max_size=6)),
+        name=draw(st.text(max_size=6).filter(str.isprintable)),
     )
 
 
@@ -325,7 +325,10 @@ BAD_JSON: list[tuple[dict[str, Any], str]] = [
     ({"num_micro_batches": 10**30}, "occurs nowhere"),
     ({"num_stages": 1}, r"rank 1, action 0 \(1F0\): stage 1 of 1; the last is 0"),
     ({"num_micro_batches": 1}, r"rank 0, action 1 \(0F1\): micro-batch 1 of 1; the last is 0"),
-    ({"name": 3}, "the order's name is 3, not text"),
+    ({"name": 3}, "the order's name is 3, not text that can be shown"),
+    ({"name": "a\nb"}, r"the order's name is 'a\\nb', not text"),
+    ({"name": "\ud800"}, "not text that can be shown"),
+    ({"feeds": [["0F", "x\ny"]]}, r"\('0F', 'x\\ny'\) among feeds: 'x\\ny' is no end such as 3F or 3B"),
     ({"routes": [0, 1]}, '"routes" is no list such as'),
     ({"routes": [[0, 1], [0, 1], [0, 1]]}, "3 routes for 2 micro-batches"),
     ({"feeds": [["0F"]]}, "is no pair"),
@@ -388,7 +391,7 @@ ODD = [
 def fuzzed(rng: random.Random, texts: list[str]) -> str:
     """A file of an order with characters dropped, doubled, put in, exchanged, or lines moved."""
     text = rng.choice(texts)
-    for _ in range(rng.choice([1, 1, 2, 5, 30])):
+    for _ in range(rng.choice([1, 1, 1, 1, 2, 5, 30])):
         at = rng.randrange(len(text) + 1)
         how = rng.randrange(6)
         if how == 0:
@@ -440,9 +443,9 @@ def examined(count: int, seed: int) -> int:
 
 
 def test_fuzzed_files_give_an_order_or_one_line() -> None:
-    assert 50 < examined(800, seed=3) < 750
+    assert 40 < examined(800, seed=3) < 760
 
 
 @long
 def test_many_fuzzed_files_give_an_order_or_one_line() -> None:
-    assert examined(5000, seed=4) > 500
+    assert 250 < examined(5000, seed=4) < 4750

@@ -12,6 +12,8 @@ import pytest
 from mycel.collectives.simulate import simulate as simulate_collective
 from mycel.collectives.synth import synthesize
 from mycel.errors import ScheduleError, UsageError
+from mycel.pipeline.check import check
+from mycel.pipeline.credits import by_credits
 from mycel.pipeline.flow import Exchange
 from mycel.pipeline.known import known_order, one_f_one_b
 from mycel.pipeline.lower import lower
@@ -19,6 +21,7 @@ from mycel.pipeline.order import Order
 from mycel.pipeline.placement import Placement
 from mycel.pipeline.replay import replay, unit_times
 from mycel.pipeline.simulate import simulate
+from mycel.pipeline.stages import order_of
 from mycel.pipeline.timeline import chrome_trace, svg
 from mycel.pipeline.wires import path_between
 from mycel.topology.builders import ring, star
@@ -178,3 +181,25 @@ def test_spans_and_busy_shares() -> None:
     assert run.spans == (33, 30, 27, 24)
     assert run.busy == pytest.approx([24 / 33] * 4)
     assert Fraction(run.load_s) == 24
+
+
+def test_orders_by_credits() -> None:
+    shape = next(s for s in json.loads(DATA.read_text())["shapes"] if s["name"] == "V4_cap4")
+    free = Placement.from_json(shape | {"cap": None})
+    spans = {}
+    for credits in range(1, 9):
+        timed = by_credits(free, 8, credits)
+        assert max(timed.peak) <= credits
+        check(order_of(timed))
+        spans[credits] = timed.makespan
+    assert spans[1] == 8 * 16
+    assert list(spans.values()) == sorted(spans.values(), reverse=True)
+    as_1f1b = by_credits(free, 8, (4, 3, 2, 1))
+    assert (as_1f1b.makespan, as_1f1b.peak) == (44, (4, 3, 2, 1))
+    assert min(spans.values()) == 44  # no schedule is shorter, and equal credits need six
+    with pytest.raises(UsageError, match="credits of F0: 0"):
+        by_credits(free, 8, 0)
+    with pytest.raises(UsageError, match="credits for 2 blocks, and 4 take memory"):
+        by_credits(free, 8, (1, 2))
+    with pytest.raises(ScheduleError, match="its cap is 4"):
+        by_credits(Placement.from_json(shape), 8, 8)

@@ -78,7 +78,7 @@ def register(app: typer.Typer) -> None:
         began = time.process_time()
         with consoles.doing(f"orders of {placement.name or file}") as say:
             if micro_batches is None:
-                timed, record, lines = _period(placement, repetend, time_limit, say)
+                timed, record, lines = _period(placement, repetend, time_limit, say, is_written=output is not None)
             else:
                 timed, record, lines = _makespan(placement, micro_batches, time_limit, say)
         record["search_processor_s"] = round(time.process_time() - began, 3)
@@ -97,15 +97,16 @@ def register(app: typer.Typer) -> None:
 
 
 def _period(
-    placement: Placement, repetend: int | None, time_limit: float, say: Any
+    placement: Placement, repetend: int | None, time_limit: float, say: Any, *, is_written: bool
 ) -> tuple[Timed, dict[str, Any], list[str]]:
     from mycel.pipeline.search import find_steady
     from mycel.pipeline.search.steady import MOST_MICRO_BATCHES
 
     found = find_steady(
         placement,
-        most_micro_batches=repetend or MOST_MICRO_BATCHES,
+        most_micro_batches=MOST_MICRO_BATCHES if repetend is None else repetend,
         time_limit_s=time_limit,
+        tighten_s=0.5 if is_written else 0.0,  # warm-up and cool-down are part of a file
         told=lambda progress: say(str(progress)),
     )
     best = found.repetend

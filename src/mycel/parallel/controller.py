@@ -29,8 +29,8 @@ from mycel.pipeline.order import Order
 __all__ = ["Controller", "Gang", "Job", "serve"]
 
 _PREFIX = "mycel.controller"
-#: Seconds between two looks at whether a rank has failed.
-_LOOK_S = 1.0
+#: Seconds between two looks at whether another rank than the awaited one has failed.
+_LOOK_S = 10.0
 
 
 class Job(Protocol):
@@ -184,7 +184,11 @@ class Controller:
             left = deadline - time.monotonic()
             try:
                 self._store.wait([key], timedelta(seconds=max(0.01, min(left, _LOOK_S))))
+                if said := self._store.get(key).decode():
+                    raise CommunicationError(said)
                 return
+            except CommunicationError:
+                raise
             except (dist.DistStoreError, RuntimeError) as error:
                 if self._store.check(["failed"]):
                     raise CommunicationError(self._store.get("failed").decode()) from None
@@ -231,7 +235,9 @@ def serve(store: Store, rank: int, jobs: Mapping[str, Job], *, timeout_s: float 
                 doing = f"{job}, step {step} (gang {gang})"
                 ready[job](step)
         except Exception as error:
-            control.set("failed", f"rank {rank} failed in {doing}: {type(error).__name__}: {error}")
+            said = f"rank {rank} failed in {doing}: {type(error).__name__}: {error}"
+            control.set("failed", said)
+            control.set(f"done/{rank}/{number}", said)
             raise
         control.set(f"done/{rank}/{number}", "")
         number += 1

@@ -181,6 +181,14 @@ class TorchStage(pipelining.PipelineStage):
         self.perform_reduce_grad(divisor)
 
 
+class _Carried(BaseException):
+    """Carries an error past torch's loop, which would print every action of every rank for it."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 class ListRuntime(_Runtime):  # type: ignore[misc]
     """Torch's runtime over lists of actions of ours.
 
@@ -243,7 +251,10 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         return theirs
 
     def _perform_theirs(self, action: Any, _: Any) -> None:
-        self._perform_ours(self._ours[action])
+        try:
+            self._perform_ours(self._ours[action])
+        except Exception as error:
+            raise _Carried(error) from None
 
     @property
     def has_backward(self) -> bool:
@@ -293,7 +304,10 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         self.targets, self.loss_kwargs, self.keeps_outputs = target_mbs, loss_kwargs or {}, return_outputs
         self.unshard_ops.clear()  # what a step that failed has left
         self._begin()
-        super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **more)
+        try:
+            super()._step_microbatches(arg_mbs, kwarg_mbs, target_mbs, losses, return_outputs, **more)
+        except _Carried as carried:
+            raise carried.error from carried.error.__cause__
 
     def _initialize_stages(self, *_: Any, **__: Any) -> None:
         """Nothing: shapes come with each stage's first message, so no stage has to be run for them."""

@@ -82,8 +82,8 @@ class Order:
     def __post_init__(self) -> None:
         if self.version != ORDER_VERSION:
             raise ScheduleError(f"order version {self.version!r}; this mycel has version {ORDER_VERSION}")
-        if not isinstance(self.name, str):
-            raise ScheduleError(f"the order's name is {self.name!r}, not text")
+        if not isinstance(self.name, str) or not self.name.isprintable():
+            raise ScheduleError(f"the order's name is {self.name!r}, not text that can be shown")
         for what, count in (("stages", self.num_stages), ("micro-batches", self.num_micro_batches)):
             if type(count) is not int or count < 1:
                 raise ScheduleError(f"an order over {count!r} {what}; expected a whole number from 1 on")
@@ -166,11 +166,11 @@ class Order:
             for end in pair:
                 found = _END.fullmatch(end)
                 if found is not None and int(found[1]) >= self.num_stages:
-                    raise ScheduleError(f"{pair[0]}>{pair[1]} among feeds: stage {found[1]} of {self.num_stages}")
+                    raise ScheduleError(f"{pair} among feeds: stage {found[1]} of {self.num_stages}")
                 if found is None and (BLOCK_NAME.fullmatch(end) is None or end not in blocks):
                     known = ", ".join(sorted(blocks)) or "there is none"
                     raise ScheduleError(
-                        f"{pair[0]}>{pair[1]} among feeds: {end!r} is no end such as 3F or 3B, "
+                        f"{pair} among feeds: {end!r} is no end such as 3F or 3B, "
                         f"nor a shared block of the order ({known})"
                     )
 

@@ -134,6 +134,32 @@ ROSTER = """
 from datetime import timedelta
 store, place, step, train = dist.PrefixStore("roster", beside), rank, 0, lambda: True
 """
+#: The order that a training program is given.
+ORDER_FILE = """
+import sys
+from pathlib import Path
+from mycel.pipeline.known import one_f_one_b
+Path(f"order{rank}.csv").write_text(one_f_one_b(world_size, 4).to_csv())
+sys.argv[1:] = [f"order{rank}.csv"]
+"""
+#: An order with an embedding on both ranks.
+EMBEDDED = """
+dist.init_process_group("mycel")
+order = Order.from_csv(
+    "# mycel order 1\\n# feeds embed>0F 0F>1F 1B>0B 0B>embed_back\\n"
+    "SHARED0[embed],0F0,0B0,SHARED0[embed_back]\\nSHARED0[embed],1F0,1B0,SHARED0[embed_back]\\n"
+)
+loss = nn.functional.mse_loss
+"""
+#: Ranks that wait for what a controller hands out, and do nothing.
+SERVED = """
+import threading
+from mycel.parallel import Controller, serve
+store, another = dist.HashStore(), one_f_one_b(2, 3)
+job = lambda order: lambda step: None
+for place in range(4):
+    threading.Thread(target=serve, args=(store, place, {"one": job, "other": job})).start()
+"""
 BEFORE: dict[str, list[tuple[str, str]]] = {
     "README.md": [
         (
@@ -288,6 +314,11 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
             NET + "optimizer = Dion(groups)\nmodel(torch.randn(8, 64)).square().mean().backward()",
         ),
         ("optimizer.synchronize()", "import torch.distributed as dist"),
+    ],
+    "docs/guides/pipelines.md": [
+        ("Order.from_text(Path(sys.argv[1])", ORDER_FILE),
+        ("def embed(step", EMBEDDED),
+        ("Controller(store", SERVED),
     ],
     "docs/guides/torch-backend.md": [],
 }

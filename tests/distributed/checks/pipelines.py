@@ -20,11 +20,15 @@ from torch import Tensor, nn
 
 from mycel.errors import MismatchError, UsageError, VerificationError
 from mycel.parallel import Controller, Pipeline, Step, serve
+from mycel.pipeline.known.chimera import chimera
+from mycel.pipeline.known.dualpipe import dualpipe
 from mycel.pipeline.known.dualpipe_v import dualpipe_v
 from mycel.pipeline.known.gpipe import gpipe
 from mycel.pipeline.known.interleaved import interleaved
 from mycel.pipeline.known.looped_bfs import looped_bfs
 from mycel.pipeline.known.one_f_one_b import one_f_one_b
+from mycel.pipeline.known.v_half import v_half
+from mycel.pipeline.known.v_min import v_min
 from mycel.pipeline.known.zb_h1 import zb_h1
 from mycel.pipeline.known.zb_v import zb_v
 from mycel.pipeline.order import NO_STAGE, Action, Kind, Order
@@ -100,7 +104,11 @@ def unlike_orders(size: int) -> list[Order]:
     skips = [[s for s in range(size) if s in (0, size - 1) or (s + m) % 3] for m in range(4)]
     swaps = [[0, *([2, 1] if size > 3 and m % 2 else range(1, min(3, size - 1))), *range(3, size)] for m in range(4)]
     swaps = [[*path, size - 1] if path[-1] != size - 1 else path for path in swaps]
+    both_ways = [chimera(size, 2 * size), dualpipe(size, 2 * size)] if size % 2 == 0 else []
     return [
+        *both_ways,
+        v_half(size, 4),
+        v_min(size, 4),
         random_order(1, there_and_back, 4),
         random_order(2, uneven, 5),
         random_order(3, straight, 5),
@@ -158,13 +166,13 @@ def carry_out(rank: int, order: Order, wrap: Callable[[nn.Module], nn.Module] = 
         first = any(order.route_of(m)[0] in mine for m in range(order.num_micro_batches))
         output = pipeline.step(*([inputs] if first else []), target=targets, losses=losses)
         what = f"{order.name}, step {step}, rank {rank}"
-        if order.num_stages - 1 in mine:
-            close(f"{what}, losses", losses, right_losses)
-            right = inputs
-            assert output.shape == right.shape
+        ending = [m for m in range(order.num_micro_batches) if order.route_of(m)[-1] in mine]
+        if ending:
+            close(f"{what}, losses", losses, [right_losses[m] for m in ending])
             with torch.no_grad():
                 parts = []
-                for m, x in enumerate(inputs.chunk(order.num_micro_batches)):
+                for m in ending:
+                    x = inputs.chunk(order.num_micro_batches)[m]
                     for stage in order.route_of(m):
                         x = whole[stage](x)
                     parts.append(x)
@@ -183,10 +191,15 @@ def torchs(rank: int, size: int) -> None:
         carry_out(rank, order)
 
 
+def searched(rank: int, size: int, texts: Sequence[str]) -> None:
+    """Orders that search has found, handed over as JSON."""
+    for text in texts:
+        carry_out(rank, Order.from_json(text))
+
+
 def unlike(rank: int, size: int) -> None:
-    for order in unlike_orders(size):
-        carry_out(rank, order)
-        carry_out(rank, order, receive_ahead=0)
+    for number, order in enumerate(unlike_orders(size)):
+        carry_out(rank, order, receive_ahead=(number + 1) % 3)
 
 
 # -- blocks that all ranks carry out together ----------------------------------------------------------------------
@@ -225,12 +238,12 @@ class Embedding:
         part.backward(grad)
 
 
-def m_shape(rank: int, size: int) -> None:
-    """An embedding on all ranks before the first stage and after its backward."""
+def m_shape(rank: int, size: int, text: str) -> None:
+    """An embedding on all ranks before the first stage and after its backward; one order is from search."""
     chain = [(f"{s}F", f"{s + 1}F") for s in range(size - 1)] + [(f"{s + 1}B", f"{s}B") for s in range(size - 1)]
     feeds = [("embed", "0F"), *chain, ("0B", "embed_back")]
-    for seed, split in ((11, False), (12, True)):
-        order = random_order(seed, range(size), 4, feeds=feeds, split=split)
+    orders = [random_order(seed, range(size), 4, feeds=feeds, split=seed == 12) for seed in (11, 12)]
+    for order in [Order.from_json(text), *orders]:
         whole = stages_of(size)
         torch.manual_seed(7)
         table = torch.randn(WORDS, WIDTH).requires_grad_()
@@ -261,8 +274,8 @@ class Look(nn.Module):
         return self.table[words]
 
 
-def k_shape(rank: int, size: int) -> None:
-    """Two branches that meet in a block of all ranks, which computes the loss and where they go back from."""
+def k_shape(rank: int, size: int, text: str) -> None:
+    """Two branches that meet in a block of all ranks, which computes the loss, and back; one order is from search."""
     half = size // 2
     ends = (half - 1, size - 1)
     feeds = [(f"{s}F", f"{s + 1}F") for s in range(size - 1) if s != ends[0]]
@@ -282,8 +295,8 @@ def k_shape(rank: int, size: int) -> None:
             if step.has_stage(end):
                 step.set_output_grads(end, micro_batch, output.grad)
 
-    for seed, split in ((13, False), (14, True)):
-        order = random_order(seed, range(size), 4, feeds=feeds, split=split)
+    orders = [random_order(seed, range(size), 4, feeds=feeds, split=seed == 14) for seed in (13, 14)]
+    for order in [Order.from_json(text), *orders]:
         whole, mine = stages_of(size), stages_of(size)[rank]
         pipeline = Pipeline(order, {rank: mine}, shared={"meet": meet})
         inputs, targets = batch_of(order, 0)

@@ -94,6 +94,7 @@ class Clock:
         parameters.num_workers = self._num_workers
         parameters.random_seed = 1
         parameters.symmetry_level = 0  # 9.15 can end in an IndexError while it looks for symmetries
+        parameters.use_strong_propagation_in_disjunctive = True  # proofs of whole batches take half the time
         parameters.catch_sigint_signal = False
         watch = None
         if found is not None or enough is not None:
