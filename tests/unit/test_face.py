@@ -30,8 +30,6 @@ PAGE = ROOT / "docs" / "reference" / "promised.md"
 FACES = (
     "mycel",
     "mycel.runtime",
-    "mycel.pipeline",
-    "mycel.parallel",
     "mycel.moe",
     "mycel.data_parallel",
     "mycel.probe",
