@@ -14,49 +14,21 @@ __all__ = ["FLAVORS", "from_torchtitan", "named"]
 
 #: Flavors of ``torchtitan/models``: arguments of ``TransformerModelArgs`` by name.
 FLAVORS: dict[str, dict[str, Any]] = {
-    "llama3-8b": {
-        "dim": 4096,
-        "n_layers": 32,
-        "n_heads": 32,
-        "n_kv_heads": 8,
-        "ffn_dim_multiplier": 1.3,
-        "multiple_of": 1024,
-    },
-    "llama3-70b": {
-        "dim": 8192,
-        "n_layers": 80,
-        "n_heads": 64,
-        "n_kv_heads": 8,
-        "ffn_dim_multiplier": 1.3,
-        "multiple_of": 4096,
-    },
-    "llama3-405b": {
-        "dim": 16384,
-        "n_layers": 126,
-        "n_heads": 128,
-        "n_kv_heads": 8,
-        "ffn_dim_multiplier": 1.2,
-        "multiple_of": 4096,
-    },
-    "qwen3-8b": {
-        "dim": 4096,
-        "n_layers": 36,
-        "n_heads": 32,
-        "n_kv_heads": 8,
-        "hidden_dim": 12288,
-        "vocab_size": 151936,
-        "qk_norm": True,
-    },
-    "qwen3-32b": {
-        "dim": 5120,
-        "n_layers": 64,
-        "n_heads": 64,
-        "n_kv_heads": 8,
-        "head_dim": 128,
-        "hidden_dim": 25600,
-        "vocab_size": 151936,
-        "qk_norm": True,
-    },
+    name: {
+        **dict(zip(("dim", "n_layers", "n_heads", "n_kv_heads"), sizes, strict=True)),
+        **more,
+    }
+    for name, sizes, more in (
+        ("llama3-8b", (4096, 32, 32, 8), {"ffn_dim_multiplier": 1.3, "multiple_of": 1024}),
+        ("llama3-70b", (8192, 80, 64, 8), {"ffn_dim_multiplier": 1.3, "multiple_of": 4096}),
+        ("llama3-405b", (16384, 126, 128, 8), {"ffn_dim_multiplier": 1.2, "multiple_of": 4096}),
+        ("qwen3-8b", (4096, 36, 32, 8), {"hidden_dim": 12288, "vocab_size": 151936, "qk_norm": True}),
+        (
+            "qwen3-32b",
+            (5120, 64, 64, 8),
+            {"hidden_dim": 25600, "vocab_size": 151936, "qk_norm": True, "head_dim": 128},
+        ),
+    )
 }
 #: Other spellings.
 _ALIASES = {"llama3.1-8b": "llama3-8b", "llama3.1-70b": "llama3-70b", "llama3.1-405b": "llama3-405b"}
