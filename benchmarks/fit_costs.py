@@ -185,7 +185,7 @@ def one_node() -> Task:
         blocks=(published.vtrain("vtrain_single_a100"),),
         start=start,
         own=own,
-        robust=0.5,
+        robust=0.2,
     )
 
 
