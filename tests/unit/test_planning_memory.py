@@ -196,6 +196,9 @@ def test_experts_are_shared_by_their_ranks() -> None:
     whole = memory_of(shape, job)
     shared = memory_of(shape, replace(job, mesh=Mesh(dp=8, ep=8)))
     assert whole.parameters - shared.parameters == pytest.approx(2 * 4 * shape.expert_parameters * 7 / 8)
+    # Eight shards of all experts, or all of an eighth of them: as much.
+    states = [memory_of(shape, replace(job, mesh=Mesh(dp=8, ep=ep), zero=1)).optimizer for ep in (1, 8)]
+    assert states[0] == pytest.approx(states[1])
 
 
 def test_refusals() -> None:

@@ -119,7 +119,8 @@ def test_machines_that_cannot_be_are_refused(tmp_path: Path) -> None:
         file.write_text(json.dumps({**good, **change}))
         with pytest.raises(UsageError, match=r"own\.json"):
             load_machine(file)
-    text = json.dumps(good).replace('"value": 0.7877', '"value": 1.2')
+    kept_value = A100.fits[0].coefficients.matmul_efficiency
+    text = json.dumps(good).replace(f'"value": {kept_value}', '"value": 1.2')
     assert text != json.dumps(good)
     file.write_text(text)
     with pytest.raises(UsageError, match=r"matmul_efficiency is 1\.2 of peak; physics allows"):
@@ -249,7 +250,8 @@ def test_experts_over_ranks_trade_gradients_for_exchanges() -> None:
     assert whole is not None
     assert shared is not None
     assert whole["tensor"] == 0 < shared["tensor"]
-    assert whole["gradients"] > shared["gradients"]
+    # Every rank has its own experts: only what they share is summed.
+    assert shared["gradients"] < 0.3 * whole["gradients"]
 
 
 def test_offloading_costs_a_transfer() -> None:

@@ -62,14 +62,17 @@ def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
     p = points
     is_first, is_last = stage == 0, stage == p.pp - 1
     layers = p.stage_layers
-    counted = _parameters(p, is_first, is_last)
+    dense = _dense(p, is_first, is_last)
+    counted = dense + p.rank_experts
+    # Experts have ``ep`` times fewer replicas, so that shards of them are as much larger.
+    shard = dense / (p.dp * p.cp) + p.rank_experts * p.ep / (p.dp * p.cp)
     shards = p.dp * p.cp
     is_sharded = p.zero >= 3
-    parameters = np.where(is_sharded, 4.0 * counted / shards, 2.0 * counted)
-    gradients = np.where(is_sharded, 4.0, p.gradient_bytes) * counted / np.where(p.zero >= 2, shards, 1.0)
+    parameters = np.where(is_sharded, 4.0 * shard, 2.0 * counted)
+    gradients = np.where(is_sharded, 4.0, p.gradient_bytes) * np.where(p.zero >= 2, shard, counted)
     # FSDP's shards are in 32 bits: they are the master copy.
     state = np.where(is_sharded, _STATE_BYTES - 4.0, _STATE_BYTES)
-    optimizer = state * counted / np.where(p.zero >= 1, shards, 1.0) * (1.0 - p.offloaded)
+    optimizer = state * np.where(p.zero >= 1, shard, counted) * (1.0 - p.offloaded)
     kept, whole = activation_bytes(p)
     flight = _in_flight(p, stage)
     again = np.where((p.full > 0) | (p.alternate > 0), whole, 0.0)
@@ -132,13 +135,12 @@ def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
     return kept, whole
 
 
-def _parameters(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:
-    """On one rank of a stage: its layers, the embedding on the first, the head on the last."""
-    layer = p.layer_parameters / p.tp + p.moe_share * p.routed_parameters / (p.tp * p.ep)
+def _dense(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:
+    """Parameters on one rank of a stage but for routed experts: layers, embedding on the first, head on the last."""
     embedding = np.where(is_first, p.outer_parameters / p.tp + p.position_parameters, 0.0)
     # A tied head on another stage is a copy of the embedding.
     head = np.where(is_last & ~((p.tied > 0) & (p.pp == 1)), p.outer_parameters / p.tp, 0.0)
-    count: Numbers = p.stage_layers * layer + embedding + head
+    count: Numbers = p.stage_layers * p.layer_parameters / p.tp + embedding + head
     return count
 
 

@@ -111,11 +111,15 @@ class Points:
         return np.where(self.experts > 0, 1.0 - self.dense_layers / self.layers, 0.0)
 
     @property
-    def rank_parameters(self) -> Numbers:
-        """Of the first rank of the pipeline: its layers and the embedding, its share of both."""
-        layer = self.layer_parameters / self.tp + self.moe_share * self.routed_parameters / (self.tp * self.ep)
+    def rank_experts(self) -> Numbers:
+        """Parameters of routed experts on one rank: replicas of them are ``ep`` times fewer than of the rest."""
+        return self.stage_layers * self.moe_share * self.routed_parameters / (self.tp * self.ep)
+
+    @property
+    def rank_dense(self) -> Numbers:
+        """Parameters of all else on the first rank of the pipeline: its share of its layers and the embedding."""
         outer = self.outer_parameters / self.tp * np.where(self.pp > 1, 1.0, 2.0 - self.tied)
-        return self.stage_layers * layer + outer
+        return self.stage_layers * self.layer_parameters / self.tp + outer
 
 
 def _row(shape: ModelShape, job: Job) -> list[float]:

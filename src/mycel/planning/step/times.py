@@ -131,22 +131,29 @@ def _gradients(p: Points, links: Links, c: Coefficients, busy: Numbers) -> Numbe
     pipeline they stay gathered and are summed once. With ``zero`` 2 they are gathered once a step.
     """
     replicas = p.dp * p.cp
-    count = p.rank_parameters
+    each = _reduced(p, links, c, p.rank_dense, replicas, p.tp)
+    if np.any(p.experts > 0):
+        each = each + _reduced(p, links, c, p.rank_experts, replicas / p.ep, p.tp * p.ep)
+    # First and last stage sum the gradients of the embedding that both have.
+    rate = links.hop(p.tp * replicas, p.pp, c.link_efficiency, c.gradient_efficiency)
+    tied = np.where((p.pp > 1) & (p.tied > 0), p.outer_parameters / p.tp * p.gradient_bytes / rate, 0.0)
+    exposed: Numbers = c.unhidden * np.minimum(each, busy) + np.maximum(0.0, each - busy) + tied
+    return exposed
+
+
+def _reduced(p: Points, links: Links, c: Coefficients, count: Numbers, replicas: Numbers, stride: Numbers) -> Numbers:
+    """Sums, and gathers where they are sharded, of some parameters that so many ranks, a stride apart, have."""
     wire = (replicas - 1.0) / replicas * count
-    rate = links.ring(replicas, p.tp, c.link_efficiency, c.gradient_efficiency)
+    rate = links.ring(replicas, stride, c.link_efficiency, c.gradient_efficiency)
     often = np.where(p.pp > 1, 1.0, p.micro_batches)
     gathered = 2.0 * wire / rate
     summed = p.gradient_bytes * wire / rate
-    whole = 2.0 * p.gradient_bytes * wire / rate
-    each = np.where(
+    seconds: Numbers = np.where(
         p.zero >= 3,
         often * ((1.0 + (p.pp == 1)) * gathered + summed),
-        np.where(p.zero == 2, gathered + often * summed, whole),
+        np.where(p.zero == 2, gathered + often * summed, 2.0 * summed),
     )
-    tied = np.where((p.pp > 1) & (p.tied > 0), p.outer_parameters / p.tp * 2.0 * p.gradient_bytes / rate, 0.0)
-    each = np.where(replicas > 1, each, 0.0)
-    exposed: Numbers = c.unhidden * np.minimum(each, busy) + np.maximum(0.0, each - busy) + tied
-    return exposed
+    return np.where(replicas > 1, seconds, 0.0)
 
 
 #: 10^9 bytes a second between a host's memory and a device (PCIe 4.0, sixteen lanes, one way, measured about 25).
@@ -155,7 +162,9 @@ _HOST_GBPS = 25.0
 
 def _optimizer(p: Points, device: Device, c: Coefficients) -> Numbers:
     """The update of a rank's own parameters; from a state in the host's memory, gradients and parameters travel."""
-    own = p.rank_parameters / np.where(p.zero >= 1, p.dp * p.cp, 1.0)
+    replicas = p.dp * p.cp
+    sharded = p.rank_dense / replicas + p.rank_experts * p.ep / replicas
+    own = np.where(p.zero >= 1, sharded, p.rank_dense + p.rank_experts)
     here = c.optimizer_bytes * own / (device.memory_gbps * 1e9 * c.memory_efficiency)
     there = own * (p.gradient_bytes + 2.0) / (_HOST_GBPS * 1e9)
     seconds: Numbers = np.where(p.offloaded > 0, there + here, here)
