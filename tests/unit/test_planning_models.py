@@ -177,7 +177,14 @@ def test_a_description_comes_back_from_its_json() -> None:
 
 
 def test_modules_of_a_description_are_kept() -> None:
-    row = {"name": "layers.0", "kind": "Block", "flops": 1e9, "parameters": 5, "activation_bytes": 1 << 40}
+    row = {
+        "name": "layers.0",
+        "kind": "Block",
+        "flops": 1e9,
+        "parameters": 5,
+        "activation_bytes": 1 << 40,
+        "layouts": {"w": "colwise"},
+    }
     description = from_json({**named("llama3-8b").to_json(), "modules": [row]})
     assert description.to_json()["modules"] == [row]
 
@@ -206,6 +213,7 @@ REFUSED: list[tuple[Any, str]] = [
     (PUBLISHED[0][1] | {"num_key_value_heads": 7}, "evenly; 8 would do"),
     (PUBLISHED[0][1] | {"hidden_size": "big"}, "must be a whole number"),
     (PUBLISHED[0][1] | {"hidden_size": 10**12}, "must be from 1"),
+    (PUBLISHED[5][1] | {"num_hidden_layers": 10**9}, "must be from 1 to 100000"),
     ({"version": 2}, "update mycel"),
     ({"version": 1, "hiden": 3}, "did you mean 'hidden'"),
     ({"version": 1, "name": "x"}, "there is no num_layers"),
@@ -217,6 +225,8 @@ REFUSED: list[tuple[Any, str]] = [
     (named("llama3-8b").to_json() | {"modules": [{"kind": "x"}]}, "with a name"),
     (named("llama3-8b").to_json() | {"modules": [{"name": "x", "flops": "many"}]}, "module x: flops"),
     (named("llama3-8b").to_json() | {"is_gated": 3}, "true or false"),
+    (named("llama3-8b").to_json() | {"modules": [{"name": "x", "layouts": {"w": "col"}}]}, "must be one of colwise"),
+    (named("llama3-8b").to_json() | {"modules": [{"name": "x", "layouts": {"w": []}}]}, "must be one of colwise"),
 ]
 
 
@@ -241,7 +251,22 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
 
 def test_mutated_configurations_give_a_model_or_one_line() -> None:
     """Every key of a configuration replaced by nonsense, one at a time."""
-    nonsense: list[Any] = [None, -1, 0, 1, 10**30, 2.5, float("nan"), float("inf"), "x", [], {}, True, [1, None]]
+    nonsense: list[Any] = [
+        None,
+        -1,
+        0,
+        1,
+        10**9,
+        10**30,
+        2.5,
+        float("nan"),
+        float("inf"),
+        "x",
+        [],
+        {},
+        True,
+        [1, None],
+    ]
     for _, config, _ in PUBLISHED:
         for key in config:
             for value in nonsense:
@@ -265,17 +290,18 @@ def test_counts_are_those_of_transformers() -> None:
         "num_attention_heads": 4,
         "pad_token_id": 0,
     }
+    grouped = small | {"num_key_value_heads": 2}
     own: dict[str, dict[str, Any]] = {
         "gpt2": {"vocab_size": 1000, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 128},
         "opt": small | {"ffn_dim": 160, "max_position_embeddings": 128, "word_embed_proj_dim": 64},
         "mpt": {"vocab_size": 1000, "d_model": 64, "n_layers": 3, "n_heads": 4},
         "gpt_neox": small,
-        "mixtral": small | {"num_local_experts": 4, "num_experts_per_tok": 2},
-        "qwen2_moe": small | QWEN_MOE | {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
-        "qwen3_moe": small | QWEN_MOE | {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
+        "mixtral": grouped | {"num_local_experts": 4, "num_experts_per_tok": 2},
+        "qwen2_moe": grouped | QWEN_MOE | {"num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+        "qwen3_moe": grouped | QWEN_MOE | {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0]},
     }
     for kind in FAMILIES:
-        config = transformers.AutoConfig.for_model(kind, **own.get(kind, small | {"num_key_value_heads": 2}))
+        config = transformers.AutoConfig.for_model(kind, **own.get(kind, grouped))
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
         counted = sum(parameter.numel() for parameter in model.parameters())

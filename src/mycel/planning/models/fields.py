@@ -7,13 +7,16 @@ from typing import Any
 
 from mycel.errors import UsageError
 
-__all__ = ["flag", "listing", "size"]
+__all__ = ["MOST", "MOST_LAYERS", "flag", "listing", "size"]
 
-#: No size of a model is larger: what is, is a mistake or an attack on whoever multiplies.
-_MOST = 10**9
+#: No size of a model is larger: what is, is a mistake, or meant to keep somebody busy. Layers and heads are counted
+#: through one by one in places, so there are fewer.
+MOST, MOST_LAYERS = 10**9, 10**5
 
 
-def size(config: Mapping[str, Any], *keys: str, where: str, default: int | None = None, least: int = 0) -> int:
+def size(
+    config: Mapping[str, Any], *keys: str, where: str, default: int | None = None, least: int = 0, most: int = MOST
+) -> int:
     """The first of some keys that has a value, as a whole number.
 
     Args:
@@ -22,6 +25,7 @@ def size(config: Mapping[str, Any], *keys: str, where: str, default: int | None 
         where: the file, for the message.
         default: where none has a value; without one that is an error.
         least: smallest that makes sense.
+        most: largest.
 
     Raises:
         UsageError: there is none, or it is no whole number in range.
@@ -36,8 +40,8 @@ def size(config: Mapping[str, Any], *keys: str, where: str, default: int | None 
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value != value or value % 1:
             raise UsageError(f"{where}: {key} is {value!r}; it must be a whole number")
-        if not least <= value <= _MOST:
-            raise UsageError(f"{where}: {key} is {value}; it must be from {least} to {_MOST}")
+        if not least <= value <= most:
+            raise UsageError(f"{where}: {key} is {value}; it must be from {least} to {most}")
         return int(value)
     if default is None:
         raise UsageError(f"{where}: there is no {' or '.join(keys)}: add it, a whole number from {max(least, 1)}")

@@ -8,7 +8,7 @@ from typing import Any
 
 from mycel.errors import UsageError
 from mycel.names import nearest
-from mycel.planning.models.fields import flag, listing, size
+from mycel.planning.models.fields import MOST_LAYERS, flag, listing, size
 from mycel.planning.models.shape import ModelShape
 
 __all__ = ["FAMILIES", "from_hugging_face"]
@@ -113,8 +113,8 @@ def from_hugging_face(config: Mapping[str, Any], *, where: str = "config.json") 
         )
     family = FAMILIES[kind]
     hidden = size(config, "hidden_size", "n_embd", "d_model", where=where, least=1)
-    heads = size(config, "num_attention_heads", "n_head", "n_heads", where=where, least=1)
-    layers = size(config, "num_hidden_layers", "n_layer", "n_layers", where=where, least=1)
+    heads = size(config, "num_attention_heads", "n_head", "n_heads", where=where, least=1, most=MOST_LAYERS)
+    layers = size(config, "num_hidden_layers", "n_layer", "n_layers", where=where, least=1, most=MOST_LAYERS)
     positions = 0
     if family.positions:
         key, more = family.positions

@@ -2,7 +2,8 @@
 
 The form, version 1: the fields of ``ModelShape`` by name, and optionally ``modules``, a list in order of execution
 of objects with ``name`` (as ``named_modules`` gives it), ``kind``, ``flops`` (forward, of the example),
-``parameters`` and ``activation_bytes`` (kept for backward). Modules are what a pipeline may be cut between.
+``parameters``, ``activation_bytes`` (kept for backward) and ``layouts``, an object that says for parameters by name how
+tensor parallelism may share them, one of ``LAYOUTS``. Modules are what a pipeline may be cut between.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from typing import Any
 
 from mycel.errors import UsageError
 from mycel.names import nearest
-from mycel.planning.models.fields import flag, listing, size
+from mycel.planning.models.fields import MOST, MOST_LAYERS, flag, listing, size
 from mycel.planning.models.shape import ModelShape
 
-__all__ = ["ModelDescription", "ModuleDescription", "from_json"]
+__all__ = ["LAYOUTS", "ModelDescription", "ModuleDescription", "from_json"]
 
 _VERSION = 1
+#: Of a matrix: by columns of the result, by rows of it, or not at all.
+LAYOUTS = ("colwise", "rowwise", "replicate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,7 @@ class ModuleDescription:
         flops: forward, for the example.
         num_parameters: of it and what is in it.
         activation_bytes: kept for its backward, for the example.
+        layouts: parameters by name in it, each with one of ``LAYOUTS``.
     """
 
     name: str
@@ -38,6 +42,7 @@ class ModuleDescription:
     flops: float
     num_parameters: int
     activation_bytes: int
+    layouts: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class ModelDescription:
                 "flops": m.flops,
                 "parameters": m.num_parameters,
                 "activation_bytes": m.activation_bytes,
+                **({"layouts": dict(m.layouts)} if m.layouts else {}),
             }
             for m in self.modules
         ]
@@ -102,7 +108,8 @@ def from_json(data: Mapping[str, Any], *, where: str = "model") -> ModelDescript
         elif str(known[key].type) == "bool":
             values[key] = flag(data, key, where=where, default=False)
         else:
-            values[key] = size(data, key, where=where)
+            most = MOST_LAYERS if key in ("num_layers", "num_heads") else MOST
+            values[key] = size(data, key, where=where, most=most)
     missing = [f.name for f in fields(ModelShape) if f.name not in values and f.default is MISSING]
     if missing:
         raise UsageError(f"{where}: there is no {missing[0]}: add it")
@@ -125,10 +132,17 @@ def _module(data: Any, where: str) -> ModuleDescription:
     count = data.get("parameters", 0)
     if isinstance(count, bool) or not isinstance(count, int) or count < 0:
         raise UsageError(f"{at}: parameters is {count!r}; it must be a whole number from 0")
+    layouts = data.get("layouts", {})
+    if not isinstance(layouts, Mapping):
+        raise UsageError(f"{at}: layouts is {layouts!r}; it must be an object of parameters by name")
+    for name, layout in layouts.items():
+        if layout not in LAYOUTS:
+            raise UsageError(f"{at}: layout of {name} is {layout!r}; it must be one of {', '.join(LAYOUTS)}")
     return ModuleDescription(
         name=data["name"],
         kind=str(data.get("kind", "")),
         flops=float(flops),
         num_parameters=count,
         activation_bytes=kept,
+        layouts=tuple((str(name), str(layout)) for name, layout in layouts.items()),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mycel.errors import UsageError
-from mycel.planning.models.fields import flag, size
+from mycel.planning.models.fields import MOST_LAYERS, flag, size
 from mycel.planning.models.shape import ModelShape
 
 __all__ = ["from_megatron", "megatron_arguments", "padded_vocab"]
@@ -64,8 +64,8 @@ def from_megatron(arguments: Mapping[str, Any], *, where: str = "Megatron-LM's a
         174615846912
     """
     hidden = size(arguments, "hidden_size", where=where, least=1)
-    heads = size(arguments, "num_attention_heads", where=where, least=1)
-    layers = size(arguments, "num_layers", where=where, least=1)
+    heads = size(arguments, "num_attention_heads", where=where, least=1, most=MOST_LAYERS)
+    layers = size(arguments, "num_layers", where=where, least=1, most=MOST_LAYERS)
     gated = flag(arguments, "swiglu", where=where, default=False)
     is_grouped = flag(arguments, "group_query_attention", where=where, default=False)
     experts = size(arguments, "num_experts", where=where, default=0)

@@ -209,4 +209,5 @@ class ModelShape:
 
 def _divisor(number: int, near: int) -> int:
     """The divisor of a number that is nearest to another."""
-    return min((d for d in range(1, number + 1) if number % d == 0), key=lambda d: abs(d - near))
+    found = {d for low in range(1, int(number**0.5) + 1) if number % low == 0 for d in (low, number // low)}
+    return min(found, key=lambda d: (abs(d - near), d))

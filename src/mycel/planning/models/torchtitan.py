@@ -7,7 +7,7 @@ from typing import Any
 
 from mycel.errors import UsageError
 from mycel.names import nearest
-from mycel.planning.models.fields import size
+from mycel.planning.models.fields import MOST_LAYERS, size
 from mycel.planning.models.shape import ModelShape
 
 __all__ = ["FLAVORS", "from_torchtitan", "named"]
@@ -72,7 +72,7 @@ def from_torchtitan(arguments: Mapping[str, Any], *, name: str = "torchtitan", w
     """
     where = where or name
     dim = size(arguments, "dim", where=where, least=1)
-    heads = size(arguments, "n_heads", where=where, least=1)
+    heads = size(arguments, "n_heads", where=where, least=1, most=MOST_LAYERS)
     inner = arguments.get("hidden_dim")
     if inner is None:
         factor = arguments.get("ffn_dim_multiplier") or 1.0
@@ -82,7 +82,7 @@ def from_torchtitan(arguments: Mapping[str, Any], *, name: str = "torchtitan", w
         inner = -(-int(factor * int(2 * 4 * dim / 3)) // multiple) * multiple
     return ModelShape(
         name=name,
-        num_layers=size(arguments, "n_layers", where=where, least=1),
+        num_layers=size(arguments, "n_layers", where=where, least=1, most=MOST_LAYERS),
         hidden=dim,
         num_heads=heads,
         num_kv_heads=size(arguments, "n_kv_heads", where=where, default=heads, least=1),
