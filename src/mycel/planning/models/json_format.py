@@ -2,8 +2,8 @@
 
 The form, version 1: the fields of ``ModelShape`` by name, and optionally ``modules``, a list in order of execution
 of objects with ``name`` (as ``named_modules`` gives it), ``kind``, ``flops`` (forward, of the example),
-``parameters``, ``activation_bytes`` (kept for backward) and ``layouts``, an object that says for parameters by name how
-tensor parallelism may share them, one of ``LAYOUTS``. Modules are what a pipeline may be cut between.
+``parameters``, ``activation_bytes`` (kept for backward) and ``layouts``, an object that says for parameters by name
+how tensor parallelism may share them, one of ``LAYOUTS``. Modules are what a pipeline may be cut between.
 """
 
 from __future__ import annotations
