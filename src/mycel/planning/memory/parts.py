@@ -1,0 +1,176 @@
+"""What one rank holds at the fullest moment of a step, by what it is, for many jobs at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+
+from mycel.planning.step.points import Numbers, Points
+
+__all__ = ["FUSED_LOGIT_BYTES", "LOGIT_BYTES", "MemoryParts", "activation_bytes", "memory_parts"]
+
+#: Bytes held for one logit: in 16 bits, in 32 for the loss, and the gradients of both.
+LOGIT_BYTES = 12.0
+#: Where the loss is fused: in 16 bits, and what its gradient needs beside it.
+FUSED_LOGIT_BYTES = 4.0
+#: Master copy and two moments of Adam, in 32 bits.
+_STATE_BYTES = 12.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryParts:
+    """Bytes of one rank, one value a job, in parts that add up.
+
+    Attributes:
+        parameters: as they are computed with; of FSDP the shards that are the master copy too.
+        gradients: as they are kept between micro-batches.
+        optimizer: master copy and moments, where they are on the device.
+        activations: kept for the backward pass, of all micro-batches in flight, and of the layer that is done again.
+        boundary: buffers of messages between stages.
+        logits: of one micro-batch with their gradients, on the last stage.
+        gathered: parameters that FSDP has gathered, and activations that sequence parallelism has.
+    """
+
+    parameters: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    boundary: Numbers
+    logits: Numbers
+    gathered: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """Of all parts."""
+        whole: Numbers = np.sum([getattr(self, f.name) for f in fields(self)], axis=0)
+        return whole
+
+
+def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
+    """What a rank of a stage holds.
+
+    Args:
+        points: jobs.
+        stage: of the pipeline, from 0, one value a job; with chunks the first of its stages.
+
+    References:
+        Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", MLSys 2023, sections 4
+        and 5 (activations by policy; first rank of an interleaved pipeline); Rajbhandari et al., "ZeRO", SC 2020,
+        section 3 (bytes of a parameter's states); Zhao et al., "PyTorch FSDP", VLDB 2023.
+    """
+    p = points
+    is_first, is_last = stage == 0, stage == p.pp - 1
+    layers = p.stage_layers
+    dense = _dense(p, is_first, is_last)
+    counted = dense + p.rank_experts
+    # Experts have ``ep`` times fewer replicas, so that shards of them are as much larger.
+    shard = dense / (p.dp * p.cp) + p.rank_experts * p.ep / (p.dp * p.cp)
+    shards = p.dp * p.cp
+    is_sharded = p.zero >= 3
+    parameters = np.where(is_sharded, 4.0 * shard, 2.0 * counted)
+    gradients = np.where(is_sharded, 4.0, p.gradient_bytes) * np.where(p.zero >= 2, shard, counted)
+    # FSDP's shards are in 32 bits: they are the master copy.
+    state = np.where(is_sharded, _STATE_BYTES - 4.0, _STATE_BYTES)
+    optimizer = state * np.where(p.zero >= 1, shard, counted) * (1.0 - p.offloaded)
+    kept, whole = activation_bytes(p)
+    flight = _in_flight(p, stage)
+    again = np.where((p.full > 0) | (p.alternate > 0), whole, 0.0)
+    each = np.where(p.loss_fused > 0, FUSED_LOGIT_BYTES, LOGIT_BYTES)
+    logits = np.where(is_last, each * p.tokens * p.vocab / p.tp, 0.0)
+    unit = p.layer_parameters / p.tp + p.moe_share * p.routed_parameters / (p.tp * p.ep)
+    unit = np.maximum(unit, np.where(is_first | is_last, p.outer_parameters / p.tp, 0.0))
+    # In a pipeline what is gathered stays, and so do its gradients, as they are summed, until the last micro-batch.
+    units = np.where(p.pp > 1, (2.0 + p.gradient_bytes) * counted, 2.0 * 2.0 * unit)
+    gathered = np.where(is_sharded & (shards > 1), units, 0.0) + _sequence(p)
+    return MemoryParts(
+        parameters=parameters,
+        gradients=gradients,
+        optimizer=optimizer,
+        activations=layers / p.chunks * kept * flight + again,
+        boundary=_boundary(p, is_first, is_last),
+        logits=logits,
+        gathered=gathered,
+    )
+
+
+def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
+    """Bytes that one layer keeps of one micro-batch: by the job's policy, and without doing anything again.
+
+    What tensor parallelism does not share: two norms' inputs and outputs (8 bytes for each token and width) and two
+    masks. What it shares: queries, keys and values, attention's result, the feed-forward network's inner activations
+    (two tensors, or four with a gate), and the scores where they are written (weights, mask and masked weights).
+
+    Examples:
+        >>> from mycel.planning.job import Job, Mesh
+        >>> from mycel.planning.models import from_megatron
+        >>> model = from_megatron({"num_layers": 48, "hidden_size": 6144, "num_attention_heads": 64})
+        >>> job = Job(mesh=Mesh(tp=8), global_batch=4, micro_batch=4, seq=2048, is_flash=False, has_dropout=True)
+        >>> kept, _ = activation_bytes(Points.of([(model, job)]))
+        >>> float(kept[0]) == 4 * 2048 * 6144 * (10 + 24 / 8 + 5 * 64 * 2048 / (6144 * 8))
+        True
+    """
+    p = points
+    alone = np.where(p.sequence_parallel > 0, p.tp, 1.0)
+    width = p.tokens * p.hidden
+    norms = (8.0 + 2.0 * p.dropout) * width / alone
+    core = p.heads * p.head_dim
+    heads = 2.0 * (core + 2.0 * p.kv_heads * p.head_dim) + 2.0 * core
+    inner = 2.0 * (2.0 + 2.0 * p.gated)
+    feed = (1.0 - p.moe_share) * inner * p.ffn
+    feed += p.moe_share * (inner * (p.top_k * p.expert_ffn + p.shared_ffn) + 4.0 * p.top_k * p.hidden)
+    shared = p.tokens * (heads + feed) / p.tp
+    scores = p.micro_batch * p.heads * (p.seq / p.cp) * p.seq * (2.0 + 3.0 * p.dropout) / p.tp
+    scores = np.where(p.flash > 0, 4.0 * p.tokens * p.heads / p.tp, scores)
+    whole = norms + shared + scores
+    # Every second product's result, the layer's input and attention's result are kept.
+    matrices = core + 2.0 * p.kv_heads * p.head_dim + p.ffn * (1.0 + p.gated)
+    products = p.tokens * matrices / p.tp + 2.0 * width / alone
+    some = products + 2.0 * width / alone + 2.0 * p.tokens * core / p.tp
+    kept = np.where(
+        p.full > 0,
+        2.0 * width / alone,
+        np.where(p.alternate > 0, some, np.where(p.attention > 0, norms + shared, whole)),
+    )
+    return kept, whole
+
+
+def _dense(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:
+    """Parameters on one rank of a stage but for routed experts: layers, embedding on the first, head on the last."""
+    embedding = np.where(is_first, p.outer_parameters / p.tp + p.position_parameters, 0.0)
+    # A tied head on another stage is a copy of the embedding.
+    head = np.where(is_last & ~((p.tied > 0) & (p.pp == 1)), p.outer_parameters / p.tp, 0.0)
+    count: Numbers = p.stage_layers * p.layer_parameters / p.tp + embedding + head
+    return count
+
+
+def _in_flight(p: Points, stage: Numbers) -> Numbers:
+    """Chunks' micro-batches that a rank holds at once, with 1F1B or interleaved."""
+    plain = np.minimum(p.pp - stage, p.micro_batches)
+    warm = 2.0 * (p.pp - stage - 1.0) + (p.chunks - 1.0) * p.pp + 1.0
+    flight: Numbers = np.where(p.chunks > 1, np.minimum(warm, p.chunks * p.micro_batches), plain)
+    return flight
+
+
+def _sequence(p: Points) -> Numbers:
+    """Activations that sequence parallelism gathers around a layer's products.
+
+    Inputs of attention and of the feed-forward network, the gradient that comes back and what is on its way; Megatron
+    gathers inputs a second time instead of keeping them. Asynchronous exchanges go in pieces.
+    """
+    tensors = np.where(p.megatron_executor > 0, 0.0, np.where(p.async_tp > 0, 2.0, 4.0))
+    is_on = (p.sequence_parallel > 0) & (p.tp > 1)
+    held: Numbers = np.where(is_on, tensors * 2.0 * p.tokens * p.hidden, 0.0)
+    return held
+
+
+def _boundary(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:
+    """Buffers of messages: activations on every stage but the first, gradients on every one but the last."""
+    share = np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
+    message = 2.0 * p.tokens * p.hidden / share
+    every = p.micro_batches * p.chunks
+    forward = np.where(p.torch_executor > 0, every, np.where(p.megatron_executor > 0, 1.0, 2.0))
+    backward = np.where(p.torch_executor > 0, every, 1.0)
+    count = np.where(is_first & (p.chunks == 1), 0.0, forward) + np.where(is_last & (p.chunks == 1), 0.0, backward)
+    held: Numbers = np.where(p.pp > 1, count * message, 0.0)
+    return held
