@@ -108,6 +108,11 @@ def test_torchs_classes_in_our_place(run_ranks: Callable[..., list[Any]], backen
     run_ranks(2, "pipelines", "by_torch", backend=backend, preload=PRELOAD, timeout_s=60)
 
 
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_what_was_sent_is_let_go(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    assert max(run_ranks(3, "pipelines", "sends_let_go", backend=backend, preload=PRELOAD, timeout_s=60)) <= 5
+
+
 def test_one_process_holds_the_orders(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
     happened = run_ranks(3, "pipelines", "controlled", str(tmp_path / "store"), preload=PRELOAD, timeout_s=60)
     assert happened == [["one0", "other0", "other1", "one1"]] * 2 + [[]]
