@@ -101,6 +101,7 @@ def test_blocks_that_all_ranks_carry_out_together(run_ranks: Callable[..., list[
 
 def test_what_does_not_fit_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(2, "pipelines", "refused", preload=PRELOAD, timeout_s=60)
+    run_ranks(2, "pipelines", "without_private_names", preload=PRELOAD, timeout_s=60)
 
 
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
