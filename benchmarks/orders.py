@@ -1,6 +1,6 @@
 """Search for pipeline orders: how long it takes, what it finds, and how far that is from the bounds.
 
-    python benchmarks/orders.py [--limit 15] [--enumerate V4_cap4,M4_cap6,X4_cap4] [--enumerate-limit 60]
+    python benchmarks/orders.py [--limit 12] [--only M4_cap6,X4_cap4]     # nine minutes
 
 For each of the 18 placements the least period with one micro-batch a repetend, the best with up to three, and the
 makespans of 8 and 32 micro-batches, beside the bounds and beside what the repetend alone gives when it is unrolled.
@@ -27,6 +27,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from mycel.bench.measurement import describe_hardware
 from mycel.collectives.cp_sat import cp_sat
 from mycel.pipeline.bounds import makespan_bound, period_bound
 from mycel.pipeline.check import check
@@ -36,7 +37,7 @@ from mycel.pipeline.search.modulo import find_repetend
 from mycel.pipeline.search.solving import Clock
 from mycel.pipeline.stages import order_of
 from mycel.pipeline.timed import earliest
-from record import RECORDED, ROOT, conclude, markdown
+from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 OUTPUT = RECORDED / "orders.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "order_search.md"
@@ -189,10 +190,10 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--limit", type=float, default=15, help="seconds a search")
+    parser.add_argument("--limit", type=float, default=12, help="seconds a search")
     parser.add_argument("--enumerate", default="V4_cap4,M4_cap6,X4_cap4", help="placements of the baseline")
     parser.add_argument("--enumerate-limit", type=float, default=60, help="seconds of the baseline, each")
-    parser.add_argument("--only", help="placements, instead of all")
+    parser.add_argument("--only", help="placements; lines of others stay as they are")
     options = parser.parse_args(arguments)
     cp_sat("the search for orders")  # importing is no part of a search
     shapes = json.loads(Path(PLACEMENTS).read_text(encoding="utf-8"))["shapes"]
@@ -205,10 +206,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         lines.append(point(shape, options.limit, options.enumerate_limit if name in baseline else None))
         if Fraction(lines[-1]["period"]) > Fraction(shape["best_known_period"]):
             print(f"{name}: {lines[-1]['period']} is above the best known", file=sys.stderr)
-    if options.only:
-        print(table(lines))
-    else:
-        conclude(OUTPUT, PAGE, "orders", lines, table)
+    measured = {line["placement"] for line in lines}
+    shared = {"hardware": describe_hardware(), **stamp()}
+    kept = [line for line in read(OUTPUT) if line["placement"] not in measured]
+    order = [shape["name"] for shape in shapes]
+    every = sorted([*kept, *({**line, **shared} for line in lines)], key=lambda line: order.index(line["placement"]))
+    OUTPUT.unlink(missing_ok=True)
+    append(OUTPUT, every)
+    print(table(every))
+    write_section(PAGE, "orders", table(every))
 
 
 if __name__ == "__main__":

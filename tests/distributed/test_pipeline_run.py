@@ -101,11 +101,17 @@ def test_blocks_that_all_ranks_carry_out_together(run_ranks: Callable[..., list[
 
 def test_what_does_not_fit_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(2, "pipelines", "refused", preload=PRELOAD, timeout_s=60)
+    run_ranks(2, "pipelines", "without_private_names", preload=PRELOAD, timeout_s=60)
 
 
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
 def test_torchs_classes_in_our_place(run_ranks: Callable[..., list[Any]], backend: str) -> None:
     run_ranks(2, "pipelines", "by_torch", backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_what_was_sent_is_let_go(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    assert max(run_ranks(3, "pipelines", "sends_let_go", backend=backend, preload=PRELOAD, timeout_s=60)) <= 5
 
 
 def test_one_process_holds_the_orders(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ def test_machines_that_cannot_be_are_refused(tmp_path: Path) -> None:
         H100.fit("fdsp")
     good = to_json(A100)
     file = tmp_path / "own.json"
-    for change in ({"version": 2}, {"device": {}}, {"fits": 3}, {"links": None}):
+    changes: tuple[dict[str, Any], ...] = ({"version": 2}, {"device": {}}, {"fits": 3}, {"links": None})
+    for change in changes:
         file.write_text(json.dumps({**good, **change}))
         with pytest.raises(UsageError, match=r"own\.json"):
             load_machine(file)

@@ -36,7 +36,6 @@ _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
         (
             "register_custom_function",
             "_assert_unsharded",
-            "_compute_loss",
             "_initialize_stages",
             "_step_microbatches",
             "_update_losses",
@@ -279,7 +278,7 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         """
         if self.targets is None:
             raise UsageError("the last stage is on this rank and needs a target: step(..., target=...)")
-        loss = self._compute_loss(output, self.targets[micro_batch], dict(self.loss_kwargs))
+        loss = self._loss_fn(output, self.targets[micro_batch], **self.loss_kwargs)
         if not isinstance(loss, Tensor):
             raise UsageError(f"the loss of micro-batch {micro_batch} is a {type(loss).__name__}, not a tensor")
         return loss

@@ -215,7 +215,7 @@ class Placement:
         )
 
     def _need(self, device: int, block: int) -> int:
-        """Memory held when a block of any device has started: all that may is given back, only what must is taken.
+        """Memory held when a block of any device has started, if all that may be was given back.
 
         What may run earlier is a closed set: with a block all that it waits for. The set that holds least leaves out
         what gives back nothing; what others give back is paid for, as far as possible, by what they wait for and the

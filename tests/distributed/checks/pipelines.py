@@ -491,6 +491,34 @@ def by_torch(rank: int, size: int) -> None:
         assert ours.buffers()["received"] <= ours.buffers()["needed"] <= found["received"], (order.name, found)
 
 
+def without_private_names(rank: int, size: int) -> None:
+    """On a torch that lacks what the executor needs, torch's own orders run all the same, and others are refused."""
+    from mycel.parallel import pipeline as module
+    from mycel.parallel import torch_pipelining
+
+    torch_pipelining._PRIVATE = ((torch, ("what_the_next_release_has_not",)),)
+    module.missing_names = torch_pipelining.missing_names
+    order, mine = one_f_one_b(size, 4), stages_of(size)[rank]
+    inputs, targets = batch_of(order, 0)
+    right_losses, right = in_one_process(order, stages_of(size), inputs, targets)
+    pipeline = Pipeline(order, {rank: mine}, nn.functional.mse_loss)
+    pipeline.step(*([inputs] if rank == 0 else []), target=targets)
+    close("stage", [p.grad for p in mine.parameters()], right[rank])
+    if rank == size - 1:
+        close("losses", [pipeline.losses[m] for m in range(4)], right_losses)
+    unknown = random_order(1, range(size), 4)
+    raises(UsageError, "what_the_next", lambda: Pipeline(unknown, {rank: mine}, nn.functional.mse_loss))
+
+
+def sends_let_go(rank: int, size: int) -> int:
+    """How many messages are not known to be through at once, of 16 micro-batches; torch holds all to the end."""
+    pipeline = Pipeline(one_f_one_b(size, 16), {rank: stages_of(size)[rank]}, nn.functional.mse_loss)
+    inputs, targets = batch_of(pipeline.order, 0)
+    for _ in range(2):
+        pipeline.step(*([inputs] if rank == 0 else []), target=targets)
+    return pipeline.buffers()["sent"]
+
+
 def controlled(rank: int, size: int, file: str) -> list[str]:
     """The last rank holds the orders of two jobs on the others; steps come in the one sequence that it says."""
     group = dist.new_group(list(range(size - 1)))

@@ -14,7 +14,7 @@ from math import ceil
 
 from mycel.arguments import whole_number
 from mycel.errors import SynthesisError
-from mycel.pipeline.bounds import Binding, makespan_bound
+from mycel.pipeline.bounds import Binding, makespan_bound, period_bound
 from mycel.pipeline.placement import Placement
 from mycel.pipeline.search.ends import improve
 from mycel.pipeline.search.modulo import Repetend, find_repetend
@@ -30,8 +30,8 @@ __all__ = ["Batch", "find_batch"]
 _MOST_WHOLE = 84
 #: Micro-batches of repetends that are unrolled.
 _MOST_TOGETHER = 3
-#: Seconds for making a repetend begin early.
-_TIGHTEN_S = 0.5
+#: Seconds for making a repetend begin early, at most.
+_TIGHTEN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,17 +94,16 @@ def find_batch(
             told(Progress(doing=doing, best=made, bound=Fraction(bound)))
 
     try:
-        for repetend in _repetends(placement, count, clock, tell):
-            timed = earliest(placement, repetend.rows(count))
-            if best is None or timed.makespan < best.makespan:
-                best = timed
-            tell("windows of the unrolled repetend")
-            share = clock.within(clock.left_s / (8 if is_small else 2))
-            timed = improve(timed, clock=share, least=least, told=lambda makespan: tell(f"windows, {makespan}"))
-            if timed.makespan < best.makespan:
-                best = timed
-            if best.makespan <= least or is_small or clock.left_s <= 0:
+        made = [earliest(placement, repetend.rows(count)) for repetend in _repetends(placement, count, clock, tell)]
+        made.sort(key=lambda timed: timed.makespan)
+        best = made[0]
+        for number, timed in enumerate(made[:1] if is_small else made):
+            if best.makespan <= least or clock.left_s <= 0:
                 break
+            tell("windows of an unrolled repetend")
+            share = clock.within(clock.left_s / (8 if is_small else max(1, len(made) - number)))
+            shorter = improve(timed, clock=share, least=least, told=lambda makespan: tell(f"windows, {makespan}"))
+            best = min(best, shorter, key=lambda timed: timed.makespan)
     except SynthesisError:
         if not is_small:
             raise
@@ -131,24 +130,27 @@ def find_batch(
 
 
 def _repetends(placement: Placement, count: int, clock: Clock, tell: Callable[[str], None]) -> Iterator[Repetend]:
-    """Repetends worth unrolling, the one with the shortest period first.
+    """Repetends worth unrolling.
 
-    What is best in the steady state need not be best at the ends, so others follow: one micro-batch a repetend, as
-    tight as possible and as it comes, and one that is a little longer.
+    What is best in the steady state need not be best at the ends, so others follow: of one micro-batch, as tight as
+    possible and as it comes, and one that is a little longer.
     """
     tell("repetends")
-    steady = find_steady(
-        placement,
-        most_micro_batches=min(_MOST_TOGETHER, max(1, count // 2))
-        if count * len(placement.blocks) > _MOST_WHOLE
-        else 1,
-        clock=clock.within(clock.left_s / 3),
-        tighten_s=_TIGHTEN_S,
-    )
-    yield steady.repetend
-    length = ceil(steady.repetend.period)
-    for time, tighten_s in ((length, _TIGHTEN_S), (length, 0.0), (length + 1, _TIGHTEN_S)):
+    is_small = count * len(placement.blocks) <= _MOST_WHOLE
+    tighten_s = min(_TIGHTEN_S, clock.left_s / 10)
+    alone = find_steady(
+        placement, most_micro_batches=1, clock=clock.within(clock.left_s * 0.6), tighten_s=tighten_s
+    ).repetend
+    yield alone
+    if is_small:
+        return
+    if alone.period > period_bound(placement).value and count > 1:
+        most = min(_MOST_TOGETHER, count // 2)
+        yield find_steady(
+            placement, most_micro_batches=most, clock=clock.within(clock.left_s / 3), tighten_s=tighten_s
+        ).repetend
+    for time, seconds in ((alone.time, 0.0), (alone.time + 1, tighten_s)):
         tell(f"another repetend, length {time}")
-        other = find_repetend(placement, 1, time, clock=clock, most_s=clock.left_s / 8, tighten_s=tighten_s)
-        if not isinstance(other, str) and other.starts != steady.repetend.starts:
+        other = find_repetend(placement, 1, time, clock=clock, most_s=clock.left_s / 12, tighten_s=seconds)
+        if not isinstance(other, str):
             yield other

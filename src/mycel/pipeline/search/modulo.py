@@ -110,7 +110,8 @@ def find_repetend(
         The repetend; ``"none"`` if it is proved that none exists, ``"late"`` if neither was found in time.
     """
     model, begins, parts = _model(placement, num_micro_batches, time)
-    answer, solver = clock.solve(model, most_s=most_s)
+    # Relaxations rule out tight memory of one micro-batch; several are asked for where a solution is to be hoped for.
+    answer, solver = clock.solve(model, most_s=most_s, is_linear=num_micro_batches == 1)
     if answer in ("none", "late"):
         return "none" if answer == "none" else "late"
     values = {place: solver.value(start) for place, start in begins.items()}

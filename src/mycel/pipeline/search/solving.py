@@ -71,7 +71,7 @@ class Clock:
         *,
         most_s: float = float("inf"),
         found: Callable[[Any], None] | None = None,
-        enough: Callable[[Any], bool] | None = None,
+        is_linear: bool = True,
     ) -> tuple[Answer, Any]:
         """Ask CP-SAT.
 
@@ -79,7 +79,7 @@ class Clock:
             model: a ``CpModel``.
             most_s: seconds for this one, within the clock's.
             found: called with the solution callback at each solution, in the solver's thread.
-            enough: called likewise; the solver stops where it says yes.
+            is_linear: whether linear relaxations help to rule out; without, solutions are often found sooner.
 
         Returns:
             What it says, and the ``CpSolver``, which keeps solution and bound.
@@ -95,18 +95,10 @@ class Clock:
         parameters.random_seed = 1
         parameters.symmetry_level = 0  # 9.15 can end in an IndexError while it looks for symmetries
         parameters.use_strong_propagation_in_disjunctive = True  # proofs of whole batches take half the time
+        if not is_linear:
+            parameters.linearization_level = 0
         parameters.catch_sigint_signal = False
-        watch = None
-        if found is not None or enough is not None:
-
-            class Watch(cp.CpSolverSolutionCallback):  # type: ignore[misc, name-defined]
-                def on_solution_callback(self) -> None:
-                    if found is not None:
-                        found(self)
-                    if enough is not None and enough(self):
-                        self.stop_search()
-
-            watch = Watch()
+        watch = None if found is None else _watch(cp, found)
         status = self._watched(solver, model, watch)
         if status == cp.OPTIMAL:
             return "optimal", solver
@@ -140,3 +132,13 @@ class Clock:
         if failures:
             raise failures[0]
         return answers[0]
+
+
+def _watch(cp: Any, found: Callable[[Any], None]) -> Any:
+    """What the solver calls at each solution."""
+
+    class Watch(cp.CpSolverSolutionCallback):  # type: ignore[misc]
+        def on_solution_callback(self) -> None:
+            found(self)
+
+    return Watch()

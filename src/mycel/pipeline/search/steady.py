@@ -1,4 +1,9 @@
-"""The shortest period: repetends of one micro-batch, of two, and so on, each length ruled out or found from below.
+"""The shortest period: repetends of one micro-batch, then of two, and so on.
+
+A repetend can be made longer by a gap at the end of each period: nothing comes closer together, no device's order
+changes. So the lengths that exist go from some least one upwards. With one micro-batch they are tried from the bound
+upwards, as most placements meet it; with more from the longest that would be an improvement downwards, and a single
+length that is ruled out rules out all below it.
 
 A period that meets the bound on load and lifetime is the least of any schedule. One above it is the least of
 repetends with so many micro-batches as were ruled out; where time runs out over a length, that is said.
@@ -21,8 +26,6 @@ __all__ = ["MOST_MICRO_BATCHES", "Steady", "find_steady"]
 
 #: Micro-batches that repeat together, at most, unless said otherwise.
 MOST_MICRO_BATCHES = 3
-#: Share of a search's time after which one length of several micro-batches is neither found nor ruled out.
-_SHARE = 1 / 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,24 +101,29 @@ def find_steady(
     is_proved = True
     alone = sum(block.time for block in placement.blocks) + sum(d.delay for d in placement.dependencies)
     for count in range(1, most_micro_batches + 1):
-        time = max(ceil(count * bound.value), max(block.time for block in placement.blocks))
-        end = alone if best is None else ceil(count * best.period) - 1
-        while time <= end and clock.left_s > 0:
+        shortest = max(ceil(count * bound.value), max(block.time for block in placement.blocks))
+        longest = alone if best is None else ceil(count * best.period) - 1
+        time = shortest if count == 1 else longest
+        while shortest <= time <= longest and clock.left_s > 0:
             if told is not None:
                 many = "one micro-batch" if count == 1 else f"{count} micro-batches"
                 period = None if best is None else best.period
                 told(Progress(doing=f"repetends of {many}, length {time}", best=period, bound=bound.value))
-            share = clock.left_s / 4 if count == 1 else (clock.gone_s + clock.left_s) * _SHARE
+            share = clock.left_s * 0.6 if count == 1 else clock.left_s / (most_micro_batches - count + 2)
             found = find_repetend(placement, count, time, clock=clock, most_s=share, tighten_s=tighten_s)
-            if not isinstance(found, str):
-                best = found
+            if isinstance(found, str):
+                is_proved = is_proved and found == "none"
+                if count > 1:
+                    break
+                time += 1
+                continue
+            best = found
+            if count == 1:
                 break
-            is_proved = is_proved and found == "none"
-            time += 1
+            time -= 1
         if best is None:
-            _none(placement, clock, is_proved=is_proved and time > end)
-        assert best is not None
-        is_proved = is_proved and not (clock.left_s <= 0 and time <= end and best.num_micro_batches != count)
+            raise _nothing(placement, clock, is_proved=is_proved and time > longest)
+        is_proved = is_proved and clock.left_s > 0
         if is_proved:
             ruled_out = count
         if best.period <= bound.value or clock.left_s <= 0:
@@ -124,20 +132,20 @@ def find_steady(
     return Steady(repetend=best, bound=bound, ruled_out=ruled_out, interrupted=clock.interrupted)
 
 
-def _none(placement: Placement, clock: Clock, *, is_proved: bool) -> None:
+def _nothing(placement: Placement, clock: Clock, *, is_proved: bool) -> BaseException:
     if is_proved:
         tight = min(
             (cap - need, device)
             for device, (cap, need) in enumerate(zip(placement.cap, placement.need, strict=True))
             if cap is not None
         )[1]
-        raise SynthesisError(
+        return SynthesisError(
             f"placement {placement.name}: no order of blocks keeps all caps, not even one micro-batch after the "
             f"other; device {tight} has least to spare: raise its cap of {placement.cap[tight]}"
         )
     if clock.interrupted:
-        raise KeyboardInterrupt("no repetend was found yet")
-    raise SynthesisError(
+        return KeyboardInterrupt("no repetend was found yet")
+    return SynthesisError(
         f"placement {placement.name}: no repetend was found in {clock.gone_s:.1f} s, and none was ruled out; "
         f"allow more time"
     )
