@@ -26,8 +26,8 @@ from mycel.pipeline.timed import Timed, earliest
 
 __all__ = ["Batch", "find_batch"]
 
-#: Blocks of a batch up to which it is solved whole.
-_MOST_WHOLE = 84
+#: Blocks of a batch up to which it is solved whole, and the same for few micro-batches, of which proofs are shorter.
+_MOST_WHOLE, _MOST_WHOLE_OF_FEW, _FEW = 84, 120, 6
 #: Micro-batches of repetends that are unrolled.
 _MOST_TOGETHER = 3
 #: Seconds for making a repetend begin early, at most.
@@ -85,7 +85,7 @@ def find_batch(
     clock = Clock(time_limit_s)
     binding = makespan_bound(placement, count)
     least = ceil(binding.value)
-    is_small = count * len(placement.blocks) <= _MOST_WHOLE
+    is_small = _is_small(placement, count)
     best: Timed | None = None
 
     def tell(doing: str, bound: int = least) -> None:
@@ -129,6 +129,10 @@ def find_batch(
     return Batch(timed=best, bound=min(bound, best.makespan), binding=binding, interrupted=clock.interrupted)
 
 
+def _is_small(placement: Placement, count: int) -> bool:
+    return count * len(placement.blocks) <= (_MOST_WHOLE_OF_FEW if count <= _FEW else _MOST_WHOLE)
+
+
 def _repetends(placement: Placement, count: int, clock: Clock, tell: Callable[[str], None]) -> Iterator[Repetend]:
     """Repetends worth unrolling.
 
@@ -136,7 +140,7 @@ def _repetends(placement: Placement, count: int, clock: Clock, tell: Callable[[s
     possible and as it comes, and one that is a little longer.
     """
     tell("repetends")
-    is_small = count * len(placement.blocks) <= _MOST_WHOLE
+    is_small = _is_small(placement, count)
     tighten_s = min(_TIGHTEN_S, clock.left_s / 10)
     alone = find_steady(
         placement, most_micro_batches=1, clock=clock.within(clock.left_s * 0.6), tighten_s=tighten_s
