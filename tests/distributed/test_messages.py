@@ -40,6 +40,11 @@ def test_any_messages_in_any_order(run_ranks: RunRanks, seed: int, local: str) -
     run_ranks(4, "messages", "random_exchanges", seed, env={"MYCEL_LOCAL": local})
 
 
+@pytest.mark.parametrize("local", ["memory", "unix"])
+def test_who_leaves_with_a_message_has_taken_it(run_ranks: RunRanks, local: str) -> None:
+    run_ranks(2, "messages", "gone_with_what_it_wanted", env={"MYCEL_LOCAL": local})
+
+
 def test_bytes_go_the_way_that_was_asked_for(run_ranks: RunRanks) -> None:
     ways = {"memory": "MemoryWire", "unix": "SocketWire", "tcp": "SocketWire", None: "MemoryWire"}
     for local, wire in ways.items():

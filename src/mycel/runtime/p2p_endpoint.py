@@ -402,8 +402,14 @@ class Endpoint:
         is_gone = peer in self._lines.gone
         if transfer.verb == "send":
             outlet = self._exchange.outlets.get(peer)
-            is_cut = outlet is not None and any(connection.is_broken for connection in outlet.connections)
-            return transfer.peer == peer and (is_gone or is_cut)
+            if transfer.peer != peer or outlet is None:
+                return transfer.peer == peer and is_gone
+            first = outlet.connections[0]  # brings word of what the other side has taken, before its end
+            if first.is_broken:
+                return True
+            if is_gone:
+                return self._is_silent(first, peer)
+            return any(connection.is_broken for connection in outlet.connections)
         inlet = self._exchange.inlets.get(peer)
         if not (is_gone if inlet is None else inlet.is_broken or self._is_silent(inlet, peer)):
             return False  # what it has sent before its end is still to be read

@@ -159,6 +159,31 @@ def batches(rank: int, size: int) -> None:
         dist.destroy_process_group(pair)
 
 
+def gone_with_what_it_wanted(rank: int, size: int) -> None:
+    """A message is taken and its receiver leaves, all before its sender has looked at what the receiver said of it."""
+    del size
+    for length in (16_385, 20_000):  # longer than what is sent unasked, and sent early
+        value = torch.full((length,), 3.0)
+        pair = dist.new_group([0, 1])
+        endpoint = tensor_group(pair)._messages._endpoint  # type: ignore[attr-defined]
+        if rank == 1:
+            came = torch.zeros(length)
+            dist.recv(came, 0, group=pair)
+            assert bool((came == value).all())
+            dist.destroy_process_group(pair)
+        else:
+            work = dist.isend(value, 1, group=pair)
+            assert work is not None
+            with endpoint._moving:
+                until = time.monotonic() + 60.0
+                while 1 not in endpoint._lines.gone:
+                    assert time.monotonic() < until, "rank 1 has not left"
+                    time.sleep(0.01)
+                endpoint._look()
+            work.wait()
+            dist.destroy_process_group(pair)
+
+
 def random_exchanges(rank: int, size: int, seed: int) -> None:
     """Any messages between any ranks, begun and waited for in any order that keeps each tag's own."""
     plan, order = random.Random(seed), random.Random(1000 * seed + rank)
