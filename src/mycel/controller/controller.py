@@ -7,15 +7,18 @@ before those before them are done, since a rank's next one needs nothing of the 
 
 from __future__ import annotations
 
+import pickle
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from mycel.controller.mesh import Mesh
 from mycel.controller.messages import Item
-from mycel.controller.reference import Reference
+from mycel.controller.reference import Outcome, Reference
 from mycel.controller.watch import Watch
 from mycel.errors import CommunicationError, PeerLostError, UsageError
 from mycel.extras import needs
@@ -74,7 +77,7 @@ class Controller:
         _say_who_is_gone(self)
         try:
             self._processes = this_host().spawn_procs(per_host={"ranks": ranks}, name="mycel")
-            self._actors = self._processes.spawn("rank", Rank, ranks, timeout_s, backend)
+            self._actors = self._processes.spawn("rank", Rank, ranks, timeout_s, backend, _paths())
             self._pids = self._values(self._actors.process.call())
             self._watch = Watch(self._pids, self._ended)
             port = self._values(self._actors.slice(ranks=slice(0, 1)).serve.call())[0]
@@ -173,21 +176,23 @@ class Controller:
     def _send(
         self, ranks: tuple[int, ...], program: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Reference:
+        import cloudpickle
+
         self.check()
         number = self._number
-        frees = tuple(self._frees.popleft() for _ in range(len(self._frees)))
-        places = tuple(self._sent[rank] for rank in ranks)
-        item = Item(number=number, ranks=ranks, places=places, program=program, args=args, kwargs=kwargs, frees=frees)
         name = getattr(program, "__qualname__", type(program).__name__)
         try:
-            future = self._of(ranks).run.call(item)
-        except (TypeError, AttributeError, ValueError) as error:
-            self._frees.extend(frees)
+            call = cloudpickle.dumps((program, args, kwargs))
+        except (TypeError, AttributeError, pickle.PicklingError) as error:
             raise UsageError(f"{name}: it or an argument of it cannot be sent to ranks: {error}") from error
+        places = tuple(self._sent[rank] for rank in ranks)
+        frees = tuple(self._frees.popleft() for _ in range(len(self._frees)))
+        item = Item(number=number, ranks=ranks, places=places, call=call, frees=frees)
+        future = self._of(ranks).run.call(item)
         self._number += 1
         for rank in ranks:
             self._sent[rank] += 1
-        return Reference(number=number, name=name, ranks=ranks, future=future, replies=self)
+        return Reference(Outcome(number=number, name=name, ranks=ranks, future=future, replies=self))
 
     def _of(self, ranks: tuple[int, ...]) -> Any:
         """The actors of some ranks."""
@@ -227,3 +232,8 @@ def _say_who_is_gone(controller: Controller) -> None:
                 _MONARCHS[0](failure)
 
         monarch.actor.unhandled_fault_hook = heard
+
+
+def _paths() -> list[str]:
+    """Where this script finds modules, in words that mean the same elsewhere."""
+    return [str(Path(path).resolve()) for path in sys.path]

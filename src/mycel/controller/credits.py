@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 
-from mycel.controller.reference import Reference
+from mycel.controller.reference import Outcome, Reference
 from mycel.errors import CollectiveTimeoutError, UsageError
 
 __all__ = ["Credits"]
@@ -39,7 +39,7 @@ class Credits:
             raise UsageError(f"credits: {slots!r} slots; expected a whole number from 1")
         self._slots = slots
         self._free = slots
-        self._giving: deque[Reference] = deque()
+        self._giving: deque[Outcome] = deque()
         self._changed = threading.Condition()
 
     def __repr__(self) -> str:
@@ -80,5 +80,5 @@ class Credits:
     def give_when_done(self, reference: Reference) -> None:
         """Free a slot when a call is done."""
         with self._changed:
-            self._giving.append(reference)
+            self._giving.append(reference.outcome)
             self._changed.notify_all()

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
+from weakref import ref
 
 from mycel.controller.credits import Credits
 from mycel.controller.messages import Held, replace
-from mycel.controller.reference import Reference
+from mycel.controller.reference import Outcome, Reference
 from mycel.controller.transfer import arrive, set_out
-from mycel.errors import UsageError
+from mycel.errors import CommunicationError, UsageError
 
 __all__ = ["Issuer", "Mesh"]
 
@@ -48,7 +50,8 @@ class Mesh:
     def __init__(self, ranks: tuple[int, ...], issuer: Issuer) -> None:
         self.ranks = ranks
         self._issuer = issuer
-        self._unfinished: deque[Reference] = deque()
+        self._unfinished: deque[tuple[Outcome, ref[Reference]]] = deque()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -96,7 +99,7 @@ class Mesh:
         Raises:
             UsageError: a reference of another mesh; ``put`` moves it.
             PeerLostError: a rank has ended.
-            CommunicationError: an earlier call failed, and its reference was not asked.
+            CommunicationError: an earlier call failed, and nobody holds its reference.
             CollectiveTimeoutError: no credit became free.
         """
         if not callable(program):
@@ -116,7 +119,7 @@ class Mesh:
         made = self._issuer.issue(self.ranks, program, *sent)
         if gives is not None:
             gives.give_when_done(made)
-        self._unfinished.append(made)
+        self._follow(made)
         return made
 
     def put(self, value: Any) -> Reference:
@@ -143,15 +146,29 @@ class Mesh:
             (value.ranks, set_out, (Held(value.number), self.ranks, 2 * self._issuer.ahead)),
             (self.ranks, arrive, (value.ranks,)),
         )
-        self._unfinished += (sent, made)
+        self._follow(sent)
+        self._follow(made)
         return made
 
+    def _follow(self, made: Reference) -> None:
+        self._unfinished.append((made.outcome, ref(made)))
+
     def _make_room(self) -> None:
-        """Run ahead of the ranks so far and no further; what failed meanwhile and was not asked for is raised."""
-        while self._unfinished and (len(self._unfinished) >= self._issuer.ahead or self._unfinished[0].done()):
-            oldest = self._unfinished.popleft()
-            if not oldest.told:
-                oldest.wait(self._issuer.timeout_s)
+        """Run ahead of the ranks so far and no further.
+
+        What failed meanwhile is for whoever holds its reference to ask for; where nobody does, it is raised here.
+        """
+        with self._lock:
+            while self._unfinished:
+                oldest, held = self._unfinished[0]
+                if len(self._unfinished) < self._issuer.ahead and not oldest.done():
+                    return
+                self._unfinished.popleft()
+                try:
+                    oldest.wait(self._issuer.timeout_s)
+                except CommunicationError:
+                    if held() is None or not oldest.done():
+                        raise
 
 
 def _itself(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -56,17 +56,15 @@ class Item:
         number: that place, and the name of what comes out.
         ranks: of the mesh.
         places: of the item among all that each of them gets, by rank; messages may overtake each other.
-        program: to call.
-        args, kwargs: for it; ``Held`` stands for what is on the rank.
+        call: the program and its arguments, pickled; ``Held`` stands for what is on the rank. It is for the rank to
+            unpickle, so that what cannot be found there is a failure like any other.
         frees: numbers of values that nobody can ask for any more.
     """
 
     number: int
     ranks: tuple[int, ...]
     places: tuple[int, ...]
-    program: Callable[..., Any]
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+    call: bytes
     frees: tuple[int, ...] = ()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
+import sys
 import traceback
 from datetime import timedelta
 from typing import Any
@@ -32,9 +34,11 @@ class Rank(Actor):  # type: ignore[misc]  # Monarch ships no types
         size: ranks of the cluster.
         timeout_s: longest wait of a collective.
         backend: of the process group.
+        paths: where the script that drives it finds modules.
     """
 
-    def __init__(self, size: int, timeout_s: float, backend: str) -> None:
+    def __init__(self, size: int, timeout_s: float, backend: str, paths: list[str]) -> None:
+        sys.path += [path for path in paths if path not in sys.path]
         self._size, self._timeout, self._backend = size, timedelta(seconds=timeout_s), backend
         self._rank = -1
         self._store: Store | None = None
@@ -109,15 +113,16 @@ class Rank(Actor):  # type: ignore[misc]  # Monarch ships no types
             return value
 
         try:
-            args = replace(item.args, Held, resolve)
-            kwargs = replace(item.kwargs, Held, resolve)
+            program, args, kwargs = pickle.loads(item.call)
+            args = replace(args, Held, resolve)
+            kwargs = replace(kwargs, Held, resolve)
             if failed:
                 number, cause = failed[0]
                 return Failure(
                     cause.rank, f"call {number}, whose value this needs, failed: {cause.said}", "", ARGUMENT
                 )
             with runs_on(here):
-                return item.program(*args, **kwargs)
+                return program(*args, **kwargs)
         except Exception as error:
             trace = "".join(traceback.format_exception(error.with_traceback(_own(error))))
             in_vain = isinstance(error, (CommunicationError, dist.DistBackendError))
