@@ -21,6 +21,7 @@ EXTRAS = {
     "transformers": "examples",
     "accelerate": "examples",
     "torchft": "elastic",
+    "monarch": "controller",
 }
 
 
