@@ -47,11 +47,13 @@ class Exact:
         instance: what is planned.
         known: a plan to improve on, where there is one.
         bound_us: that no plan is below.
+        only: groups that may be at work, and how many of each, all at once; whichever fit if not given.
     """
 
     instance: SequenceInstance
     known: SequencePlan | None
     bound_us: float
+    only: tuple[tuple[Candidate, int], ...] | None = None
 
     @cached_property
     def unit_us(self) -> float:
@@ -76,6 +78,12 @@ class Exact:
     def slots(self) -> tuple[_Slot, ...]:
         """Groups that could be at work."""
         instance, found = self.instance, []
+        if self.only is not None:
+            kinds = list(dict.fromkeys((c.size, c.comm_us_per_token) for c, _ in self.only))
+            for candidate, many in self.only:
+                kind = kinds.index((candidate.size, candidate.comm_us_per_token))
+                found += [_Slot(micro_batch=0, candidate=candidate, twin=kind)] * many
+            return tuple(found)
         twins = _twins(instance)
         for micro_batch in range(instance.max_micro_batches):
             for index, candidate in enumerate(instance.candidates):
@@ -98,12 +106,12 @@ class Exact:
         cp = cp_sat("planning sequences exactly")
         model = cp.CpModel()
         here, used = self._build(model)
-        if self.known is not None:
+        if self.known is not None and self.only is None:
             self._hint(model, here, used, self.known)
         answer, solver = clock.solve(model, most_s=most_s)
         bound = self.bound_us
         if answer == "none":
-            # Costs are rounded down and the known plan is inside: only without one there can be nothing.
+            # Costs are rounded down and the known plan is in the model of all groups: only without one there is none.
             return self.known, bound if self.known is None else self.known.total_us, self.known is not None
         if _has_begun(solver):
             bound = max(bound, solver.best_objective_bound * self.unit_us)
@@ -119,7 +127,7 @@ class Exact:
     def _build(self, model: Any) -> tuple[dict[tuple[int, int], Any], list[Any]]:
         instance, unit = self.instance, self.unit_us
         beta = int(instance.us_per_step / unit)
-        count = instance.max_micro_batches
+        count = instance.max_micro_batches if self.only is None else 1
         times = [model.new_int_var(0, _PARTS, f"time {m}") for m in range(count)]
         active = [model.new_bool_var(f"active {m}") for m in range(count)]
         used = [model.new_bool_var(f"used {s}") for s in range(len(self.slots))]
@@ -159,7 +167,7 @@ class Exact:
             model.add(active[0] == 1)
         total = sum(times)
         model.add(total >= int(self.bound_us / unit))
-        model.add(total <= _PARTS)
+        model.add(total <= (_PARTS if self.only is None else _PARTS - len(self.instance.lengths)))
         model.minimize(total)
         return here, used
 
@@ -174,6 +182,8 @@ class Exact:
     def _share_ranks(self, model: Any, used: list[Any]) -> None:
         """Groups at work at a time take different ranks."""
         instance = self.instance
+        if self.only is not None:
+            return
         for m in range(instance.max_micro_batches):
             mine = [(s, slot.candidate) for s, slot in enumerate(self.slots) if slot.micro_batch == m]
             if not instance.has_named_ranks:

@@ -9,9 +9,11 @@ from mycel.collectives.cp_sat import cp_sat
 from mycel.errors import SynthesisError, UsageError
 from mycel.pipeline.search.solving import Clock
 from mycel.planning.grouping.batch import Batch, Division
-from mycel.planning.grouping.bounds import batch_bound, step_bound
+from mycel.planning.grouping.bounds import batch_bound, division_bounds, step_bound
 from mycel.planning.grouping.buckets import buckets
 from mycel.planning.grouping.check import check_plan
+from mycel.planning.grouping.configurations import configurations
+from mycel.planning.grouping.divided import improve_by_divisions
 from mycel.planning.grouping.exact import MOST_VARIABLES, Exact
 from mycel.planning.grouping.greedy import dual_greedy
 from mycel.planning.grouping.instance import SequenceInstance
@@ -156,7 +158,10 @@ def plan_sequences(
 def _bound(instance: SequenceInstance) -> float:
     whole = Batch.of(instance)
     if instance.max_micro_batches == 1:
-        return batch_bound(whole)
+        best = batch_bound(whole)
+        if configurations(instance).is_whole:
+            best = max(best, float(division_bounds(whole).min()) + instance.us_per_step)
+        return best
     least = -(-sum(instance.lengths) // (instance.num_ranks * instance.capacity_tokens))
     most = max(least, min(instance.max_micro_batches, len(instance.lengths)))
     return min(step_bound(whole, many) for many in range(least, most + 1))
@@ -217,6 +222,10 @@ class _Search:
             self.plan = plan
         self._told(Progress(doing=doing, total_us=self.plan.total_us, lower_bound_us=self.bound))
 
+    def _learn(self, plan: SequencePlan, bound: float) -> None:
+        self.bound = max(self.bound, bound)
+        self._offer(plan, "exactly")
+
     def _heuristics(self, limit_s: float) -> None:
         self._step = _greedy(self.instance)
         if self._step is None:
@@ -253,6 +262,11 @@ class _Search:
     def _exact(self) -> None:
         if self._is_done:
             return
+        if self.plan is not None and self.instance.max_micro_batches == 1 and configurations(self.instance).is_whole:
+            self.plan, bound = improve_by_divisions(self.instance, self.plan, self.clock, self._learn)
+            self.bound = max(self.bound, bound)
+            if self._is_done or self.plan.source != "exact":
+                return
         model = Exact(instance=self.instance, known=self.plan, bound_us=self.bound)
         if model.num_variables <= MOST_VARIABLES:
             self._told(self._progress("exactly"))
