@@ -28,9 +28,7 @@ def check_plan(instance: SequenceInstance, plan: SequencePlan) -> float:
     where: dict[int, int] = {}
     busy: dict[tuple[int, int], int] = {}
     slowest: dict[int, float] = defaultdict(float)
-    costs = {
-        (c.size if c.ranks is None else frozenset(c.ranks)): c.comm_us_per_token for c in instance.candidates
-    }
+    costs = {(c.size if c.ranks is None else frozenset(c.ranks)): c.comm_us_per_token for c in instance.candidates}
     for number, group in enumerate(plan.groups):
         if not 0 <= group.micro_batch < instance.max_micro_batches:
             raise VerificationError(

@@ -1,9 +1,9 @@
 """Into which groups the ranks may be divided at a time: how many of each kind, and which ranks those are.
 
 A kind is a size with a cost of a token; groups of one kind are alike to whoever distributes sequences. What differs
-between divisions is then only how many of each kind they have. For groups that name their ranks, divisions are counted
-over the lowest rank that is not decided: it is idle, or in one of the groups of ranks that are all free. What was
-reached by the same ranks with the same counts is gone on with once.
+between divisions is then only how many of each kind they have. For groups that name their ranks, divisions are
+counted over the lowest rank that is not decided: it is idle, or in one of the groups of ranks that are all free.
+What was reached by the same ranks with the same counts is gone on with once.
 """
 
 from __future__ import annotations
@@ -107,20 +107,17 @@ def configurations(instance: SequenceInstance) -> Configurations:
 
 
 @lru_cache(maxsize=64)
-def _found(
-    num_ranks: int, candidates: tuple[Candidate, ...], kinds: tuple[tuple[int, float], ...]
-) -> Configurations:
+def _found(num_ranks: int, candidates: tuple[Candidate, ...], kinds: tuple[tuple[int, float], ...]) -> Configurations:
     if candidates[0].ranks is None:
         rows, is_whole = _of_sizes(num_ranks, [size for size, _ in kinds])
-        counts, chosen = rows, ()
+        counts: list[tuple[int, ...]] = rows
+        chosen: tuple[tuple[int, ...], ...] = ()
     else:
         found, is_whole = _of_ranks(num_ranks, candidates, kinds)
         counts, chosen = [row for row, _ in found], tuple(which for _, which in found)
     if not counts:
         raise UsageError("no group fits on the ranks")
-    return Configurations(
-        kinds=kinds, counts=np.array(counts, dtype=np.int64), chosen=chosen, is_whole=is_whole
-    )
+    return Configurations(kinds=kinds, counts=np.array(counts, dtype=np.int64), chosen=chosen, is_whole=is_whole)
 
 
 def _of_sizes(num_ranks: int, sizes: Sequence[int]) -> tuple[list[tuple[int, ...]], bool]:

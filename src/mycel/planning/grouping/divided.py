@@ -1,7 +1,7 @@
 """A step of one micro-batch exactly, division by division: those whose bound a plan meets need no search.
 
-Few divisions are left once a good plan is known, and with the groups given what remains is distributing sequences over
-them: a small model. Each gets a slice of the time in turn, and longer ones in later rounds.
+Few divisions are left once a good plan is known, and with the groups given what remains is distributing sequences
+over them: a small model. Each gets a slice of the time in turn, and longer ones in later rounds.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def improve_by_divisions(
     beta = instance.us_per_step
     plain = division_bounds(batch) + beta
     rows = np.flatnonzero(plain < known.total_us * (1 - PROVED)).tolist()
-    least = {
-        row: max(float(plain[row]), weighted_bound(batch, row, known.total_us - beta) + beta) for row in rows
-    }
+    least = {row: max(float(plain[row]), weighted_bound(batch, row, known.total_us - beta) + beta) for row in rows}
     seconds = _SLICE_S
     while True:
         least = {row: bound for row, bound in least.items() if bound < known.total_us * (1 - PROVED)}

@@ -5,8 +5,8 @@ counted instead of told apart, and a slot that is used takes its ranks away from
 what the solver proves of them holds for the exact ones.
 
 What shortens proofs: all rank-time together is at most that of the micro-batch; slots that are alike are in order of
-their tokens, micro-batches in order of their times; a sequence is on no slot where it alone takes longer than the step
-that is known has left for its micro-batch.
+their tokens, micro-batches in order of their times; a sequence is on no slot where it alone takes longer than the
+step that is known has left for its micro-batch.
 """
 
 from __future__ import annotations
@@ -194,9 +194,7 @@ class Exact:
                 if len(having) > 1:
                     model.add_at_most_one(having)
 
-    def _hint(
-        self, model: Any, here: dict[tuple[int, int], Any], used: list[Any], known: SequencePlan
-    ) -> None:
+    def _hint(self, model: Any, here: dict[tuple[int, int], Any], used: list[Any], known: SequencePlan) -> None:
         """The known plan as a place to start from: groups to slots of theirs, the fullest first."""
         instance = self.instance
         place = {tokens: i for i, (tokens, _) in enumerate(self.items)}
@@ -207,9 +205,9 @@ class Exact:
         fullest = sorted(known.groups, key=lambda g: -sum(instance.lengths[k] for k in g.sequences))
         for group in fullest:
             for s, slot in enumerate(self.slots):
-                same = (
-                    slot.candidate.ranks is not None and set(slot.candidate.ranks) == set(group.ranks)
-                ) or (slot.candidate.ranks is None and slot.candidate.size == len(group.ranks))
+                same = (slot.candidate.ranks is not None and set(slot.candidate.ranks) == set(group.ranks)) or (
+                    slot.candidate.ranks is None and slot.candidate.size == len(group.ranks)
+                )
                 if same and s not in taken and slot.micro_batch == order.index(group.micro_batch):
                     taken.add(s)
                     values.update((place[instance.lengths[k]], s) for k in group.sequences)
@@ -249,12 +247,12 @@ def _has_begun(solver: Any) -> bool:
 
 
 def _twins(instance: SequenceInstance) -> list[int]:
-    """A number for each candidate, the same for those that can stand for each other: alike, and in the others' way alike."""
+    """A number for each candidate, the same for those that can stand for each other."""
     if not instance.has_named_ranks:
         return list(range(len(instance.candidates)))
     sets = [frozenset(c.ranks or ()) for c in instance.candidates]
     numbers: dict[Any, int] = {}
-    found = []
+    found: list[int] = []
     for index, candidate in enumerate(instance.candidates):
         # Twins share no rank; whatever else has a rank of one has one of the other.
         key: Any = index

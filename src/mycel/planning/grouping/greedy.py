@@ -4,7 +4,8 @@ A group that is larger than a sequence needs makes it shorter and takes more of 
 grow. So for a time that is guessed, the longest sequence first takes the kind of group on which the product of ranks
 and time is least and which ends in time; of groups of that kind the fullest that fits. If all find a place the guess
 was long enough. Done for every division of the ranks, the promising ones first, until so much has been looked at:
-the same on every rank, as no clock is asked. Exchanges of pairs end it, and plans of one degree stand for election too.
+the same on every rank, as no clock is asked. Exchanges of pairs end it, and plans of one degree stand for election
+too.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class SequenceInstance:
         if over > 0:
             needed = -(-self.lengths[longest] // self.capacity_tokens)
             raise UsageError(
-                f"lengths[{longest}]: {self.lengths[longest]} tokens, and the largest group, of {largest} ranks, holds "
+                f"lengths[{longest}]: {self.lengths[longest]} tokens, and the largest group, {largest} ranks, holds "
                 f"{largest * self.capacity_tokens}: {over} too many. A group of {needed} ranks would hold it "
                 f"({needed - largest} more), or capacity_tokens of {-(-self.lengths[longest] // largest)}"
             )

@@ -1,8 +1,8 @@
 """Distributing sequences over the groups of a division within a time, as compiled loops.
 
 All arrays are of one micro-batch: ``work`` has microseconds of each sequence on each kind of group, float64 of shape
-(sequences, kinds), longest sequence first; ``tokens`` its tokens; ``ranked`` the kinds of each sequence by the rank-time
-that they take for it, least first; ``sizes`` and ``rooms`` ranks and tokens of each kind.
+(sequences, kinds), longest sequence first; ``tokens`` its tokens; ``ranked`` the kinds of each sequence by the
+rank-time that they take for it, least first; ``sizes`` and ``rooms`` ranks and tokens of each kind.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def lightest_first(work: Floats, tokens: Ints, rooms: Ints, kind_of: Ints, place
         placed[k] = found
         load[found] = best
         held[found] += tokens[k]
-    return load.max()
+    return float(load.max())
 
 
 @compiled_without_lock
@@ -186,9 +186,7 @@ def best_of(
 
 
 @compiled_without_lock
-def settle(
-    work: Floats, tokens: Ints, rooms: Ints, kind_of: Ints, placed: Ints, most_rounds: int
-) -> float:
+def settle(work: Floats, tokens: Ints, rooms: Ints, kind_of: Ints, placed: Ints, most_rounds: int) -> float:
     """Moves and exchanges that make the slowest group faster and no other slower than it was, while there are any.
 
     Args:
@@ -233,9 +231,7 @@ def settle(
                     continue
                 if held[top] - tokens[k] + tokens[other] > rooms[kind]:
                     continue
-                after = max(
-                    lighter + work[other, kind], load[slot] - work[other, there] + work[k, there]
-                )
+                after = max(lighter + work[other, kind], load[slot] - work[other, there] + work[k, there])
                 if after < best:
                     best, which, into, back = after, k, slot, other
         if which < 0:
@@ -251,7 +247,7 @@ def settle(
             load[top] += work[back, kind]
             held[top] += tokens[back]
             placed[back] = top
-    return load.max()
+    return float(load.max())
 
 
 @compiled_without_lock

@@ -40,9 +40,7 @@ def polish(batch: Batch, division: Division, clock: Clock, *, bound_us: float, r
             counts = batch.divisions.counts[row]
             placed = division.placed.copy()
             most = division.time_us - beta
-            time = shake(
-                batch.work, batch.tokens, batch.sizes, batch.rooms, counts, seed, _TRIES, most, placed
-            )
+            time = shake(batch.work, batch.tokens, batch.sizes, batch.rooms, counts, seed, _TRIES, most, placed)
             if time + beta < division.time_us * (1 - 1e-9):
                 division = Division(
                     time_us=time + beta, row=row, counts=counts, placed=placed, source="dual greedy, polished"
@@ -51,7 +49,13 @@ def polish(batch: Batch, division: Division, clock: Clock, *, bound_us: float, r
 
 
 def exchange(
-    instance: SequenceInstance, parts: list[list[int]], divisions: list[Division], clock: Clock, *, tries: int, seed: int
+    instance: SequenceInstance,
+    parts: list[list[int]],
+    divisions: list[Division],
+    clock: Clock,
+    *,
+    tries: int,
+    seed: int,
 ) -> tuple[list[list[int]], list[Division]]:
     """Micro-batches between which sequences were moved or exchanged where that made the two shorter together.
 

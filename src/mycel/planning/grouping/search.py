@@ -204,8 +204,8 @@ class _Search:
             self.clock.stop()
         if self.plan is None:
             raise SynthesisError(
-                f"no plan of {len(self.instance.lengths)} sequences on {self.instance.num_ranks} ranks was found: give "
-                "the search more time, more micro-batches or more capacity_tokens"
+                f"no plan of {len(self.instance.lengths)} sequences on {self.instance.num_ranks} ranks was found: "
+                "give the search more time, more micro-batches or more capacity_tokens"
             )
         bound = min(self.bound, self.plan.total_us)
         return replace(self.plan, lower_bound_us=bound, interrupted=self.clock.interrupted)
@@ -213,9 +213,7 @@ class _Search:
     @property
     def _is_done(self) -> bool:
         plan = self.plan
-        return self.clock.left_s <= 0 or (
-            plan is not None and plan.total_us - self.bound <= PROVED * plan.total_us
-        )
+        return self.clock.left_s <= 0 or (plan is not None and plan.total_us - self.bound <= PROVED * plan.total_us)
 
     def _offer(self, plan: SequencePlan, doing: str) -> None:
         if self.plan is None or plan.total_us < self.plan.total_us:
@@ -248,9 +246,7 @@ class _Search:
             polished = []
             for part, division in zip(parts, divisions, strict=True):
                 batch = Batch.of(self.instance, part)
-                polished.append(
-                    polish(batch, division, clock, bound_us=batch_bound(batch), rounds=1 + seed)
-                )
+                polished.append(polish(batch, division, clock, bound_us=batch_bound(batch), rounds=1 + seed))
             step = _Step(parts=parts, divisions=polished)
             seed += 1
             if step.time_us < before:

@@ -1,9 +1,9 @@
 """Cutting a step's sequences into micro-batches: neighbours by length, cut where the sum of times is least.
 
-A dynamic programme over the sequences in order of their length: runs of neighbours become micro-batches, each as long as
-its bound says, and no run has more tokens than all ranks hold. Long ones together need large groups, short ones small
-groups, and neither waits for the other. Beside it stand sequences dealt out so that all micro-batches have as much to
-do, which is better where what a micro-batch takes whatever is in it is small.
+A dynamic programme over the sequences in order of their length: runs of neighbours become micro-batches, each as
+long as its bound says, and no run has more tokens than all ranks hold. Long ones together need large groups, short
+ones small groups, and neither waits for the other. Beside it stand sequences dealt out so that all micro-batches
+have as much to do, which is better where what a micro-batch takes whatever is in it is small.
 
 References:
     Y. Wang et al., "FlexSP", ASPLOS 2025, section 4.2 ("blaster": runs of sorted sequences with the least greatest

@@ -7,6 +7,8 @@ there in its backward; near memory is counted at every start and end, ends first
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from mycel.errors import VerificationError
 from mycel.planning.residency.instance import MemoryInstance
 from mycel.planning.residency.plan import MemoryPlan
@@ -22,7 +24,8 @@ def check_plan(instance: MemoryInstance, plan: MemoryPlan) -> int:
         plan: its schedule.
 
     Raises:
-        VerificationError: an action is missing or there twice, begins before what it needs has ended, a stream does two
+        VerificationError: an action is missing or there twice, begins before what it needs has ended, a stream does
+        two
             things at a time, memory is above the capacity, or the stated time is another; the message says where.
     """
     blocks = instance.blocks
@@ -96,11 +99,11 @@ def _check_stream(
     begins: dict[tuple[str, int], int], ends: dict[tuple[str, int], int], actions: tuple[str, ...]
 ) -> None:
     mine = sorted((begin, ends[key], key) for key, begin in begins.items() if key[0] in actions)
-    for (_, end, one), (begin, _, other) in zip(mine, mine[1:], strict=False):
+    for (_, end, one), (begin, _, other) in pairwise(mine):
         if begin < end:
             raise VerificationError(
-                f"{other[0]} of block {other[1]} begins at {begin} us, while {one[0]} of block {one[1]} goes on until "
-                f"{end} us on the same stream"
+                f"{other[0]} of block {other[1]} begins at {begin} us, while {one[0]} of block {one[1]} goes on "
+                f"until {end} us on the same stream"
             )
 
 

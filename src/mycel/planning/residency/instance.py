@@ -56,12 +56,14 @@ class MemoryInstance:
         latency_us: that every transfer takes besides, whole microseconds.
 
     Raises:
-        UsageError: something is zero, negative or no number, or a block alone is larger than the capacity; the message
+        UsageError: something is zero, negative or no number, or a block alone is larger than the capacity; the
+        message
             says which, and by how much.
 
     References:
         M. Wahib et al., "Scaling Distributed Deep Learning Workloads beyond the Memory Capacity with KARMA", SC 2020
-        (capacity-based interleaving of swap and recompute); recomputing from an input that is swapped itself is added.
+        (capacity-based interleaving of swap and recompute); recomputing from an input that is swapped itself is
+        added.
 
     Examples:
         >>> two = MemoryInstance(
@@ -97,8 +99,8 @@ class MemoryInstance:
         over = self.blocks[largest].saved - self.capacity
         if over > 0:
             raise UsageError(
-                f"blocks[{largest}] saves {self.blocks[largest].saved}, and the capacity is {self.capacity}: {over} too "
-                f"little for any plan; cut the block in two or raise the capacity"
+                f"blocks[{largest}] saves {self.blocks[largest].saved}, and the capacity is {self.capacity}: {over} "
+                f"too little for any plan; cut the block in two or raise the capacity"
             )
 
     @property

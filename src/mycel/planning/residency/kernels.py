@@ -1,8 +1,9 @@
 """Playing a policy and an order of transfers forward in time, and changing both at random, as compiled loops.
 
-Whoever can begin begins: computation first, then what goes out, then what comes back. What comes back takes memory, so
-it begins only where every recomputation before the block's own backward would still fit, and in forward only where all
-that is to come fits even if nothing more goes out. So nothing waits for ever: the block that is next can always be had.
+Whoever can begin begins: computation first, then what goes out, then what comes back. What comes back takes memory,
+so it begins only where every recomputation before the block's own backward would still fit, and in forward only
+where all that is to come fits even if nothing more goes out. So nothing waits for ever: the block that is next can
+always be had.
 
 Policies are numbers: 0 keep, 1 swap, 2 recompute, 3 recompute from a swapped input. Columns of ``blocks``, int64 of
 shape (blocks, 8): forward, backward, saved, input, and microseconds out and in of all that is saved and of the input.
@@ -20,11 +21,8 @@ __all__ = ["anneal", "play"]
 Ints = NDArray[np.int64]
 
 
-
 @compiled_without_lock
-def play(
-    blocks: Ints, capacity: int, policy: Ints, urgency: Ints, delay: Ints, starts: Ints, most: int
-) -> int:
+def play(blocks: Ints, capacity: int, policy: Ints, urgency: Ints, delay: Ints, starts: Ints, most: int) -> int:
     """When everything begins.
 
     Args:

@@ -1,4 +1,4 @@
-"""Plans that follow from a policy: whoever can begin begins. Known designs among them, to compare with and start from."""
+"""Plans that follow from a policy: whoever can begin begins. Known designs are among them."""
 
 from __future__ import annotations
 
@@ -68,8 +68,10 @@ def listed_plan(
         ...     blocks=(Block(forward_us=10, backward_us=20, saved=100, input=10),) * 2, capacity=150,
         ...     out_bytes_per_us=5.0, in_bytes_per_us=5.0,
         ... )
-        >>> [plan and plan.iteration_us for plan in (listed_plan(two, ["keep"] * 2), listed_plan(two, ["swap", "keep"]))]
-        [None, 100]
+        >>> listed_plan(two, ["keep", "keep"]) is None
+        True
+        >>> listed_plan(two, ["swap", "keep"]).iteration_us
+        100
     """
     count = len(instance.blocks)
     numbers = np.array([POLICIES.index(each) for each in policy], dtype=np.int64)
@@ -93,7 +95,8 @@ def listed_plan(
 def known_plans(instance: MemoryInstance) -> dict[str, MemoryPlan]:
     """Plans of known designs, those that fit.
 
-    ``torchtune`` moves everything out as its ``OffloadActivations`` does, and fetches a block when its backward begins.
+    ``torchtune`` moves everything out as its ``OffloadActivations`` does, and fetches a block when its backward
+    begins.
 
     Args:
         instance: the blocks.
