@@ -59,7 +59,7 @@ def candidates_of(
         >>> from mycel.topology import load_topology
         >>> boxes = load_topology("dgx_a100:nodes=2")
         >>> whole, box = candidates_of(boxes, 1e6, [range(16), range(8)])
-        >>> whole.comm_us_per_token > 5 * box.comm_us_per_token
+        >>> whole.comm_us_per_token > 3 * box.comm_us_per_token
         True
     """
     if topology.unit == "link":

@@ -19,8 +19,9 @@ from mycel.planning.grouping.plan import PROVED, SequencePlan
 
 __all__ = ["improve_by_divisions"]
 
-#: Seconds of a division in the first round, and by how much more in each further one.
-_SLICE_S, _LONGER = 0.5, 3.0
+#: Seconds of a division in the first round at least, and of all divisions of what time there is; by how much more in
+#: each further round.
+_SLICE_S, _SHARE, _LONGER = 0.5, 0.3, 3.0
 
 
 def improve_by_divisions(
@@ -39,7 +40,7 @@ def improve_by_divisions(
     plain = division_bounds(batch) + beta
     rows = np.flatnonzero(plain < known.total_us * (1 - PROVED)).tolist()
     least = {row: max(float(plain[row]), weighted_bound(batch, row, known.total_us - beta) + beta) for row in rows}
-    seconds = _SLICE_S
+    seconds = max(_SLICE_S, _SHARE * clock.left_s / max(1, len(rows)))
     while True:
         least = {row: bound for row, bound in least.items() if bound < known.total_us * (1 - PROVED)}
         bound = min([known.total_us, *least.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from mycel.collectives.cp_sat import cp_sat
 from mycel.errors import SynthesisError, UsageError
@@ -94,6 +95,8 @@ def greedy_plan(instance: SequenceInstance) -> SequencePlan:
         (70.0, [(0,), (1,)], True)
     """
     bound = _bound(instance)
+    if not isfinite(bound):
+        raise _none(instance)
     step = _greedy(instance)
     if step is None:
         raise SynthesisError(
@@ -167,6 +170,13 @@ def _bound(instance: SequenceInstance) -> float:
     return min(step_bound(whole, many) for many in range(least, most + 1))
 
 
+def _none(instance: SequenceInstance) -> SynthesisError:
+    return SynthesisError(
+        f"no plan exists: {len(instance.lengths)} sequences do not fit into groups on {instance.num_ranks} ranks of "
+        f"{instance.capacity_tokens} tokens in {instance.max_micro_batches} micro-batches: raise one of the three"
+    )
+
+
 def _greedy(instance: SequenceInstance) -> _Step | None:
     """The best of all numbers of micro-batches, of which the first that does not pay ends it."""
     whole = Batch.of(instance)
@@ -190,6 +200,8 @@ class _Search:
     def __init__(self, instance: SequenceInstance, clock: Clock, told: Callable[[Progress], None]) -> None:
         self.instance, self.clock, self._told = instance, clock, told
         self.bound = _bound(instance)
+        if not isfinite(self.bound):
+            raise _none(instance)
         self.plan: SequencePlan | None = None
 
     def run(self) -> SequencePlan:
@@ -268,11 +280,7 @@ class _Search:
             self._told(self._progress("exactly"))
             plan, self.bound, is_there = model.solve(self.clock)
             if not is_there:
-                raise SynthesisError(
-                    f"no plan exists: {len(self.instance.lengths)} sequences do not fit into groups on "
-                    f"{self.instance.num_ranks} ranks of {self.instance.capacity_tokens} tokens in "
-                    f"{self.instance.max_micro_batches} micro-batches: raise one of the three"
-                )
+                raise _none(self.instance)
             if plan is not None:
                 self._offer(plan, "exactly")
             return

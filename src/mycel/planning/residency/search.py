@@ -138,10 +138,13 @@ def _descend(
         policy = np.array([POLICIES.index(each) for each in start.policy], dtype=np.int64)
         order = best_order.copy() if start is plan else np.arange(count)
         warm = _WARMTHS[seed % len(_WARMTHS)]
-        anneal(columns, instance.capacity, policy, order, seed, tries, warm, plan.lower_bound_us)
-        found = listed_plan(
-            instance, [POLICIES[k] for k in policy.tolist()], urgency=order.tolist(), source="descent"
-        )
+        try:
+            anneal(columns, instance.capacity, policy, order, seed, tries, warm, plan.lower_bound_us)
+        except KeyboardInterrupt:  # what was found before is kept
+            clock.stop()
+            break
+        names = [POLICIES[number] for number in policy.tolist()]
+        found = listed_plan(instance, names, urgency=order.tolist(), source="descent")
         if found is not None and found.iteration_us < plan.iteration_us:
             plan = replace(found, lower_bound_us=min(plan.lower_bound_us, found.iteration_us))
             best_order = order
