@@ -101,7 +101,7 @@ def test_what_cannot_be_read(command: str, text: str, says: str, write: Any) -> 
 
 
 def interrupted(package: str, function: str, command: list[str]) -> dict[str, Any]:
-    """The record that is printed when Ctrl-C comes at a function's first call, in a search that would go on for minutes."""
+    """The record that is printed when Ctrl-C comes at a function's first call, in a search of minutes."""
     program = (
         "import signal, sys\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"

@@ -63,7 +63,8 @@ class _Step:
 
     def plan(self, instance: SequenceInstance, bound_us: float) -> SequencePlan:
         groups: list[PlannedGroup] = []
-        for number, (part, division) in enumerate(zip(self.parts, self.divisions, strict=True)):
+        both = zip(self.parts, self.divisions, strict=True)
+        for number, (part, division) in enumerate(sorted(both, key=lambda each: (-each[1].time_us, each[0]))):
             groups += Batch.of(instance, part).groups(division, number)
         sources = {division.source for division in self.divisions}
         time = total_us(instance, groups)
