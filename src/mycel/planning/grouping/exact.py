@@ -27,7 +27,7 @@ from mycel.planning.grouping.times import micro_batch_times, total_us
 __all__ = ["Exact"]
 
 #: Parts into which the known time is cut; costs are whole numbers of them.
-_PARTS = 1 << 27
+_PARTS = 1 << 30
 #: Variables of a model beyond which it is not begun: building alone takes too long.
 MOST_VARIABLES = 120_000
 
@@ -111,8 +111,10 @@ class Exact:
         answer, solver = clock.solve(model, most_s=most_s)
         bound = self.bound_us
         if answer == "none":
-            # Costs are rounded down and the known plan is in the model of all groups: only without one there is none.
-            return self.known, bound if self.known is None else self.known.total_us, self.known is not None
+            # The model of all groups has the known plan: only without one there is none. Of some groups none is better,
+            # up to what rounding down takes away.
+            least = self.most_us * (1 - len(self.instance.lengths) / _PARTS)
+            return self.known, bound if self.known is None else max(bound, least), self.known is not None
         if _has_begun(solver):
             bound = max(bound, solver.best_objective_bound * self.unit_us)
         if answer == "late":

@@ -276,7 +276,7 @@ class _Search:
             self.bound = max(self.bound, bound)
             if self._is_done or self.plan.source != "exact":
                 return
-        model = Exact(instance=self.instance, known=self.plan, bound_us=self.bound)
+        model = Exact(instance=self._promising(), known=self.plan, bound_us=self.bound)
         if model.num_variables <= MOST_VARIABLES:
             self._told(self._progress("exactly"))
             plan, self.bound, is_there = model.solve(self.clock)
@@ -286,6 +286,16 @@ class _Search:
                 self._offer(plan, "exactly")
             return
         self._rounded()
+
+    def _promising(self) -> SequenceInstance:
+        """The instance, without numbers of micro-batches whose bound the plan already meets."""
+        instance, plan = self.instance, self.plan
+        if plan is None or instance.max_micro_batches == 1:
+            return instance
+        whole = Batch.of(instance)
+        most = min(instance.max_micro_batches, len(instance.lengths))
+        better = [m for m in range(1, most + 1) if step_bound(whole, m) < plan.total_us]
+        return replace(instance, max_micro_batches=max([plan.num_micro_batches, *better]))
 
     def _rounded(self) -> None:
         """With few different lengths, rounded up: what is found is a plan of the real ones; no bound comes of it."""
