@@ -111,8 +111,8 @@ class Exact:
         answer, solver = clock.solve(model, most_s=most_s)
         bound = self.bound_us
         if answer == "none":
-            # The model of all groups has the known plan: only without one there is none. Of some groups none is better,
-            # up to what rounding down takes away.
+            # The model of all groups has the known plan: only without one there is none. Of some groups none is
+            # better, up to what rounding down takes away.
             least = self.most_us * (1 - len(self.instance.lengths) / _PARTS)
             return self.known, bound if self.known is None else max(bound, least), self.known is not None
         if _has_begun(solver):

@@ -17,7 +17,7 @@ __all__ = ["exchange", "polish"]
 _DIVISIONS, _TRIES = 40, 8
 
 
-def polish(batch: Batch, division: Division, clock: Clock, *, bound_us: float, rounds: int) -> Division:
+def polish(batch: Batch, division: Division, clock: Clock, *, bound_us: float, seeds: range) -> Division:
     """A division that is at least as good.
 
     Args:
@@ -25,13 +25,13 @@ def polish(batch: Batch, division: Division, clock: Clock, *, bound_us: float, r
         division: the best so far.
         clock: ends it.
         bound_us: that ends it when it is met.
-        rounds: over the divisions, at most.
+        seeds: of the random numbers of each round over the divisions.
     """
     beta = batch.instance.us_per_step
     least = division_bounds(batch)
     order = np.argsort(least, kind="stable")
     rows = [division.row, *order[:_DIVISIONS].tolist()]
-    for seed in range(rounds):
+    for seed in seeds:
         for row in rows:
             if clock.left_s <= 0 or division.time_us <= bound_us * (1 + 1e-7):
                 return division

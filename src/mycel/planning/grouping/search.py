@@ -28,6 +28,8 @@ __all__ = ["Progress", "greedy_plan", "plan_sequences", "static_plans"]
 
 #: Part of the time for random changes before the exact search, and seconds at most.
 _POLISHED, _MOST_POLISHED_S = 0.2, 5.0
+#: Part of what is left for the first exact search, and then for random changes again; rounds without end.
+_FIRST, _MANY = 0.5, 1 << 30
 #: Different lengths of a model that is too large with all of them.
 _BUCKETS = 24
 
@@ -204,15 +206,19 @@ class _Search:
         if not isfinite(self.bound):
             raise _none(instance)
         self.plan: SequencePlan | None = None
+        self._seed = 0
 
     def run(self) -> SequencePlan:
         """All of it."""
         limit_s = self.clock.left_s
         try:
             self._heuristics(limit_s)
-            self._exact()
+            self._exact(self.clock.within(_FIRST * self.clock.left_s))
             if not self._is_done and self.plan is not None:
-                self._improve(self.clock, rounds=1 << 30)
+                self._improve(self.clock.within(_FIRST * self.clock.left_s), rounds=_MANY)
+                self._exact(self.clock)
+            if not self._is_done and self.plan is not None:
+                self._improve(self.clock, rounds=_MANY)
         except KeyboardInterrupt:
             self.clock.stop()
         if self.plan is None:
@@ -250,42 +256,46 @@ class _Search:
         step = self._step
         if step is None:
             return
-        seed = 0
-        while clock.left_s > 0 and seed < rounds:
+        most = self._seed + rounds
+        while clock.left_s > 0 and self._seed < most:
+            seed, self._seed = self._seed, self._seed + 1
             before = step.time_us
             parts, divisions = step.parts, step.divisions
             if len(parts) > 1:
                 parts, divisions = exchange(self.instance, parts, divisions, clock, tries=200, seed=seed)
+            # Later rounds are longer, and none has another's numbers.
+            seeds = range(seed * (seed + 1) // 2, (seed + 1) * (seed + 2) // 2)
             polished = []
             for part, division in zip(parts, divisions, strict=True):
                 batch = Batch.of(self.instance, part)
-                polished.append(polish(batch, division, clock, bound_us=batch_bound(batch), rounds=1 + seed))
+                polished.append(polish(batch, division, clock, bound_us=batch_bound(batch), seeds=seeds))
             step = _Step(parts=parts, divisions=polished)
-            seed += 1
             if step.time_us < before:
                 self._step = step
                 self._offer(step.plan(self.instance, self.bound), "exchanges")
             if self._is_done or step.time_us <= self.bound * (1 + PROVED):
                 break
 
-    def _exact(self) -> None:
+    def _exact(self, clock: Clock) -> None:
+        """By divisions, or by the model of all groups."""
         if self._is_done:
             return
         if self.plan is not None and self.instance.max_micro_batches == 1 and configurations(self.instance).is_whole:
-            self.plan, bound = improve_by_divisions(self.instance, self.plan, self.clock, self._learn)
+            self.plan, bound = improve_by_divisions(self.instance, self.plan, clock, self._learn)
             self.bound = max(self.bound, bound)
-            if self._is_done or self.plan.source != "exact":
+            if self._is_done or clock.left_s <= 0:
                 return
         model = Exact(instance=self._promising(), known=self.plan, bound_us=self.bound)
         if model.num_variables <= MOST_VARIABLES:
             self._told(self._progress("exactly"))
-            plan, self.bound, is_there = model.solve(self.clock)
+            plan, bound, is_there = model.solve(clock)
+            self.bound = max(self.bound, bound)
             if not is_there:
                 raise _none(self.instance)
             if plan is not None:
                 self._offer(plan, "exactly")
             return
-        self._rounded()
+        self._rounded(clock)
 
     def _promising(self) -> SequenceInstance:
         """The instance, without numbers of micro-batches whose bound the plan already meets."""
@@ -297,7 +307,7 @@ class _Search:
         better = [m for m in range(1, most + 1) if step_bound(whole, m) < plan.total_us]
         return replace(instance, max_micro_batches=max([plan.num_micro_batches, *better]))
 
-    def _rounded(self) -> None:
+    def _rounded(self, clock: Clock) -> None:
         """With few different lengths, rounded up: what is found is a plan of the real ones; no bound comes of it."""
         lengths = buckets(self.instance.lengths, _BUCKETS)
         try:
@@ -311,7 +321,7 @@ class _Search:
         if model.num_variables > MOST_VARIABLES:
             return
         self._told(self._progress("with rounded lengths"))
-        plan, _, _ = model.solve(self.clock, most_s=self.clock.left_s / 2)
+        plan, _, _ = model.solve(clock, most_s=clock.left_s / 2)
         if plan is not None:
             time = total_us(self.instance, plan.groups)
             self._offer(
