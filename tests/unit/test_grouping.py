@@ -147,7 +147,7 @@ def agrees_with_brute_force(seed: int) -> bool:
         return True
     plan = plan_sequences(one, limit_s=20)
     assert check_plan(one, plan) == pytest.approx(plan.total_us)
-    assert plan.total_us == pytest.approx(best, rel=1e-6), seed
+    assert plan.total_us == pytest.approx(best, rel=1e-5), seed
     assert plan.lower_bound_us <= best * (1 + 1e-9)
     assert plan.proved
     return True

@@ -40,12 +40,13 @@ def improve_by_divisions(
     plain = division_bounds(batch) + beta
     rows = np.flatnonzero(plain < known.total_us * (1 - PROVED)).tolist()
     least = {row: max(float(plain[row]), weighted_bound(batch, row, known.total_us - beta) + beta) for row in rows}
+    # What needs no search may still be below the plan by what counts as proved.
+    rest = min([known.total_us, *(float(bound) for row, bound in enumerate(plain) if row not in least)])
     seconds = max(_SLICE_S, _SHARE * clock.left_s / max(1, len(rows)))
     while True:
-        least = {row: bound for row, bound in least.items() if bound < known.total_us * (1 - PROVED)}
-        bound = min([known.total_us, *least.values()])
+        bound = min([known.total_us, rest, *least.values()])
         told(known, bound)
-        if not least or clock.left_s <= 0:
+        if bound >= known.total_us * (1 - PROVED) or clock.left_s <= 0:
             return known, bound
         hopeless = True
         for row in sorted(least, key=least.__getitem__):
@@ -61,7 +62,7 @@ def improve_by_divisions(
             least[row] = max(least[row], found)
             if plan is not None and plan.total_us < known.total_us:
                 known = plan
-                told(known, min([known.total_us, *least.values()]))
+                told(known, min([known.total_us, rest, *least.values()]))
         if hopeless:
             return known, bound
         seconds *= _LONGER

@@ -11,7 +11,7 @@ from mycel.errors import UsageError
 __all__ = ["PlannedGroup", "SequencePlan"]
 
 #: Part of the time by which plan and bound may differ where the plan is called proved: costs are rounded to it.
-PROVED = 1e-6
+PROVED = 1e-5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class SequencePlan:
 
     @property
     def proved(self) -> bool:
-        """Whether no plan is better, up to a millionth."""
+        """Whether no plan is better, up to a hundred-thousandth."""
         return self.gap <= PROVED
 
     @property

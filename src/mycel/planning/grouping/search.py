@@ -273,7 +273,7 @@ class _Search:
             if step.time_us < before:
                 self._step = step
                 self._offer(step.plan(self.instance, self.bound), "exchanges")
-            if self._is_done or step.time_us <= self.bound * (1 + PROVED):
+            if self._is_done or step.time_us <= self.bound * (1 + 1e-7):
                 break
 
     def _exact(self, clock: Clock) -> None:
