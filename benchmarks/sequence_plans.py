@@ -1,7 +1,8 @@
 """What plans of unequal sequences are worth for whole steps, modelled, and what planning takes, measured.
 
-    python benchmarks/sequence_plans.py            # 10 batches a row, some minutes
-    python benchmarks/sequence_plans.py --quick    # 3 batches a row
+    python benchmarks/sequence_plans.py                # 10 batches a row, some minutes
+    python benchmarks/sequence_plans.py --batches 3 --only "standard library"
+    python benchmarks/sequence_plans.py --quick        # 3 batches a row, nothing recorded
 
 Batches are drawn from the lengths of Wikipedia's articles or of the standard library's files, longer ones than a step
 allows left out, until they fill four fifths of the ranks. A step's time is FlexSP's model with its authors' constants
@@ -160,6 +161,7 @@ def table(lines: list[dict[str, Any]]) -> str:
                 line["lengths"],
                 line["ranks"],
                 f"{line['longest'] >> 10} Ki",
+                line["batches"],
                 f"{modelled['step_s']:.1f} s",
                 f"{ratio('needed')}, degree {line['needed_degree']}",
                 ratio("best"),
@@ -173,6 +175,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         "lengths",
         "ranks",
         "longest",
+        "batches",
         "step, modelled",
         "over the needed degree",
         "over each batch's best degree",
@@ -187,12 +190,16 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="3 batches a row")
+    parser.add_argument("--batches", type=int, default=10, help="batches a row")
+    parser.add_argument("--only", default="", help="rows whose lengths or ranks are these, such as 64")
     parser.add_argument("--limit", type=float, default=2.0, help="seconds of search a batch")
     arguments = parser.parse_args()
     ready()
     for name in ("Wikipedia", "standard library"):
         for ranks, longest in CASES:
-            line = measure(name, ranks, longest, 3 if arguments.quick else 10, arguments.limit)
+            if arguments.only not in ("", name, str(ranks)):
+                continue
+            line = measure(name, ranks, longest, 3 if arguments.quick else arguments.batches, arguments.limit)
             print(table([line]))
             if not arguments.quick:
                 append(OUTPUT, [{**line, **stamp(), "hardware": describe_hardware()}])
