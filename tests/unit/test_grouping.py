@@ -295,7 +295,7 @@ def test_wrong_plans_are_refused() -> None:
         ({"degrees": None, "groups": [{"ranks": [0, 1], "comm_us_per_token": 1}] * 2}, "there twice"),
         ({"max_micro_batches": 0}, "max_micro_batches is 0"),
         ({"capacity_tokens": True}, "capacity_tokens is True"),
-        ({"capacity": 3}, "unknown key 'capacity'"),
+        ({"max_microbatches": 3}, r"unknown key 'max_microbatches' \(did you mean 'max_micro_batches'\?\)"),
         ({"version": 2}, "version 2"),
     ],
 )

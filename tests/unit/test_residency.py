@@ -325,7 +325,7 @@ BLOCK = {"forward_us": 1, "backward_us": 1, "saved": 5, "input": 1}
         ({"blocks": [BLOCK | {"backward_us": float("nan")}]}, r"blocks\[0\]: backward_us is nan"),
         ({"blocks": [BLOCK | {"saved": -5}]}, r"blocks\[0\]: saved is -5"),
         ({"blocks": [BLOCK | {"input": 6}]}, r"blocks\[0\]: input is 6, and saved"),
-        ({"limit": 3}, "unknown key 'limit'"),
+        ({"latency": 3}, r"unknown key 'latency' \(did you mean 'latency_us'\?\)"),
         ({"version": 2}, "version 2"),
     ],
 )

@@ -11,14 +11,13 @@ from typing import Any
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.names import nearest
 
 __all__ = ["Candidate", "SequenceInstance"]
 
 #: What an instance may hold at most: more is a mistake, or meant to keep somebody busy.
 _MOST_SEQUENCES, _MOST_RANKS, _MOST_CANDIDATES, _MOST_TOKENS = 1 << 16, 1 << 14, 1 << 14, 1 << 40
-_KEYS = {"num_ranks", "capacity_tokens", "compute", "lengths", "degrees", "groups", "max_micro_batches", "version"}
-#: Keys that tell people something, and that nobody here reads.
-_TOLD = {"name", "format", "rules", "optimum_us", "plan", "note", "source"}
+_KEYS = {"num_ranks", "capacity_tokens", "compute", "lengths", "degrees", "groups", "max_micro_batches"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,9 +210,12 @@ class SequenceInstance:
     def _read(cls, data: Mapping[str, Any]) -> SequenceInstance:
         if data.get("version", 1) != 1:
             raise UsageError(f"version {data['version']!r}: this mycel reads version 1")
-        unknown = [key for key in data if key not in _KEYS | _TOLD]
-        if unknown:
-            raise UsageError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
+        missing = [key for key in sorted(_KEYS) if key not in data]
+        if "degrees" in data or "groups" in data:
+            missing = [key for key in missing if key not in ("degrees", "groups")]
+        for key in data:  # others tell people something; one that is nearly a key that is missing was meant to be it
+            if key not in _KEYS and (meant := nearest(str(key), missing)):
+                raise UsageError(f"unknown key {key!r}{meant}")
         compute = data.get("compute")
         if not isinstance(compute, Mapping):
             raise UsageError("compute: expected an object with us_per_token2, us_per_token and us_per_step")

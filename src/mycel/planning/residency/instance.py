@@ -10,13 +10,12 @@ from typing import Any
 
 from mycel.brief import brief
 from mycel.errors import UsageError
+from mycel.names import nearest
 
 __all__ = ["Block", "MemoryInstance"]
 
 _MOST_BLOCKS, _MOST = 1 << 12, 1 << 50
-_KEYS = {"blocks", "capacity", "out_bytes_per_us", "in_bytes_per_us", "latency_us", "version"}
-#: Keys that tell people something, and that nobody here reads.
-_TOLD = {"name", "format", "rules", "optimum_us", "ideal_us", "policy", "schedule", "note", "source"}
+_KEYS = {"blocks", "capacity", "out_bytes_per_us", "in_bytes_per_us", "latency_us"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +163,10 @@ class MemoryInstance:
             raise UsageError(f"no instance: expected a JSON object, got {type(data).__name__}")
         if data.get("version", 1) != 1:
             raise UsageError(f"version {data['version']!r}: this mycel reads version 1")
-        unknown = [key for key in data if key not in _KEYS | _TOLD]
-        if unknown:
-            raise UsageError(f"unknown key {unknown[0]!r}; known: {', '.join(sorted(_KEYS))}")
+        missing = [key for key in sorted(_KEYS) if key not in data]
+        for key in data:  # others tell people something; one that is nearly a key that is missing was meant to be it
+            if key not in _KEYS and (meant := nearest(str(key), missing)):
+                raise UsageError(f"unknown key {key!r}{meant}")
         for name in ("blocks", "capacity", "out_bytes_per_us", "in_bytes_per_us"):
             if name not in data:
                 raise UsageError(f"there is no {name}")
