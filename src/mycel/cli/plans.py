@@ -1,10 +1,10 @@
-"""``mycel plan``: in what order the stages of a pipeline work. One module a command."""
+"""``mycel plan``: orders of pipeline stages, groups of ranks, what memory keeps. One module a command."""
 
 from __future__ import annotations
 
 import typer
 
-from mycel.cli import COMMANDS, plan_check, plan_known, plan_order
+from mycel.cli import COMMANDS, plan_check, plan_known, plan_memory, plan_order, plan_sequences
 
 __all__ = ["register"]
 
@@ -19,3 +19,5 @@ def register(app: typer.Typer) -> None:
     plan_check.register(app)
     plan_known.register(app)
     plan_order.register(app)
+    plan_sequences.register(app)
+    plan_memory.register(app)
