@@ -29,12 +29,12 @@ class Binding:
 
     Attributes:
         value: time units, a micro-batch or a batch.
-        kind: which of the bounds is the largest.
-        device: where; ``None`` for a chain.
+        kind: which of the bounds is the largest; ``states`` where a search looked at all states of any schedule.
+        device: where; ``None`` for a chain and for states.
     """
 
     value: Fraction
-    kind: Literal["load", "lifetime", "chain"]
+    kind: Literal["load", "lifetime", "chain", "states"]
     device: int | None = None
 
     def __str__(self) -> str:

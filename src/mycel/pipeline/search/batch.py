@@ -31,7 +31,7 @@ __all__ = ["Batch", "find_batch"]
 #: Blocks of a batch up to which it is solved whole, and the same for few micro-batches, of which proofs are shorter.
 _MOST_WHOLE, _MOST_WHOLE_OF_FEW, _FEW = 84, 120, 6
 #: Micro-batches of repetends that are unrolled.
-_MOST_TOGETHER = 3
+_MOST_TOGETHER = 8
 #: Seconds for making a repetend begin early, at most.
 _TIGHTEN_S = 3.0
 
@@ -189,9 +189,8 @@ class _Search:
 
     def _take(self, found: Whole) -> None:
         if not found.is_feasible:
-            raise SynthesisError(
-                f"placement {self._placement.name}: no order of {self._count} micro-batches keeps all caps; raise them"
-            )
+            where = f"placement {self._placement.name}"
+            raise SynthesisError(f"{where}: no order of {self._count} micro-batches keeps all caps; raise them")
         self.best = found.timed or self.best
         self.bound = max(self.bound, found.bound)
 

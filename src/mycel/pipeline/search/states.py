@@ -22,8 +22,8 @@ from mycel.pipeline.placement import Placement
 
 __all__ = ["Moves", "State", "count_of_ideals"]
 
-#: Started micro-batches of each block; of each device time left and block, as ``left * blocks + block``, or 0; of each
-#: delayed dependency the times until its messages arrive.
+#: Started micro-batches of each block; of each device time left and block, as ``left * blocks + block``, or 0; of
+#: each delayed dependency the times until its messages arrive.
 State = tuple[tuple[int, ...], tuple[int, ...], tuple[tuple[int, ...], ...]]
 
 

@@ -1,12 +1,16 @@
-"""The shortest period: repetends of one micro-batch, then of two, and so on.
+"""The shortest period: repetends of one micro-batch, then of several, by states or by the solver.
 
 A repetend can be made longer by a gap at the end of each period: nothing comes closer together, no device's order
 changes. So the lengths that exist go from some least one upwards. With one micro-batch they are tried from the bound
-upwards, as most placements meet it; with more from the longest that would be an improvement downwards, and a single
-length that is ruled out rules out all below it.
+upwards, as most placements meet it. Where that is above the bound, all states are looked at in which no block is more
+than some micro-batches ahead of another, with a lead that grows as long as there are few states: that gives
+repetends of any number of micro-batches and a proof at once. Where states are too many, the solver is asked for two
+micro-batches and then three, from the longest length that would be an improvement downwards, and a single length
+that is ruled out rules out all below it.
 
-A period that meets the bound on load and lifetime is the least of any schedule. One above it is the least of
-repetends with so many micro-batches as were ruled out; where time runs out over a length, that is said.
+A period that meets the bound on load and lifetime, or the least over all states where none was left out, is the least
+of any schedule. One above it is the least within a lead, or of repetends with so many micro-batches as were ruled
+out; where time runs out over a length, that is said.
 """
 
 from __future__ import annotations
@@ -15,17 +19,21 @@ from dataclasses import dataclass
 from math import ceil
 
 from mycel.arguments import whole_number
+from mycel.brief import brief
 from mycel.errors import SynthesisError
 from mycel.pipeline.bounds import Binding, period_bound
 from mycel.pipeline.placement import Placement
+from mycel.pipeline.search.cycles import find_circles
 from mycel.pipeline.search.modulo import Repetend, find_repetend
 from mycel.pipeline.search.progress import Progress, Told
 from mycel.pipeline.search.solving import Clock
 
 __all__ = ["MOST_MICRO_BATCHES", "Steady", "find_steady"]
 
-#: Micro-batches that repeat together, at most, unless said otherwise.
-MOST_MICRO_BATCHES = 3
+#: Micro-batches that repeat together, at most, unless said otherwise; and those for which the solver is asked.
+MOST_MICRO_BATCHES, _MOST_SOLVED = 8, 3
+#: The least lead of a block for which states are looked at, and by how much it grows.
+_LEAD, _MORE_LEAD = 4, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,13 +44,18 @@ class Steady:
         repetend: the best that was found.
         bound: on the period of any schedule.
         ruled_out: no repetend of up to so many micro-batches is shorter; 0 where not even that is proved.
+        lead: no schedule is shorter in which blocks start as early as their devices' orders let them and none is more
+            micro-batches ahead of another; 0 where that was not looked at.
         interrupted: whether Ctrl-C ended the search.
     """
 
     repetend: Repetend
     bound: Binding
     ruled_out: int
+    lead: int = 0
     interrupted: bool = False
+
+    __repr__ = brief
 
     @property
     def is_least(self) -> bool:
@@ -54,9 +67,10 @@ class Steady:
         """For people: among which schedules nothing is shorter."""
         if self.is_least:
             return "the least of any schedule"
+        if self.lead:
+            return f"the least of schedules in which no block is more than {self.lead} micro-batches ahead of another"
         if self.ruled_out:
-            many = "one micro-batch" if self.ruled_out == 1 else f"up to {self.ruled_out} micro-batches"
-            return f"the least of repetends of {many}"
+            return f"the least of repetends of {'' if self.ruled_out == 1 else 'up to '}{_many(self.ruled_out)}"
         return "not proved"
 
 
@@ -100,15 +114,21 @@ def find_steady(
     ruled_out = 0
     is_proved = True
     alone = sum(block.time for block in placement.blocks) + sum(d.delay for d in placement.dependencies)
-    for count in range(1, most_micro_batches + 1):
+    lead = 0
+    for count in range(1, min(most_micro_batches, _MOST_SOLVED) + 1):
+        if count == 2 and best is not None:
+            try:
+                best, bound, lead = _within_leads(best, bound, most_micro_batches, clock, told)
+            except KeyboardInterrupt:
+                clock.stop()
+            if lead or best.num_micro_batches > 1:
+                ruled_out = ruled_out if lead else 0
+                break
         shortest = max(ceil(count * bound.value), max(block.time for block in placement.blocks))
         longest = alone if best is None else ceil(count * best.period) - 1
         time = shortest if count == 1 else longest
         while shortest <= time <= longest and clock.left_s > 0:
-            if told is not None:
-                many = "one micro-batch" if count == 1 else f"{count} micro-batches"
-                period = None if best is None else best.period
-                told(Progress(doing=f"repetends of {many}, length {time}", best=period, bound=bound.value))
+            _tell(told, f"repetends of {_many(count)}, length {time}", best, bound)
             share = clock.left_s * 0.6 if count == 1 else clock.left_s / (most_micro_batches - count + 2)
             found = find_repetend(placement, count, time, clock=clock, most_s=share, tighten_s=tighten_s)
             if isinstance(found, str):
@@ -129,7 +149,44 @@ def find_steady(
         if best.period <= bound.value or clock.left_s <= 0:
             break
     assert best is not None
-    return Steady(repetend=best, bound=bound, ruled_out=ruled_out, interrupted=clock.interrupted)
+    return Steady(repetend=best, bound=bound, ruled_out=ruled_out, lead=lead, interrupted=clock.interrupted)
+
+
+def _within_leads(
+    best: Repetend, bound: Binding, most_micro_batches: int, clock: Clock, told: Told | None
+) -> tuple[Repetend, Binding, int]:
+    """The best repetend of all states with a lead that grows, the bound, and the greatest lead that was gone through.
+
+    Whatever has been found stays, where a greater lead has too many states or its repetends too many micro-batches.
+    """
+    proved = 0
+    lead = _LEAD
+    while best.period > bound.value:
+        _tell(told, f"all states with a lead of {lead}", best, bound)
+        found = find_circles(
+            best.placement, lead, period=best.period, most_micro_batches=most_micro_batches, clock=clock
+        )
+        if found is None:
+            break
+        best = found.repetend or best
+        if not found.is_least:
+            # What is proved of a smaller lead is no longer of interest, as something shorter is known to exist.
+            proved = 0 if found.repetend is not None else proved
+            break
+        proved = lead
+        if found.is_all and best.period > bound.value:
+            return best, Binding(value=best.period, kind="states"), proved
+        lead += _MORE_LEAD
+    return best, bound, proved
+
+
+def _tell(told: Told | None, doing: str, best: Repetend | None, bound: Binding) -> None:
+    if told is not None:
+        told(Progress(doing=doing, best=None if best is None else best.period, bound=bound.value))
+
+
+def _many(count: int) -> str:
+    return "one micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _nothing(placement: Placement, clock: Clock, *, is_proved: bool) -> BaseException:
