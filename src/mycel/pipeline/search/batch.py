@@ -14,6 +14,7 @@ from fractions import Fraction
 from math import ceil
 
 from mycel.arguments import whole_number
+from mycel.brief import brief
 from mycel.errors import SynthesisError
 from mycel.pipeline.bounds import Binding, makespan_bound, period_bound
 from mycel.pipeline.placement import Placement
@@ -45,12 +46,24 @@ class Batch:
         bound: that no schedule's makespan is below.
         binding: the largest of the bounds on load, lifetime and chain.
         interrupted: whether Ctrl-C ended the search.
+
+    Examples:
+        >>> from mycel.pipeline.placement import Block, Dependency, Placement
+        >>> ends = [(f"F{d}", 1, 1) for d in (0, 1)] + [(f"B{d}", 3, -1) for d in (1, 0)]
+        >>> blocks = tuple(Block(name=n, devices=(int(n[1]),), time=t, memory=m) for n, t, m in ends)
+        >>> waits = tuple(Dependency(before=i, after=i + 1) for i in range(3))
+        >>> two = Placement(name="two", num_devices=2, blocks=blocks, dependencies=waits, cap=(2, 1))
+        >>> found = find_batch(two, 3)
+        >>> found.timed.makespan, found.bound, found.timed.peak
+        (16, 16, (2, 1))
     """
 
     timed: Timed
     bound: int
     binding: Binding
     interrupted: bool = False
+
+    __repr__ = brief
 
     @property
     def is_least(self) -> bool:

@@ -47,6 +47,16 @@ class Steady:
         lead: no schedule is shorter in which blocks start as early as their devices' orders let them and none is more
             micro-batches ahead of another; 0 where that was not looked at.
         interrupted: whether Ctrl-C ended the search.
+
+    Examples:
+        >>> from mycel.pipeline.placement import Block, Dependency, Placement
+        >>> ends = [(f"F{d}", 1, 1) for d in (0, 1)] + [(f"B{d}", 3, -1) for d in (1, 0)]
+        >>> blocks = tuple(Block(name=n, devices=(int(n[1]),), time=t, memory=m) for n, t, m in ends)
+        >>> waits = tuple(Dependency(before=i, after=i + 1) for i in range(3))
+        >>> two = Placement(name="two", num_devices=2, blocks=blocks, dependencies=waits, cap=(2, 1))
+        >>> found = find_steady(two)
+        >>> found.is_least, str(found.bound), found.repetend.num_micro_batches
+        (True, '4 (load of device 0)', 1)
     """
 
     repetend: Repetend
