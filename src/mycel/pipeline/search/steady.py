@@ -120,46 +120,78 @@ def find_steady(
     most_micro_batches = whole_number(most_micro_batches, "micro-batches a repetend", least=1)
     clock = clock or Clock(time_limit_s)
     bound = period_bound(placement)
-    best: Repetend | None = None
-    ruled_out = 0
-    is_proved = True
-    alone = sum(block.time for block in placement.blocks) + sum(d.delay for d in placement.dependencies)
-    lead = 0
-    for count in range(1, min(most_micro_batches, _MOST_SOLVED) + 1):
-        if count == 2 and best is not None:
-            try:
-                best, bound, lead = _within_leads(best, bound, most_micro_batches, clock, told)
-            except KeyboardInterrupt:
-                clock.stop()
-            if lead or best.num_micro_batches > 1:
-                ruled_out = ruled_out if lead else 0
-                break
-        shortest = max(ceil(count * bound.value), max(block.time for block in placement.blocks))
-        longest = alone if best is None else ceil(count * best.period) - 1
-        time = shortest if count == 1 else longest
-        while shortest <= time <= longest and clock.left_s > 0:
-            _tell(told, f"repetends of {_many(count)}, length {time}", best, bound)
-            share = clock.left_s * 0.6 if count == 1 else clock.left_s / (most_micro_batches - count + 2)
-            found = find_repetend(placement, count, time, clock=clock, most_s=share, tighten_s=tighten_s)
-            if isinstance(found, str):
-                is_proved = is_proved and found == "none"
-                if count > 1:
-                    break
-                time += 1
-                continue
-            best = found
-            if count == 1:
-                break
-            time -= 1
-        if best is None:
-            raise _nothing(placement, clock, is_proved=is_proved and time > longest)
-        is_proved = is_proved and clock.left_s > 0
-        if is_proved:
-            ruled_out = count
-        if best.period <= bound.value or clock.left_s <= 0:
-            break
-    assert best is not None
+    best, is_proved = _of_one(placement, bound, clock, tighten_s, told)
+    ruled_out, lead = int(is_proved), 0
+    if most_micro_batches > 1 and best.period > bound.value and clock.left_s > 0:
+        try:
+            best, bound, lead = _within_leads(best, bound, most_micro_batches, clock, told)
+        except KeyboardInterrupt:
+            clock.stop()
+        if best.num_micro_batches > 1 and not lead:
+            ruled_out = 0  # several micro-batches are shorter, and nothing is proved of them
+        elif not lead:
+            best, ruled_out = _of_several(best, bound, min(most_micro_batches, _MOST_SOLVED), ruled_out, clock, told)
     return Steady(repetend=best, bound=bound, ruled_out=ruled_out, lead=lead, interrupted=clock.interrupted)
+
+
+def _of_one(
+    placement: Placement, bound: Binding, clock: Clock, tighten_s: float, told: Told | None
+) -> tuple[Repetend, bool]:
+    """The shortest repetend of one micro-batch, and whether every shorter one was ruled out.
+
+    Lengths go up from the bound, faster and faster, and then halve what is left open, since times may be in any unit.
+    """
+    least = max(ceil(bound.value), max(block.time for block in placement.blocks))
+    longest = sum(block.time for block in placement.blocks) + sum(d.delay for d in placement.dependencies)
+    best: Repetend | None = None
+    is_proved = True
+    below, step = least - 1, 0
+    while clock.left_s > 0:
+        if best is None:
+            time = min(below + 1 + step, longest)
+        elif best.time - below > 1:
+            time = (below + best.time) // 2
+        else:
+            return best, is_proved
+        _tell(told, f"repetends of one micro-batch, length {time}", best, bound)
+        found = find_repetend(placement, 1, time, clock=clock, most_s=clock.left_s * 0.6, tighten_s=tighten_s)
+        if not isinstance(found, str):
+            best = found
+            continue
+        is_proved = is_proved and found == "none"
+        if time >= longest:
+            raise _nothing(placement, clock, is_proved=is_proved)
+        below, step = time, 2 * step + 1
+    if best is None:
+        raise _nothing(placement, clock, is_proved=False)
+    return best, False
+
+
+def _of_several(
+    best: Repetend, bound: Binding, most: int, ruled_out: int, clock: Clock, told: Told | None
+) -> tuple[Repetend, int]:
+    """The same with two micro-batches and more, each from the longest length that would be an improvement."""
+    for count in range(2, most + 1):
+        below = ceil(count * bound.value) - 1
+        time = ceil(count * best.period) - 1
+        is_proved = True
+        while below < time and clock.left_s > 0:
+            _tell(told, f"repetends of {count} micro-batches, length {time}", best, bound)
+            share = clock.left_s / (most - count + 2)
+            found = find_repetend(best.placement, count, time, clock=clock, most_s=share)
+            if not isinstance(found, str):
+                best, highest = found, found.time - 1
+                # Few lengths are tried one after the other: what is ruled out takes longest.
+                time = highest if highest - below <= 8 else (below + highest + 1) // 2
+            elif found == "late":
+                is_proved = False
+                break
+            else:
+                below, time = time, ceil(count * best.period) - 1
+        if clock.left_s <= 0:
+            break
+        ruled_out = count if is_proved and ruled_out == count - 1 else ruled_out
+    return best, ruled_out
 
 
 def _within_leads(
