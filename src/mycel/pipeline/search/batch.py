@@ -15,7 +15,7 @@ from math import ceil
 
 from mycel.arguments import whole_number
 from mycel.brief import brief
-from mycel.errors import SynthesisError
+from mycel.errors import SynthesisError, UsageError
 from mycel.pipeline.bounds import Binding, makespan_bound, period_bound
 from mycel.pipeline.placement import Placement
 from mycel.pipeline.search.by_states import find_by_states, has_few_states, has_some_states
@@ -31,6 +31,8 @@ __all__ = ["Batch", "find_batch"]
 
 #: Blocks of a batch up to which it is solved whole, and the same for few micro-batches, of which proofs are shorter.
 _MOST_WHOLE, _MOST_WHOLE_OF_FEW, _FEW = 84, 120, 6
+#: Blocks of a batch of any size.
+_MOST_BLOCKS = 50_000
 #: Micro-batches of repetends that are unrolled.
 _MOST_TOGETHER = 8
 #: Seconds for making a repetend begin early, at most.
@@ -83,7 +85,7 @@ def find_batch(
         told: called as the search goes on.
 
     Raises:
-        UsageError: no micro-batches, or no time.
+        UsageError: no micro-batches or too many, or no time.
         SynthesisError: no order keeps the caps (proved), or none was found in time.
 
     Examples:
@@ -97,6 +99,11 @@ def find_batch(
         (20, True)
     """
     count = whole_number(num_micro_batches, "micro-batches", least=1)
+    if count > (most := _MOST_BLOCKS // len(placement.blocks)):
+        raise UsageError(
+            f"{count} micro-batches of {len(placement.blocks)} blocks each: at most {most} are put in order; long "
+            "batches repeat their steady state, whose period says what one more costs"
+        )
     search = _Search(placement, count, Clock(time_limit_s), told)
     try:
         search.run()
