@@ -22,7 +22,7 @@ from mycel.parallel.record import Flight
 from mycel.parallel.shared import SharedBlock, Step
 from mycel.parallel.stages import Stage
 from mycel.parallel.theirs import TheirSchedule, torch_name
-from mycel.parallel.torch_pipelining import ListRuntime, is_compiled, missing_names
+from mycel.parallel.torch_pipelining import ListRuntime, is_compiled, keeps_receive_buffers, missing_names
 from mycel.pipeline.check import check
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Kind, Order
@@ -296,12 +296,15 @@ class Pipeline:
 
         Returns:
             ``received``, ``received_bytes``, ``needed`` and ``sent``, the most at once of each. Torch's own classes
-            hold all that they will ever receive, and do not say what they send.
+            do not say what they send. Up to 2.13 they hold all that they will ever receive; where a newer torch
+            makes buffers as it receives, ``received`` and its bytes are not known and left out.
         """
         if self._theirs is not None:
+            needed = buffers_needed(lower(self.order).rows[self._rank])
+            if not keeps_receive_buffers():
+                return {"needed": needed}
             held = self._theirs.buffers()
             size = sum(buffer.untyped_storage().nbytes() for buffer in held)
-            needed = buffers_needed(lower(self.order).rows[self._rank])
             return {"received": len(held), "received_bytes": size, "needed": needed}
         return {
             "received": self._messages.received.most,

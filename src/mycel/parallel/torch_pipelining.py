@@ -20,11 +20,21 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import stage as stage_module
 
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action, Kind
 
-__all__ = ["ListRuntime", "TorchStage", "buffers_of", "is_compiled", "leaves_of", "missing_names", "torch_schedule"]
+__all__ = [
+    "ListRuntime",
+    "TorchStage",
+    "buffers_of",
+    "is_compiled",
+    "keeps_receive_buffers",
+    "leaves_of",
+    "missing_names",
+    "torch_schedule",
+]
 
 _Runtime: Any = getattr(schedules, "_PipelineScheduleRuntime", schedules.PipelineScheduleMulti)
 
@@ -320,6 +330,16 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
     def _update_losses(self, _: Any, losses: list[Tensor] | None) -> None:
         """At the end of torch's step: losses by micro-batch, in whatever order they were computed."""
         self._end(losses)
+
+
+def keeps_receive_buffers() -> bool:
+    """Whether torch's own stages hold all their receive buffers between steps, as torch 2.13 does; 2.15 does not.
+
+    Examples:
+        >>> isinstance(keeps_receive_buffers(), bool)
+        True
+    """
+    return not hasattr(getattr(stage_module, "_RecvInfo", None), "allocate_buffer")
 
 
 def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:
