@@ -168,6 +168,9 @@ class _Search:
                     self._placement, most_micro_batches=1, clock=self.clock.within(self.clock.left_s / 4)
                 )
                 self.best = earliest(self._placement, alone.repetend.rows(self._count))
+            if self.best is not None and self._is_open:
+                share = self.clock.within(self.clock.left_s / 8)
+                self.best = improve(self.best, clock=share, least=self.bound, rounds=0)
         if self._is_open:
             self._tell("all states")
             found = find_by_states(self._placement, self._count, clock=self.clock, least=self.bound, known=self.best)

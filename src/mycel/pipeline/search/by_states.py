@@ -21,7 +21,7 @@ __all__ = ["find_by_states", "has_few_states", "has_some_states"]
 #: States after which a walk ends: some ten seconds, and a few hundred MB.
 _MOST_STATES = 1_000_000
 #: Counts of started micro-batches up to which states are looked at before anything else, and at all.
-_FEW_COUNTS, _MOST_COUNTS = 20_000, 60_000
+_FEW_COUNTS, _MOST_COUNTS = 45_000, 60_000
 
 
 def has_few_states(placement: Placement, num_micro_batches: int) -> bool:
