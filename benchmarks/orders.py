@@ -165,7 +165,7 @@ def point(shape: dict[str, Any], limit_s: float, enumerate_s: float | None) -> d
 
 def table(lines: list[dict[str, Any]]) -> str:
     heads = [
-        "placement", "period, bound", "alone", "processor time", "up to 3", "what is proved",
+        "placement", "period, bound", "alone", "processor time", "several", "what is proved",
         *(f"M = {count}: found, unrolled, bound" for count in COUNTS), "enumerated", "processor time",
     ]  # fmt: skip
     rows = []

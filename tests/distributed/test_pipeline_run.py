@@ -14,6 +14,7 @@ from tests.effort import long
 
 from mycel.emulate.launch import start
 from mycel.pipeline.placement import Block, Dependency, Placement
+from mycel.pipeline.routes import Nodes, find_routes
 from mycel.pipeline.search import find_batch
 from mycel.pipeline.stages import order_of
 from mycel.topology.builders import two_boxes
@@ -97,6 +98,34 @@ def test_blocks_that_all_ranks_carry_out_together(run_ranks: Callable[..., list[
     k_shape = _found("K", [*there, ("meet", ranks, 1, 0), *back], "F0 F1 meet B1 B0", "F2 F3 meet B3 B2")
     run_ranks(4, "pipelines", "m_shape", m_shape, backend=backend, preload=PRELOAD, timeout_s=60)
     run_ranks(4, "pipelines", "k_shape", k_shape, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+def test_a_block_of_all_ranks_between_stages(run_ranks: Callable[..., list[Any]]) -> None:
+    ranks = [0, 1, 2, 3]
+    there = [(f"F{r}", [r], 1, 1) for r in ranks]
+    back = [(f"B{r}", [r], 2, -1) for r in reversed(ranks)]
+    meet = [("meet", ranks, 1, 0), ("meet_back", ranks, 1, 0)]
+    text = _found("NN", [*there, *back, *meet], "F0 F1 meet F2 F3 B3 B2 meet_back B1 B0")
+    run_ranks(4, "pipelines", "nn_shape", text, preload=PRELOAD, timeout_s=60)
+
+
+@pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
+def test_routes_from_search_skip_and_exchange_stages(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    delay = tuple(tuple(0 if a == b else 1 for b in range(4)) for a in range(4))
+    nodes = Nodes(stage=(0, 1, 2, 3), forward=(1, 2, 1, 2), backward=(2, 3, 2, 3), delay=delay)
+    found = [find_routes(nodes, 4, visited=3, reorder=reorder) for reorder in (True, False)]
+    assert all(len(route) == 3 for routes in found for route in routes.stages)
+    texts = [json.dumps(routes.order().to_json()) for routes in found]
+    run_ranks(4, "pipelines", "searched", texts, backend=backend, preload=PRELOAD, timeout_s=60)
+
+
+def test_overlapped_parts_by_a_function_of_ones_own(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(2, "pipelines", "overlapped", preload=PRELOAD, timeout_s=60)
+    run_ranks(1, "pipelines", "overlap_that_forgets", preload=PRELOAD, timeout_s=60)
+
+
+def test_compiled_stages(run_ranks: Callable[..., list[Any]]) -> None:
+    run_ranks(2, "pipelines", "compiled", preload=PRELOAD, timeout_s=120)
 
 
 def test_what_does_not_fit_is_refused(run_ranks: Callable[..., list[Any]]) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from fractions import Fraction
 from importlib import import_module
 from pathlib import Path
@@ -36,12 +37,15 @@ FACES = (
     "mycel.bench",
     "mycel.emulate",
     "mycel.elastic",
+    "mycel.pipeline",
+    "mycel.parallel",
 )
 #: What values that are no classes, functions or modules are.
 CONSTANTS = {
     "__version__": "The version, as text.",
     "COMPRESSORS": "Compressors by name.",
     "BENCH_COLLECTIVES": "Collectives that can be measured.",
+    "Times": "Type of what actions take: seconds by kind (``F``) or stage and kind (``3F``), or a function.",
 }
 #: Parameters that users do not give: a thread of a combiner's own, and those of a class without an ``__init__``.
 UNDESCRIBED = {"_thread", "args", "kwargs"}
@@ -202,7 +206,7 @@ MOST = 500
 
 def large(kind: Any, depth: int = 0) -> Any:
     """Something large of a type: the longest strings and tuples that a field of a data class could hold."""
-    many = 300 if depth < 2 else 3
+    many = (300, 30, 3)[depth] if depth < 3 else 0  # values may hold others of their kind
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal:
         return inner[0]
@@ -212,6 +216,8 @@ def large(kind: Any, depth: int = 0) -> Any:
         return kind(3)
     if kind in (str, bytes, Path):
         return {str: "x" * 1000, bytes: b"x" * 1000, Path: Path("x" * 900)}[kind]
+    if inspect.isclass(kind) and issubclass(kind, Enum):
+        return next(iter(kind))
     if kind is torch.Tensor:
         return torch.zeros(900)
     if origin is np.ndarray or kind is np.ndarray:
@@ -268,7 +274,7 @@ def public_values() -> list[type]:
 @pytest.mark.parametrize("kind", public_values(), ids=lambda kind: kind.__qualname__)
 def test_large_values_are_short_to_look_at(kind: type) -> None:
     text = repr(unchecked(kind))
-    assert text.startswith(f"{kind.__name__}(") and text.endswith(")")
+    assert re.match(rf"{kind.__name__}(\.parse)?\(", text) and text.endswith(")")
     assert len(text) < MOST
 
 

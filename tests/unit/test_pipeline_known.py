@@ -249,3 +249,10 @@ SEVERAL_CHUNKS = ("interleaved", "looped_bfs", "zb_h1")
 def test_an_unknown_name_is_told_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no schedule is called '2F2B'; known are gpipe, 1f1b, "):
         known_order("2F2B", 2, 2)
+
+
+@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("counts", [(4, 10**20), (10**20, 8), (1 << 11, 1 << 10)])
+def test_orders_that_nobody_could_write_down(name: str, counts: tuple[int, int]) -> None:
+    with pytest.raises(UsageError, match="forwards are written down"):
+        known_order(name, *counts)

@@ -88,6 +88,7 @@ def test_files(place: Any, tmp_path: Path, end: str) -> None:
         ({}, ("-o", "order.txt"), "its name says no form"),
         ({}, ("-o", "nowhere/order.csv"), "no folder"),
         ({}, ("-m", "0"), "at least 1"),
+        ({}, ("-m", "9" * 30), "at most 6250 are put in order"),
         ({}, ("-m", "4", "--repetend", "2"), "say one of the two"),
         ({}, ("--repetend", "0"), "micro-batches a repetend"),
         ({}, ("--time-limit", "0"), "time limit"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from fractions import Fraction
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -126,3 +127,82 @@ def test_pairing_takes_the_longest_ways_that_can_all_be_had() -> None:
     assert longest_pairing({0: 2, 1: 1}, {2: 2, 3: 1}, length) == 9 + 9 + 8
     assert longest_pairing({0: 1, 1: 1}, {2: 1, 3: 1}, {(0, 2): 9, (1, 2): 9}) is None
     assert longest_pairing({}, {}, {}) == 0
+
+
+#: What people, programs and slips put where something else belongs.
+ODD = (
+    None, True, 0, -1, 2.5, 1e308, float("nan"), float("inf"), 10**30, -(10**30), 1 << 31, 1 << 63, "", "x", "\x00",
+    "\ud800", "é" * 300, [], {}, [[]], [1], [None], {"a": 1}, [1, 2, 3],
+)  # fmt: skip
+
+
+def _places(value: Any, way: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Ways to everything inside of a JSON value."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [found for key, item in inside for found in [(*way, key), *_places(item, (*way, key))]]
+
+
+def _slip(shape: dict[str, Any], chance: Random) -> str:
+    """A placement in which something is replaced, left out, doubled or counted up; or a text with a hole in it."""
+    data = json.loads(json.dumps(shape))
+    for _ in range(chance.choice((1, 1, 2))):
+        way = chance.choice(_places(data))
+        holder = data
+        for key in way[:-1]:
+            holder = holder[key]
+        kind = chance.randrange(4)
+        if kind == 0:
+            del holder[way[-1]]
+        elif kind == 1 and isinstance(holder, list):
+            holder.append(holder[way[-1]])
+        elif kind == 2 and isinstance(holder[way[-1]], int):
+            holder[way[-1]] += chance.choice((-2, -1, 1, 2, 1000))
+        else:
+            holder[way[-1]] = chance.choice(ODD)
+    text = json.dumps(data)
+    if chance.random() < 0.2:
+        at = chance.randrange(len(text))
+        text = text[:at] + chance.choice(("", "[", "9" * 5000, "NaN", '"', "}")) + text[at + chance.randrange(30) :]
+    return text
+
+
+def _read(text: str) -> str:
+    """What is said of a file: nothing, or one line that can be shown."""
+    try:
+        placement = Placement.parse(text, source="file.json")
+        period_bound(placement)
+        makespan_bound(placement, 5)
+    except UsageError as error:
+        return str(error)
+    assert Placement.parse(json.dumps(placement.to_json())) == placement
+    return ""
+
+
+def test_slips_give_a_placement_or_one_line() -> None:
+    said = [_read(_slip(chance.choice(SHAPES), chance)) for chance in map(Random, range(600))]
+    assert all("\n" not in line and len(line) < 1000 for line in said)
+    assert all(line.startswith("file.json") for line in said if line)
+    assert sum(map(bool, said)) > 400
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"devices": 99999999999, "blocks": [{"name": "F0", "devices": [0], "time": 1}]}', "device 1 has no block"),
+        ('{"devices": 1e999, "blocks": []}', "not a whole number"),
+        ('{"devices": 2, "blocks": [{"name": "F0", "devices": [0, 99999999999], "time": 1}]}', "device 99999999999"),
+    ],
+)
+def test_files_that_name_too_much(text: str, says: str) -> None:
+    assert says in _read(text)
+
+
+def test_more_blocks_than_can_be_searched() -> None:
+    blocks = [{"name": f"b{i}", "devices": [0], "time": 1} for i in range(1025)]
+    assert "at most 1024 can be searched" in _read(json.dumps({"devices": 1, "blocks": blocks}))
+    waits = [[i, i + 1] for i in range(199)]
+    chain = Placement.from_json({"devices": 1, "blocks": blocks[:200], "deps": waits})
+    assert chain.longest[0][199] == 200
+    assert chain.longest[199][0] is None

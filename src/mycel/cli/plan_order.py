@@ -58,10 +58,13 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         repetend: Annotated[
-            int | None, typer.Option(help="Micro-batches that repeat together, at most; 3 if not given.")
+            int | None, typer.Option(help="Micro-batches that repeat together, at most; 8 if not given.")
         ] = None,
         time_limit: Annotated[
-            float, typer.Option(help="Seconds for the search; the best so far is kept, also on Ctrl-C.")
+            float,
+            typer.Option(
+                "--time-limit", "--limit", help="Seconds for the search; the best so far is kept, also on Ctrl-C."
+            ),
         ] = 60,
         output: Annotated[
             Path | None, typer.Option("--output", "-o", help=f"File that gets the order: {', '.join(_FORMS)}.")

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from mycel.brief import brief
 from mycel.errors import CollectiveTimeoutError, CommunicationError, UsageError
 from mycel.pipeline.check import check
 from mycel.pipeline.lower import lower
@@ -34,7 +35,14 @@ _LOOK_S = 10.0
 
 
 class Job(Protocol):
-    """What a rank does of a job."""
+    """What a rank does of a job.
+
+    ::
+
+        def job(order):
+            pipeline = Pipeline(order, {order.stages_of(rank)[0]: module}, loss)
+            return lambda step: pipeline.step(*batches[step])
+    """
 
     def __call__(self, order: Order) -> Callable[[int], Any]:
         """Get ready.
@@ -57,12 +65,18 @@ class Gang:
         job: whose.
         step: of the job, from 0 on.
         ranks: that carry it out together.
+
+    Examples:
+        >>> Gang(number=4, job="large", step=2, ranks=(0, 1)).ranks
+        (0, 1)
     """
 
     number: int
     job: str
     step: int
     ranks: tuple[int, ...]
+
+    __repr__ = brief
 
 
 class Controller:
@@ -212,6 +226,16 @@ def serve(store: Store, rank: int, jobs: Mapping[str, Job], *, timeout_s: float 
         UsageError: the controller has handed out a job that is not among ``jobs``.
         CollectiveTimeoutError: nothing has come for so long.
         Exception: what a job has raised; the controller is told.
+
+    Examples:
+        >>> store = dist.HashStore()
+        >>> Controller(store, 1).run([])
+        ()
+        >>> import threading
+        >>> rank = threading.Thread(target=serve, args=(store, 0, {}))
+        >>> rank.start()
+        >>> Controller(store, 1).close()
+        >>> rank.join()
     """
     control = PrefixStore(_PREFIX, store)
     ready: dict[str, Callable[[int], Any]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,15 @@ from mycel.parallel.record import Flight
 from mycel.parallel.shared import SharedBlock, Step
 from mycel.parallel.stages import Stage
 from mycel.parallel.theirs import TheirSchedule, torch_name
-from mycel.parallel.torch_pipelining import ListRuntime, missing_names
+from mycel.parallel.torch_pipelining import ListRuntime, is_compiled, keeps_receive_buffers, missing_names
 from mycel.pipeline.check import check
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Kind, Order
 
 __all__ = ["Pipeline"]
+
+#: Carries out two parts of an action, of which it is given one function each.
+Overlap = Callable[[Callable[[], None], Callable[[], None]], None]
 
 
 class Pipeline:
@@ -50,6 +54,9 @@ class Pipeline:
             holds more buffers; 0 posts each receive where the order has it.
         timeout_s: longest wait for one message; ``None``: as long as the group waits.
         planned: when each action ought to begin and end, in seconds, by its text, for the flight record.
+        overlap: how the two parts of an ``OVERLAP_F_B`` are carried out: called with a function for the forward and
+            one for the backward, each of which it has to call once, from the step's own thread, such as under two
+            CUDA streams; ``None``: one after the other, as torch does it.
         executor: ``mycel``, ``torch`` for torch's own class of that order, or ``auto``: torch's class only where
             this torch lacks what mycel's executor needs.
 
@@ -91,6 +98,7 @@ class Pipeline:
         receive_ahead: int = 1,
         timeout_s: float | None = None,
         planned: Mapping[str, tuple[float, float]] | None = None,
+        overlap: Overlap | None = None,
         executor: Literal["auto", "mycel", "torch"] = "auto",
     ) -> None:
         self.order = order
@@ -101,6 +109,7 @@ class Pipeline:
         self.losses: dict[int, Tensor] = {}
         self.flight = Flight(self._rank, order.name, planned)
         self._shared = dict(shared or {})
+        self._overlap = overlap
         self._theirs: TheirSchedule | None = None
         name = torch_name(order)
         if executor == "torch" or (executor == "auto" and missing_names() and name is not None):
@@ -181,6 +190,18 @@ class Pipeline:
                 f"{', '.join(map(str, sorted(modules))) or 'none'}"
             )
         here = {action.block for action in order.rows[self._rank] if action.kind is Kind.SHARED}
+        split = {
+            leaf.stage
+            for action in order.rows[self._rank]
+            for leaf in action.leaves
+            if leaf.kind in (Kind.INPUT, Kind.WEIGHT)
+        }
+        if whole := sorted(stage for stage in split if is_compiled(modules[stage])):
+            raise UsageError(
+                f"stage {whole[0]} is made by torch.compile, and the order has its backward in two halves "
+                f"({whole[0]}I, {whole[0]}W), into which it cannot be cut: use an order with whole backwards (B), or "
+                "compile parts of the stage"
+            )
         if missing := sorted(here - set(shared)):
             raise UsageError(
                 f"what does the shared block {missing[0]!r} do? Pipeline(..., shared={{{missing[0]!r}: ...}})"
@@ -275,12 +296,15 @@ class Pipeline:
 
         Returns:
             ``received``, ``received_bytes``, ``needed`` and ``sent``, the most at once of each. Torch's own classes
-            hold all that they will ever receive, and do not say what they send.
+            do not say what they send. Up to 2.13 they hold all that they will ever receive; where a newer torch
+            makes buffers as it receives, ``received`` and its bytes are not known and left out.
         """
         if self._theirs is not None:
+            needed = buffers_needed(lower(self.order).rows[self._rank])
+            if not keeps_receive_buffers():
+                return {"needed": needed}
             held = self._theirs.buffers()
             size = sum(buffer.untyped_storage().nbytes() for buffer in held)
-            needed = buffers_needed(lower(self.order).rows[self._rank])
             return {"received": len(held), "received_bytes": size, "needed": needed}
         return {
             "received": self._messages.received.most,
@@ -331,8 +355,11 @@ class Pipeline:
         try:
             with self.flight.during(action):
                 self._messages.let_go()
-                for leaf in action.leaves:
-                    self._ACTIONS[leaf.kind](self, leaf)
+                if action.parts and self._overlap is not None:
+                    self._both(action, self._overlap)
+                else:
+                    for leaf in action.leaves:
+                        self._ACTIONS[leaf.kind](self, leaf)
         except UsageError:
             raise
         except Exception as error:
@@ -340,6 +367,20 @@ class Pipeline:
             if better is None:
                 raise
             raise better from error
+
+    def _both(self, action: Action, overlap: Overlap) -> None:
+        """The two parts of an action, as somebody else wants them."""
+        called: list[Action] = []
+
+        def part(leaf: Action) -> None:
+            called.append(leaf)
+            self._ACTIONS[leaf.kind](self, leaf)
+
+        forward, backward = action.parts
+        overlap(partial(part, forward), partial(part, backward))
+        if sorted(map(str, called)) != sorted(map(str, action.parts)):
+            did = ", ".join(map(str, called)) or "nothing"
+            raise UsageError(f"{action}: overlap has to carry out both parts once, and did {did}")
 
     def _rank_of(self, stage: int) -> int:
         return self.order.rank_of(stage)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action
 from mycel.pipeline.stages import Stages
@@ -31,12 +32,20 @@ class ActionTime:
         begin_s: since the step's begin on this rank.
         end_s: since the step's begin on this rank.
         waited_s: of that, for messages.
+
+    Examples:
+        >>> from mycel.pipeline.order import Action
+        >>> went = ActionTime(action=Action.parse("1F0"), begin_s=0.5, end_s=0.75, waited_s=0.25)
+        >>> went.end_s - went.begin_s - went.waited_s
+        0.0
     """
 
     action: Action
     begin_s: float
     end_s: float
     waited_s: float
+
+    __repr__ = brief
 
 
 class Flight:
@@ -51,6 +60,15 @@ class Flight:
         began_at: wall clock, seconds, of the step's begin.
         actions: of the step, in the order in which they went.
         current: that is under way, and since when.
+
+    Examples:
+        >>> from mycel.pipeline.order import Action
+        >>> flight = Flight(0, "mine")
+        >>> flight.restart()
+        >>> with flight.during(Action.parse("0F0")):
+        ...     pass
+        >>> [str(went.action) for went in flight.actions], flight.current
+        (['0F0'], None)
     """
 
     def __init__(self, rank: int, name: str, planned: Mapping[str, tuple[float, float]] | None = None) -> None:
@@ -135,6 +153,13 @@ def planned_times(timed: Timed, unit_s: float) -> dict[str, tuple[float, float]]
 
     Raises:
         UsageError: the unit is not above 0.
+
+    Examples:
+        >>> from mycel.pipeline.placement import Block, Dependency, Placement
+        >>> halves = (Block(name="F0", devices=(0,), time=1), Block(name="F1", devices=(1,), time=2))
+        >>> two = Placement(name="", num_devices=2, blocks=halves, dependencies=(Dependency(before=0, after=1),))
+        >>> planned_times(Timed(placement=two, starts=((0, 1),)), 0.5)
+        {'0F0': (0.0, 0.5), '1F0': (0.5, 1.5)}
     """
     if not unit_s > 0:
         raise UsageError(f"unit_s is {unit_s!r}; expected seconds above 0")

@@ -21,6 +21,14 @@ class SharedBlock(Protocol):
 
     Between the ranks it communicates itself, by collectives of the step's group or of groups of its own. Orders put
     all shared blocks of a rank into one sequence, the same on all ranks, so that their collectives meet.
+
+    A head whose columns are divided over all ranks, to which rank 3 brings what its stage has computed::
+
+        def head(step, micro_batch):
+            hidden = step.outputs(3, micro_batch)[0] if step.has_stage(3) else torch.empty(shape)
+            dist.broadcast(hidden, src=3, group=step.group)
+            mine = hidden.requires_grad_() @ columns
+            ...
     """
 
     def __call__(self, step: Step, micro_batch: int) -> None:
@@ -40,6 +48,12 @@ class Step:
         runtime: which carries out the step.
         stages: of this rank.
         group: the ranks of the pipeline.
+
+    A block gets one at each call; here it brings a stage its input::
+
+        def embedding(step, micro_batch):
+            if step.has_stage(0):
+                step.set_input(0, micro_batch, table(step.args(micro_batch)[0]))
     """
 
     def __init__(self, runtime: ListRuntime, stages: Mapping[int, Stage], group: dist.ProcessGroup) -> None:

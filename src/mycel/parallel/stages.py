@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from mycel.errors import UsageError
 from mycel.parallel.messages import Shape
 from mycel.parallel.torch_pipelining import TorchStage, leaves_of
 
@@ -149,11 +148,6 @@ class Stage(TorchStage):
 
     def input_half(self, micro_batch: int, loss: Tensor | None) -> None:
         """The first half of a backward: gradients of the inputs."""
-        if self.is_compiled:
-            raise UsageError(
-                f"{self.stage_index}I{micro_batch}: stage {self.stage_index} is made by torch.compile, and its "
-                "backward cannot be cut in two: use an order with whole backwards (B), or compile parts of the stage"
-            )
         held = self._of(micro_batch)
         root, grads = self._root(held, loss)
         if any(value.requires_grad for value in held.inputs):

@@ -20,11 +20,21 @@ from torch import Tensor, nn
 from torch.distributed import pipelining
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import stage as stage_module
 
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action, Kind
 
-__all__ = ["ListRuntime", "TorchStage", "buffers_of", "leaves_of", "missing_names", "torch_schedule"]
+__all__ = [
+    "ListRuntime",
+    "TorchStage",
+    "buffers_of",
+    "is_compiled",
+    "keeps_receive_buffers",
+    "leaves_of",
+    "missing_names",
+    "torch_schedule",
+]
 
 _Runtime: Any = getattr(schedules, "_PipelineScheduleRuntime", schedules.PipelineScheduleMulti)
 
@@ -64,6 +74,17 @@ def missing_names() -> tuple[str, ...]:
         for name in names
         if not hasattr(owner, name)
     )
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether ``torch.compile`` has made a module one operation, whose backward cannot be cut in two.
+
+    Args:
+        module: of a stage; wrapped by DDP or not.
+    """
+    made = getattr(module, "_compiled_call_impl", None)  # by module.compile(), which changes the module in place
+    inner = module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
+    return made is not None or isinstance(inner, torch._dynamo.OptimizedModule)
 
 
 def torch_schedule(
@@ -141,11 +162,6 @@ class TorchStage(pipelining.PipelineStage):
     def is_sharded(self) -> bool:
         """Whether FSDP2 shards the parameters."""
         return isinstance(self.submod, FSDPModule)
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether ``torch.compile`` has made it one operation, whose backward cannot be cut in two."""
-        return isinstance(self.submod, torch._dynamo.OptimizedModule)
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The module's output."""
@@ -314,6 +330,16 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
     def _update_losses(self, _: Any, losses: list[Tensor] | None) -> None:
         """At the end of torch's step: losses by micro-batch, in whatever order they were computed."""
         self._end(losses)
+
+
+def keeps_receive_buffers() -> bool:
+    """Whether torch's own stages hold all their receive buffers between steps, as torch 2.13 does; 2.15 does not.
+
+    Examples:
+        >>> isinstance(keeps_receive_buffers(), bool)
+        True
+    """
+    return not hasattr(getattr(stage_module, "_RecvInfo", None), "allocate_buffer")
 
 
 def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:

@@ -17,12 +17,22 @@ __all__ = ["BLOCK_NAME", "NO_STAGE", "Action", "Kind"]
 
 #: Stage of actions that belong to no single stage: those of two parts, and blocks on several ranks.
 NO_STAGE = -1
+#: Characters of an action's text that a ``repr`` shows of a long one.
+_MOST_SHOWN = 80
 #: What a shared block may be called: nothing that has a meaning in the files.
 BLOCK_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 
 
 class Kind(Enum):
-    """What an action does; the value is its text in torch's files."""
+    """What an action does.
+
+    Attributes:
+        value: its text in torch's files.
+
+    Examples:
+        >>> Kind("I").is_backward, Kind.RECV_F.is_message, Kind.UNSHARD.is_of_parameters
+        (True, True, True)
+    """
 
     FORWARD = "F"
     BACKWARD = "B"
@@ -141,7 +151,9 @@ class Action:
         return f"{self.stage}{self.kind.value}{number}"
 
     def __repr__(self) -> str:
-        return f"Action.parse({str(self)!r})"
+        text = str(self)
+        shown = text if len(text) <= 2 * _MOST_SHOWN else text[:_MOST_SHOWN] + "..."
+        return f"Action.parse({shown!r})"
 
     @classmethod
     def parse(cls, text: str) -> Action:

@@ -29,12 +29,16 @@ class Binding:
 
     Attributes:
         value: time units, a micro-batch or a batch.
-        kind: which of the bounds is the largest.
-        device: where; ``None`` for a chain.
+        kind: which of the bounds is the largest; ``states`` where a search looked at all states of any schedule.
+        device: where; ``None`` for a chain and for states.
+
+    Examples:
+        >>> print(Binding(value=Fraction(16, 3), kind="lifetime", device=0))
+        16/3 (lifetime of device 0)
     """
 
     value: Fraction
-    kind: Literal["load", "lifetime", "chain"]
+    kind: Literal["load", "lifetime", "chain", "states"]
     device: int | None = None
 
     def __str__(self) -> str:
@@ -70,6 +74,15 @@ def makespan_bound(placement: Placement, num_micro_batches: int) -> Binding:
     Args:
         placement: blocks, devices and caps.
         num_micro_batches: of the batch.
+
+    Examples:
+        >>> from mycel.pipeline.placement import Block, Dependency
+        >>> ends = [(f"F{d}", 1, 1) for d in (0, 1)] + [(f"B{d}", 3, -1) for d in (1, 0)]
+        >>> blocks = tuple(Block(name=n, devices=(int(n[1]),), time=t, memory=m) for n, t, m in ends)
+        >>> waits = tuple(Dependency(before=i, after=i + 1) for i in range(3))
+        >>> two = Placement(name="two", num_devices=2, blocks=blocks, dependencies=waits, cap=(2, 1))
+        >>> print(makespan_bound(two, 4))
+        20 (load of device 1)
     """
     longest = placement.longest
     blocks = range(len(placement.blocks))

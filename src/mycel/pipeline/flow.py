@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from mycel.arguments import real_number, whole_number
+from mycel.brief import brief
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.errors import ScheduleError, UsageError
@@ -29,11 +30,22 @@ class Exchange:
         schedule: of the collective, over a fabric of its own ranks.
         num_bytes: of its array.
         times: how often an action carries it out.
+
+    Examples:
+        Two all_reduces of 16 MiB between two tensor-parallel ranks, in every forward:
+
+        >>> import mycel
+        >>> pair = mycel.synthesize(mycel.load_topology("star:ranks=2,bandwidth=1 GB/s"), "all_reduce")
+        >>> exchange = Exchange(schedule=pair, num_bytes=1 << 24, times=2)
+        >>> round(exchange.seconds, 3)
+        0.038
     """
 
     schedule: Schedule
     num_bytes: int
     times: int = 1
+
+    __repr__ = brief
 
     @property
     def seconds(self) -> float:

@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from mycel.arguments import whole_number
 from mycel.brief import brief
 from mycel.errors import UsageError
@@ -36,6 +38,8 @@ __all__ = ["Block", "Dependency", "Placement"]
 _VERSION = 1
 #: Sum of all times and delays, and any memory: what solvers still multiply without overflow.
 _MOST = 1 << 31
+#: Blocks of a placement: ways between all pairs are looked at, and no search does anything with so many.
+_MOST_BLOCKS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +65,8 @@ class Block:
     devices: tuple[int, ...]
     time: int
     memory: int | tuple[int, ...] = 0
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name or not self.name.isprintable():
@@ -102,6 +108,12 @@ class Dependency:
         before: position of the block that ends first.
         after: position of the block that waits.
         delay: units from the end of the one to the start of the other, at least 0.
+
+    Examples:
+        A message of 4 units from the first block to the second:
+
+        >>> Dependency(before=0, after=1, delay=4).delay
+        4
     """
 
     before: int
@@ -150,6 +162,14 @@ class Placement:
         whole_number(self.num_devices, f"{self._where}: devices", least=1)
         if not self.blocks:
             raise UsageError(f"{self._where} has no blocks; a micro-batch needs at least one")
+        if len(self.blocks) > _MOST_BLOCKS:
+            raise UsageError(
+                f"{self._where} has {len(self.blocks)} blocks; at most {_MOST_BLOCKS} can be searched: join some"
+            )
+        if self.num_devices > (busy := len({device for block in self.blocks for device in block.devices})):
+            # A file may name any number: nothing is made as large as that.
+            idle = next(d for d in range(busy + 1) if not any(d in block.devices for block in self.blocks))
+            raise UsageError(f"{self._where}: device {idle} has no block; give it one, or leave it out")
         if not self.cap:
             object.__setattr__(self, "cap", (None,) * self.num_devices)
         self._check_blocks()
@@ -187,17 +207,15 @@ class Placement:
 
         No schedule has them closer. Of a block and itself it is the block's time.
         """
-        waits = self.waits
-        rows = []
-        for first in range(len(self.blocks)):
-            row: list[int | None] = [None] * len(self.blocks)
-            row[first] = self.blocks[first].time
-            for i in self.sequence:
-                ways = [far + delay for before, delay in waits[i] if (far := row[before]) is not None]
-                if ways:
-                    row[i] = max(ways) + self.blocks[i].time
-            rows.append(tuple(row))
-        return tuple(rows)
+        none = -1
+        far = np.full((len(self.blocks), len(self.blocks)), none, dtype=np.int64)
+        for i in self.sequence:
+            for before, delay in self.waits[i]:
+                ways = np.where(far[:, before] >= 0, far[:, before] + delay, none)
+                np.maximum(far[:, i], ways, out=far[:, i])
+            far[:, i] += np.where(far[:, i] >= 0, self.blocks[i].time, 0)
+            far[i, i] = self.blocks[i].time
+        return tuple(tuple(None if way < 0 else way for way in row) for row in far.tolist())
 
     @cached_property
     def waits(self) -> tuple[tuple[tuple[int, int], ...], ...]:
@@ -284,7 +302,7 @@ class Placement:
                 dependencies=tuple(
                     _dependency(i, item, number) for i, item in enumerate(_listed(data.get("deps", []), "deps"))
                 ),
-                cap=_caps(data.get("cap"), data["devices"]),
+                cap=_caps(data.get("cap"), blocks),
             )
         except UsageError as error:
             raise UsageError(f"{source}: {error}") from None
@@ -313,9 +331,6 @@ class Placement:
                     f"{self._where}: block {block.name} is on device {block.devices[-1]}; devices are "
                     f"0..{self.num_devices - 1}"
                 )
-        for device, mine in enumerate(self.on):
-            if not mine:
-                raise UsageError(f"{self._where}: device {device} has no block; give it one, or leave it out")
         if len(self.cap) != self.num_devices:
             raise UsageError(f"{self._where}: caps for {len(self.cap)} devices, and there are {self.num_devices}")
         for device, cap in enumerate(self.cap):
@@ -424,9 +439,9 @@ def _dependency(position: int, item: object, number: Mapping[str, int]) -> Depen
     return Dependency(before=parts[0], after=parts[1], delay=parts[2] if len(parts) == 3 else 0)
 
 
-def _caps(value: object, devices: int) -> tuple[int | None, ...]:
+def _caps(value: object, blocks: Sequence[Block]) -> tuple[int | None, ...]:
     if value is None or isinstance(value, int):
-        return (value,) * devices
+        return (value,) * len({device for block in blocks for device in block.devices})
     return tuple(_listed(value, "cap"))
 
 

@@ -15,6 +15,7 @@ from fractions import Fraction
 from itertools import accumulate
 from math import lcm
 
+from mycel.brief import brief
 from mycel.errors import ScheduleError
 from mycel.pipeline.needs import Result, needs_of, result_of
 from mycel.pipeline.order import Action, Kind, Order
@@ -33,12 +34,19 @@ class Replay:
         starts: of every action, row by row.
         ends: of every action, row by row.
         work: ticks that each rank works.
+
+    Examples:
+        >>> done = replay(Order.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1\\n"))
+        >>> done.spans, done.work, done.span_bubble
+        ((Fraction(9, 1), Fraction(6, 1)), (6, 6), Fraction(3, 1))
     """
 
     tick: Fraction
     starts: tuple[tuple[int, ...], ...]
     ends: tuple[tuple[int, ...], ...]
     work: tuple[int, ...]
+
+    __repr__ = brief
 
     @property
     def makespan(self) -> Fraction:

@@ -45,6 +45,13 @@ class Nodes:
     Raises:
         UsageError: as many times or rows as there are not nodes, numbers below 1 (delays below 0), a stage without
             nodes.
+
+    Examples:
+        Two stages, of which two nodes hold the second:
+
+        >>> nodes = Nodes(stage=(0, 1, 1), forward=(1, 1, 2), backward=(2, 2, 4), delay=((0, 1, 1),) * 3)
+        >>> nodes.num_stages, nodes.of_stage(1)
+        (2, (1, 2))
     """
 
     stage: tuple[int, ...]
@@ -90,6 +97,10 @@ class Visit:
     Attributes:
         node: where.
         forward_start, backward_start: when, in time units.
+
+    Examples:
+        >>> Visit(node=2, forward_start=0, backward_start=5).node
+        2
     """
 
     node: int
@@ -105,6 +116,19 @@ class Routes:
         nodes: who holds what.
         visits: of each micro-batch, in the order of its forwards.
         bound: that no such routes' makespan is below; 0 where nothing is proved.
+
+    Raises:
+        SynthesisError: visits that overlap on a node, begin before what they wait for, or are too many in flight.
+
+    Examples:
+        >>> chain = Nodes(stage=(0, 1), forward=(1, 1), backward=(2, 2), delay=((0, 0), (0, 0)))
+        >>> there = Visit(node=0, forward_start=0, backward_start=4), Visit(node=1, forward_start=1, backward_start=2)
+        >>> routes = Routes(nodes=chain, visits=(there,), bound=6)
+        >>> routes.makespan, routes.is_least, routes.stages
+        (6, True, ((0, 1),))
+        >>> print(routes.order().torch_csv(), end="")
+        0F0,0B0
+        1F0,1B0
     """
 
     nodes: Nodes

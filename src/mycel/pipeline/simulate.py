@@ -51,6 +51,14 @@ class Sent:
         source, destination: ranks of the pipeline.
         num_bytes: of it.
         start_s, sent_s, done_s: its first byte leaves, its last byte leaves, it is there.
+
+    Examples:
+        >>> from mycel.pipeline.known import gpipe
+        >>> from mycel.topology import load_topology
+        >>> wires = load_topology("star:ranks=2,bandwidth=1 GB/s")
+        >>> run = simulate(gpipe(2, 1), {"F": 0.01, "B": 0.02}, topology=wires, message_bytes=10**6)
+        >>> [(sent.result, sent.source, round(sent.start_s, 3)) for sent in run.messages]
+        [(('F', 0, 0), 0, 0.01), (('B', 1, 0), 1, 0.041)]
     """
 
     result: Result
@@ -60,6 +68,8 @@ class Sent:
     start_s: float
     sent_s: float
     done_s: float
+
+    __repr__ = brief
 
 
 @dataclass(frozen=True, kw_only=True)

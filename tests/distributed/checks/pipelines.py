@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mycel.errors import MismatchError, UsageError, VerificationError
 from mycel.parallel import Controller, Pipeline, Step, serve
+from mycel.parallel.torch_pipelining import keeps_receive_buffers
 from mycel.pipeline.known.chimera import chimera
 from mycel.pipeline.known.dualpipe import dualpipe
 from mycel.pipeline.known.dualpipe_v import dualpipe_v
@@ -274,6 +275,126 @@ class Look(nn.Module):
         return self.table[words]
 
 
+class Meeting:
+    """A layer between two stages, its columns divided over all ranks; forward and backward are two blocks."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        torch.manual_seed(9)
+        own = slice(rank * WIDTH // size, (rank + 1) * WIDTH // size)
+        self.own, self.weight = own, torch.randn(WIDTH, WIDTH)[:, own].clone().requires_grad_()
+        self.met: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, step: Step, micro_batch: int) -> None:
+        last = step.group.size() // 2 - 1
+        given = step.outputs(last, micro_batch)[0] if step.has_stage(last) else torch.empty(ROWS, WIDTH)
+        dist.broadcast(given, group_src=last, group=step.group)
+        given = given.clone().requires_grad_()
+        part = given @ self.weight
+        whole = torch.zeros(ROWS, WIDTH)
+        whole[:, self.own] = part.detach()
+        dist.all_reduce(whole, group=step.group)
+        self.met[micro_batch] = given, part
+        if step.has_stage(last + 1):
+            step.set_input(last + 1, micro_batch, whole)
+
+    def backward(self, step: Step, micro_batch: int) -> None:
+        first = step.group.size() // 2
+        given, part = self.met.pop(micro_batch)
+        grad: Tensor | None = torch.empty(ROWS, WIDTH)
+        if step.has_stage(first):
+            (grad,) = step.input_grads(first, micro_batch)
+        assert grad is not None
+        dist.broadcast(grad, group_src=first, group=step.group)
+        part.backward(grad[:, self.own])
+        assert given.grad is not None
+        dist.all_reduce(given.grad, group=step.group)
+        if step.has_stage(first - 1):
+            step.set_output_grads(first - 1, micro_batch, given.grad)
+
+
+class Times(nn.Module):
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+def nn_shape(rank: int, size: int, text: str) -> None:
+    """A layer of all ranks between the halves of a chain, and its backward, in an order from search."""
+    order = Order.from_json(text)
+    whole, mine, meeting = stages_of(size), stages_of(size)[rank], Meeting(rank, size)
+    torch.manual_seed(9)
+    between = Times(torch.randn(WIDTH, WIDTH))
+    blocks = {"meet": meeting.forward, "meet_back": meeting.backward}
+    pipeline = Pipeline(order, {rank: mine}, nn.functional.mse_loss, shared=blocks)
+    half, count = size // 2, order.num_micro_batches
+    for step in range(2):
+        inputs, targets = batch_of(order, step)
+        model = nn.Sequential(*whole[:half], between, *whole[half:])
+        right = [
+            nn.functional.mse_loss(model(x), y)
+            for x, y in zip(inputs.chunk(count), targets.chunk(count), strict=True)
+        ]
+        torch.stack(right).mean().backward()
+        losses: list[Tensor] = []
+        pipeline.step(*([inputs] if rank == 0 else []), target=targets, losses=losses)
+        if rank == size - 1:
+            close("losses", losses, [loss.detach() for loss in right])
+        close("stage", [p.grad for p in mine.parameters()], [p.grad for p in whole[rank].parameters()])
+        close("block", [meeting.weight.grad / count], [between.weight.grad[:, meeting.own]])
+        meeting.weight.grad = None
+        model.zero_grad()
+        mine.zero_grad()
+
+
+def overlapped(rank: int, size: int) -> None:
+    """Forward and backward of one action by a function of one's own, which here does the backward first."""
+    order = dualpipe_v(size, 4 * size)
+    pairs = [action for action in order.rows[rank] if action.kind is Kind.OVERLAP]
+    assert pairs
+    seen = []
+
+    def backward_first(forward: Callable[[], None], backward: Callable[[], None]) -> None:
+        seen.append(True)
+        backward()
+        forward()
+
+    carry_out(rank, order, overlap=backward_first)
+    assert len(seen) == 2 * len(pairs)
+
+
+def overlap_that_forgets(rank: int, size: int) -> None:
+    order = Order.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    inputs, targets = batch_of(order, 0)
+    carry_out(rank, order, overlap=lambda forward, backward: (backward(), forward()))
+    for overlap, did in ((lambda forward, _: forward(), "0F1"), (lambda *_: None, "nothing")):
+        pipeline = Pipeline(order, {0: stages_of(1)[0]}, nn.functional.mse_loss, overlap=overlap)
+        words = f"(0F1;0B0)OVERLAP_F_B: overlap has to carry out both parts once, and did {did}"
+        raises(UsageError, words, lambda pipeline=pipeline: pipeline.step(inputs, target=targets))
+
+
+def compiled(rank: int, size: int) -> None:
+    """Compiled stages run in orders with whole backwards; where those are cut in two they are refused first."""
+
+    def made(module: nn.Module) -> nn.Module:
+        return torch.compile(module, backend="aot_eager")
+
+    carry_out(rank, one_f_one_b(size, 4), made)
+    order = zb_h1(size, 4)
+    split = {leaf.stage for leaf in order.rows[rank] if leaf.kind is Kind.INPUT}
+    assert rank in split
+    in_place = stages_of(size)[rank]
+    in_place.compile(backend="aot_eager")
+    for module in (made(stages_of(size)[rank]), in_place):
+        raises(
+            UsageError,
+            f"stage {rank} is made by torch.compile, and the order has its backward in two halves",
+            lambda module=module: Pipeline(order, {rank: module}, nn.functional.mse_loss),
+        )
+
+
 def k_shape(rank: int, size: int, text: str) -> None:
     """Two branches that meet in a block of all ranks, which computes the loss, and back; one order is from search."""
     half = size // 2
@@ -488,7 +609,11 @@ def by_torch(rank: int, size: int) -> None:
         found = pipeline.buffers()
         ours = Pipeline(order, mine, nn.functional.mse_loss)
         ours.step(*([inputs] if 0 in mine else []), target=targets)
-        assert ours.buffers()["received"] <= ours.buffers()["needed"] <= found["received"], (order.name, found)
+        assert ours.buffers()["received"] <= ours.buffers()["needed"], order.name
+        if keeps_receive_buffers():
+            assert ours.buffers()["needed"] <= found["received"], (order.name, found)
+        else:
+            assert "received" not in found
 
 
 def without_private_names(rank: int, size: int) -> None:

@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.pipeline.check.places import Place, at, wrong
 from mycel.pipeline.check.waits import Need
@@ -28,6 +29,16 @@ class Memory:
 
     Raises:
         UsageError: negative amounts, or a share outside 0..1.
+
+    Examples:
+        Two stages of 3 GB a micro-batch on ranks of 8 GB, of which parameters take 1:
+
+        >>> from mycel.pipeline.check import check
+        >>> order = Order.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1\\n")
+        >>> gigabyte = Fraction(10**9)
+        >>> memory = Memory(activation=(3 * gigabyte,), limit=(8 * gigabyte,), fixed=(gigabyte,))
+        >>> [float(peak) for peak in check(order, memory=memory).peaks]
+        [7000000000.0, 4000000000.0]
     """
 
     activation: tuple[Fraction, ...] | None = None
@@ -35,6 +46,8 @@ class Memory:
     fixed: tuple[Fraction, ...] = (Fraction(0),)
     message: Fraction = Fraction(0)
     input_frees: Fraction = Fraction(0)
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         amounts = [*(self.activation or ()), *(self.limit or ()), *self.fixed, self.message]

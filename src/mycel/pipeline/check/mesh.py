@@ -36,6 +36,13 @@ def check_mesh(
 
     Raises:
         UsageError: a number that is not the order's, or does not divide; the message names the nearest that does.
+
+    Examples:
+        >>> order = Order.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1\\n")
+        >>> check_mesh(order, mesh={"pp": 2, "dp": 3}, world_size=6, batch=24)
+        >>> check_mesh(order, batch=25)
+        Traceback (most recent call last):
+        mycel.errors.UsageError: batch of 25 does not divide into 2 micro-batches; 24 or 26 would
     """
     axes = dict(mesh or {})
     given = {"ranks": ranks, "micro-batches": micro_batches, "world size": world_size, "batch": batch}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from mycel.brief import brief
 from mycel.errors import UsageError, VerificationError
 from mycel.pipeline.check.collectives import Call, check_collectives
 from mycel.pipeline.check.memory import Memory, check_memory
@@ -36,6 +37,11 @@ class Report:
         buffering: empty where the order comes to its end even if every send waits for its receive; otherwise the
             circle that there would be.
         notes: what one should know before running it, such as what torch's own loader does not take.
+
+    Examples:
+        >>> report = check(Order.from_csv("0F0,0F1,0B0,0B1\\n1F0,1B0,1F1,1B1\\n"))
+        >>> report.ranks, report.has_communication, report.to_json()["peaks"], report.notes
+        (2, False, [2.0, 1.0], ())
     """
 
     ranks: int
@@ -45,6 +51,8 @@ class Report:
     peaks: tuple[Fraction, ...]
     buffering: str
     notes: tuple[str, ...]
+
+    __repr__ = brief
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object of all of it."""

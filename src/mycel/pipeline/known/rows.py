@@ -9,6 +9,9 @@ from mycel.pipeline.order import Action, Kind, Order
 
 __all__ = ["act", "check_counts", "order_of_rows"]
 
+#: Forwards of an order: a thousand ranks and as many micro-batches.
+_MOST = 1 << 20
+
 
 def act(stage: int, kind: Kind, micro_batch: int) -> Action:
     """One computation.
@@ -32,11 +35,16 @@ def check_counts(name: str, num_ranks: int, num_micro_batches: int, chunks: int,
         only: the one count of chunks that the schedule knows, if there is just one.
 
     Raises:
-        UsageError: a count below 1, or other chunks.
+        UsageError: a count below 1, other chunks, or more actions than anybody needs.
     """
     for what, count in (("ranks", num_ranks), ("micro-batches", num_micro_batches), ("chunks", chunks)):
         if count < 1:
             raise UsageError(f"{name} with {count} {what}: expected at least 1")
+    if num_ranks * chunks * num_micro_batches > _MOST:
+        raise UsageError(
+            f"{name} over {num_ranks} ranks with {chunks} chunks and {num_micro_batches} micro-batches: at most "
+            f"{_MOST} forwards are written down, such as {max(1, _MOST // (num_ranks * chunks))} micro-batches"
+        )
     if only is not None and chunks != only:
         raise UsageError(f"{name} has {only} {'chunk' if only == 1 else 'chunks'} a rank, not {chunks}")
 

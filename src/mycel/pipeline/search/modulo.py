@@ -38,6 +38,16 @@ class Repetend:
         placement: what every micro-batch consists of.
         time: after which everything repeats, with as many micro-batches further on as there are starts.
         starts: of each micro-batch of the repetend the start of each block.
+
+    Examples:
+        Two blocks on two devices, of which the second is the longer one:
+
+        >>> from mycel.pipeline.placement import Block, Dependency
+        >>> halves = (Block(name="F0", devices=(0,), time=1), Block(name="F1", devices=(1,), time=2))
+        >>> two = Placement(name="", num_devices=2, blocks=halves, dependencies=(Dependency(before=0, after=1),))
+        >>> steady = Repetend(placement=two, time=2, starts=((0, 1),))
+        >>> steady.period, steady.start(1, 3), steady.rows(2)
+        (Fraction(2, 1), 7, [[(0, 0), (0, 1)], [(1, 0), (1, 1)]])
     """
 
     placement: Placement

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
+from mycel.brief import brief
+
 __all__ = ["Progress", "Told"]
 
 
@@ -17,11 +19,17 @@ class Progress:
         doing: what it looks for now.
         best: period or makespan of the best so far; ``None`` if nothing was found.
         bound: that none is below.
+
+    Examples:
+        >>> print(Progress(doing="repetends of one micro-batch, length 6", best=None, bound=Fraction(6)))
+        repetends of one micro-batch, length 6: best none yet, bound 6
     """
 
     doing: str
     best: Fraction | None
     bound: Fraction
+
+    __repr__ = brief
 
     def __str__(self) -> str:
         best = "none yet" if self.best is None else str(self.best)
