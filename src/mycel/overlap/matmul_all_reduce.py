@@ -159,7 +159,8 @@ class _MatmulAllReduce(torch.autograd.Function):
             summed = dropped(gradient, 0, gradient.shape[0])
         weight_grad = x.t() @ summed if ctx.needs_input_grad[1] else None
         bias_grad = summed.sum(0) if ctx.needs_input_grad[2] else None
-        return x_grad, weight_grad, bias_grad, gradient, norm_weight, norm_bias, None
+        residual = gradient if ctx.needs_input_grad[3] else None
+        return x_grad, weight_grad, bias_grad, residual, norm_weight, norm_bias, None
 
 
 def _through_norm(

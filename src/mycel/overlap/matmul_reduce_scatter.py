@@ -194,4 +194,5 @@ class _MatmulReduceScatter(torch.autograd.Function):
             parts = list(totals.wait())
             norm_weight = None if norm_weight is None else parts.pop(0)
             norm_bias = None if norm_bias is None else parts.pop(0)
-        return x_grad, weight_grad, bias_grad, gradient, norm_weight, norm_bias, None
+        residual = gradient if ctx.needs_input_grad[3] else None
+        return x_grad, weight_grad, bias_grad, residual, norm_weight, norm_bias, None

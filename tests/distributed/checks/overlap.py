@@ -107,6 +107,14 @@ def scattered_product(
     pairs |= {"nb": (nbr, nb.grad)} if norm == "layer_norm" else {}
     for name, (mine, expected) in pairs.items():
         compare(errors, name, mine.grad, expected)
+    # Without anything behind the sum.
+    xr.grad = x.grad = None
+    plain = matmul_reduce_scatter(xr, wr, rows=rows, tiles=tiles)
+    plain.backward(upstream[own].to(dtype))
+    product = torch.einsum("rsi,rio->so", x, w)
+    product.backward(upstream)
+    compare(errors, "plain", plain, product.detach()[own])
+    compare(errors, "plain x", xr.grad, x.grad[rank])  # type: ignore[index]
     return errors
 
 
@@ -136,8 +144,13 @@ def summed_product(
     for name, (mine, expected) in pairs.items():
         compare(errors, name, mine.grad, expected)
     # Without anything behind the sum.
-    plain = matmul_all_reduce(xr.detach(), wr.detach(), tiles=tiles)
-    compare(errors, "plain", plain, torch.einsum("rsi,rio->so", x, w).detach())
+    xr.grad = x.grad = None
+    plain = matmul_all_reduce(xr, wr, tiles=tiles)
+    plain.backward(upstream.to(dtype))
+    product = torch.einsum("rsi,rio->so", x, w)
+    product.backward(upstream)
+    compare(errors, "plain", plain, product.detach())
+    compare(errors, "plain x", xr.grad, x.grad[rank])  # type: ignore[index]
     return errors
 
 
