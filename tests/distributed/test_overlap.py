@@ -25,3 +25,13 @@ def test_operators_are_what_whole_arrays_give(run_ranks: RunRanks, world_size: i
     for errors in run_ranks(world_size, "overlap", "every_combination", "float64", backend=backend):
         assert len(errors) > 100
         assert not {name: e for name, e in errors.items() if e > 1e-12}
+
+
+@pytest.mark.parametrize(
+    ("world_size", "first", "backend"), [(2, 1, "mycel"), (3, 1, "mycel"), (4, 2, "mycel"), (3, 2, "gloo")]
+)
+def test_slices_cross_a_boundary_of_stages(run_ranks: RunRanks, world_size: int, first: int, backend: str) -> None:
+    for rows in (7, 1):
+        results = run_ranks(world_size, "overlap", "through_a_boundary", first, rows, backend=backend)
+        for errors in results:
+            assert len(errors) == 8 and max(errors.values()) < 1e-12, errors

@@ -6,11 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
 from mycel.comm import ByteMeter
-from mycel.overlap import Norm, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from mycel.overlap import (
+    Norm,
+    all_gather_matmul,
+    matmul_all_reduce,
+    matmul_reduce_scatter,
+    receive_slices,
+    send_slices,
+)
 
 INNER, COLUMNS = 12, 10
 #: Rows of the ranks: alike, unlike, and one without any.
@@ -151,6 +159,29 @@ def summed_product(
     product.backward(upstream)
     compare(errors, "plain", plain, product.detach())
     compare(errors, "plain x", xr.grad, x.grad[rank])  # type: ignore[index]
+    return errors
+
+
+def through_a_boundary(rank: int, size: int, first: int, rows: int) -> dict[str, float]:
+    """From a stage of so many ranks to one of the others, and a gradient back; what is wrong, by case."""
+    stages = [list(range(first)), list(range(first, size))]
+    groups = [dist.new_group(ranks) for ranks in stages]
+    parts = torch.stack([randn(rows, 3, 2, seed=7 + r) for r in range(size)])
+    errors: dict[str, float] = {}
+    for tiles in (1, 2, 5, None):
+        for here, there in ((0, 1), (1, 0)):
+            for is_sum in (True, False):
+                members = stages[here]
+                expected = parts[members].sum(0) if is_sum else parts[0]
+                if rank in members:
+                    given = parts[rank] if is_sum else parts[0]
+                    send_slices(given, stages[there], group=groups[here], is_sum=is_sum, tiles=tiles)
+                    continue
+                found = receive_slices((rows, 3, 2), members, dtype=torch.float64, group=groups[there], tiles=tiles)
+                name = f"{tiles} {here} {is_sum}"
+                compare(errors, name, found, expected)
+                if tiles == 1 and is_sum and len(members) == 2:
+                    assert torch.equal(found, expected)
     return errors
 
 
