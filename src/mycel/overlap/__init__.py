@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from mycel.extras import needs
 
 needs("mycel.overlap", "torch")
@@ -21,12 +23,20 @@ from mycel.overlap.matmul_reduce_scatter import matmul_reduce_scatter
 from mycel.overlap.tiling import Tiling, plan_tiles
 from mycel.overlap.update import SlicedOptimizer, reduce_scatter_update_all_gather
 
+if TYPE_CHECKING:
+    from mycel.overlap.compiled import CompilePass, compile_pass
+    from mycel.overlap.styles import OverlappedColwise, OverlappedRowwise
+
 __all__ = [
+    "CompilePass",
     "Lamb",
     "Norm",
+    "OverlappedColwise",
+    "OverlappedRowwise",
     "SlicedOptimizer",
     "Tiling",
     "all_gather_matmul",
+    "compile_pass",
     "matmul_all_reduce",
     "matmul_reduce_scatter",
     "plan_tiles",
@@ -34,3 +44,24 @@ __all__ = [
     "reduce_scatter_update_all_gather",
     "send_slices",
 ]
+
+#: What imports torch's compiler or DTensor, which takes seconds: when it is asked for.
+_LATER = {
+    "CompilePass": "compiled",
+    "OverlappedColwise": "styles",
+    "OverlappedRowwise": "styles",
+    "compile_pass": "compiled",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module 'mycel.overlap' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = globals()[name] = getattr(import_module(f"mycel.overlap.{_LATER[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
