@@ -35,3 +35,10 @@ def test_slices_cross_a_boundary_of_stages(run_ranks: RunRanks, world_size: int,
         results = run_ranks(world_size, "overlap", "through_a_boundary", first, rows, backend=backend)
         for errors in results:
             assert len(errors) == 8 and max(errors.values()) < 1e-12, errors
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("case", ["attention_output", "adam", "between_layers"])
+def test_rewritten_programs_run_to_the_same_results(run_ranks: RunRanks, world_size: int, case: str) -> None:
+    for found in run_ranks(world_size, "overlap", "rewritten_programs", case, 30):
+        assert found["count"] > 8 and {"fuse", "overlap"} <= found["kinds"]

@@ -82,7 +82,7 @@ def gather_product(
 
 def product_scatter(
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | None,
     across: Across,
     *,
     rows: Sequence[int],
@@ -94,17 +94,18 @@ def product_scatter(
 
     Args:
         x: shape ``[sum(rows), inner]``; each rank has columns of its own.
-        weight: shape ``[inner, columns]``; each rank has rows of its own.
+        weight: shape ``[inner, columns]``; each rank has rows of its own. ``None``: ``x`` itself is summed.
         across: the ranks.
         rows: of the result on each rank.
         tiles: in how many parts every rank's rows are made and sent.
-        finish: of the rows of a tile, when they are there, while the next tile travels.
+        finish: of the rows of a tile, when they are there, while the next tile travels; on every rank as often, also
+            where it has no rows of the tile.
         beside: what else to compute, once, while the last tile travels.
 
     Returns:
         Shape ``[rows[rank], columns]``.
     """
-    own, columns = rows[across.rank], weight.shape[1]
+    own, columns = rows[across.rank], (x if weight is None else weight).shape[1]
     cuts = block_tiles(rows, tiles)
     if across.size == 1:
         out = _product(x, weight, None)
@@ -238,12 +239,14 @@ def _land(landing: tuple[int, int, Pending[Tensor]], out: Tensor, finish: Finish
     arrived, place = pending.wait(), out[begin : begin + count]
     if count and arrived.data_ptr() != place.data_ptr():  # it came padded
         place.copy_(arrived[:count])
-    if finish is not None and count:
+    if finish is not None:
         finish(place, begin, begin + count)
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None, into: Tensor | None = None) -> Tensor:
-    """Rows times a matrix, written where they belong."""
+def _product(x: Tensor, weight: Tensor | None, bias: Tensor | None, into: Tensor | None = None) -> Tensor:
+    """Rows times a matrix, written where they belong; without a matrix the rows themselves, always copied."""
+    if weight is None:
+        return x.clone(memory_format=torch.contiguous_format) if into is None else into.copy_(x)
     if into is None:
         return torch.mm(x, weight) if bias is None else torch.addmm(bias, x, weight)
     return torch.mm(x, weight, out=into) if bias is None else torch.addmm(bias, x, weight, out=into)

@@ -203,3 +203,26 @@ def every_combination(rank: int, size: int, kind_of_element: str) -> dict[str, f
                 errors = summed_product(rank, size, sum(rows), dtype, norm, dropout, tiles)
                 worst |= {f"everywhere {kind} {tiles} {norm} {name}": e for name, e in errors.items()}
     return worst
+
+
+def rewritten_programs(rank: int, size: int, case: str, most: int) -> dict[str, Any]:
+    """Every program that rewrites come to, run here, against the unrewritten one in one process."""
+    from tests.oracles.overlap_cases import CASES, inputs_of, rewritten
+    from tests.oracles.overlap_programs import evaluate
+
+    from mycel.overlap.language import run
+
+    program = CASES[case]()
+    inputs = inputs_of(program, size)
+    expected = evaluate(program, inputs, size)
+    worst, count, kinds = 0.0, 0, set()
+    for steps, candidate in rewritten(program, most):
+        found = run(candidate, {name: parts[rank] for name, parts in inputs.items()})
+        for name, parts in found.items():
+            assert parts.shape == expected[name][rank].shape, (steps, name)
+            error = float((parts - expected[name][rank]).abs().max()) if parts.numel() else 0.0
+            assert error < 1e-9, (steps, name, error)
+            worst = max(worst, error)
+        count += 1
+        kinds |= {step.split("(")[0] for step in steps}
+    return {"worst": worst, "count": count, "kinds": kinds}
