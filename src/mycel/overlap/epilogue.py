@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mycel.brief import brief
 from mycel.errors import UsageError
 
 __all__ = ["Epilogue", "Mask", "Norm", "draw_mask", "norm_backward"]
@@ -40,6 +41,8 @@ class Norm:
     weight: Tensor | None = None
     bias: Tensor | None = None
     eps: float | None = None
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if self.kind not in ("layer_norm", "rms_norm"):

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
+from mycel.brief import brief
 from mycel.cost import makespan
 from mycel.errors import UsageError
 from mycel.overlap.rates import Network, Products, group_rates
@@ -88,6 +89,8 @@ class Tiling:
     exchange_s: float = 0.0
     source: str = ""
     is_given: bool = False
+
+    __repr__ = brief
 
     @property
     def plain_s(self) -> float:

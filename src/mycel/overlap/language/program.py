@@ -97,10 +97,19 @@ class Stage:
     Attributes:
         nodes: their names, in the program's order.
         tiles: in how many; one is fused and not overlapped.
+
+    Raises:
+        UsageError: fewer than two nodes, or no tile.
+
+    Examples:
+        >>> Stage(nodes=("matmul_1", "all_reduce_1"), tiles=4).tiles
+        4
     """
 
     nodes: tuple[str, ...]
     tiles: int = 1
+
+    __repr__ = brief
 
     def __post_init__(self) -> None:
         if len(self.nodes) < 2 or self.tiles < 1:

@@ -113,6 +113,14 @@ def fuse(program: Program, names: Sequence[str]) -> Program:
 
     Raises:
         UsageError: they are no such stage.
+
+    Examples:
+        >>> from mycel.overlap.language import Writer
+        >>> write = Writer()
+        >>> program = write.finish(y=write.local("x", 8, 4).reduce_scatter().relu().all_gather())
+        >>> fused = fuse(program, ["reduce_scatter_1", "relu_1", "all_gather_1"])
+        >>> print(fused.to_text().splitlines()[-1])
+        fuse(reduce_scatter_1, relu_1, all_gather_1)
     """
     return _staged(program, names, 1, "fuse")
 
@@ -127,6 +135,13 @@ def overlap(program: Program, names: Sequence[str], tiles: int) -> Program:
 
     Raises:
         UsageError: they are no stage, or there are not several tiles.
+
+    Examples:
+        >>> from mycel.overlap.language import Writer
+        >>> write = Writer()
+        >>> program = write.finish(y=(write.local("x", 8, 4) @ write.local("w", 4, 4)).all_reduce())
+        >>> print(overlap(program, ["matmul_1", "all_reduce_1"], 2).to_text().splitlines()[-1])
+        overlap(matmul_1, all_reduce_1) in 2 tiles
     """
     if tiles < 2:
         raise UsageError(f"overlap: {tiles} tiles; two at least, and fuse() for one")

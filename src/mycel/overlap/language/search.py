@@ -30,6 +30,13 @@ class Searched:
         plain_s: of the program that was given.
         steps: the rewrites, in words, in order.
         tried: how many programs were weighed.
+
+    Examples:
+        On every rank, with the rates of its group::
+
+            found = search(program, products, network, num_ranks=8)
+            print(found.explain())
+            results = run(found.program, inputs)
     """
 
     program: Program
