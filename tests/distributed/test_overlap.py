@@ -41,4 +41,4 @@ def test_slices_cross_a_boundary_of_stages(run_ranks: RunRanks, world_size: int,
 @pytest.mark.parametrize("case", ["attention_output", "adam", "between_layers"])
 def test_rewritten_programs_run_to_the_same_results(run_ranks: RunRanks, world_size: int, case: str) -> None:
     for found in run_ranks(world_size, "overlap", "rewritten_programs", case, 30):
-        assert found["count"] > 8 and {"fuse", "overlap"} <= found["kinds"]
+        assert found["count"] >= 8 and {"fuse", "overlap"} <= found["kinds"]
