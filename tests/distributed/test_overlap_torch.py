@@ -22,12 +22,14 @@ def test_a_parallel_mlp_is_the_whole_one(
 
 @pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
 def test_pairs_of_compiled_programs_are_replaced_with_the_same_bits(run_ranks: RunRanks, backend: str) -> None:
-    for found in run_ranks(2, "overlap_torch", "compiled", False, 2, backend=backend):
+    shape = (4, 4, 12) if backend == "mycel" else (16, 12)
+    for found in run_ranks(2, "overlap_torch", "compiled", backend == "mycel", 2, shape, backend=backend):
         assert found["replaced"] == ["all_gather", "reduce_scatter", "all_gather", "reduce_scatter"], found
         assert not found["left"]
-        assert all(found["same"]) and len(found["same"]) == 4, found
+        assert all(found["same"]) and len(found["same"]) >= 4, found
 
 
+@long
 def test_pairs_that_do_not_pay_are_left_alone_and_listed(run_ranks: RunRanks) -> None:
     for found in run_ranks(2, "overlap_torch", "compiled", True, None):
         assert not found["replaced"]

@@ -162,34 +162,37 @@ class CompilePass(Handle, CustomGraphPass):
         wait = _only_user(node, _c10d.wait_tensor.default)
         if wait is None:
             return Found(collective=name, tiling=None, is_replaced=False, reason="it is not awaited at once")
-        products = [user for user in wait.users if _left_operand(user) is wait]
-        if not products:
+        pairs = [(user, flat) for flat in _flattened(wait) for user in flat.users if _operands(user)[0] is flat]
+        if not pairs:
             return Found(collective=name, tiling=None, is_replaced=False, reason="no product takes its rows")
-        product = max(products, key=lambda p: _columns(p) if isinstance(_columns(p), int) else 0)
-        is_biased, of_product = product.target is _aten.addmm.default, product.args
-        bias, weight = (of_product[0], of_product[2]) if is_biased else (None, of_product[1])
+        product, flat = max(pairs, key=lambda p: _columns(p[0]) if isinstance(_columns(p[0]), int) else 0)
+        _, weight, bias = _operands(product)
         if product.kwargs or not _can_hoist([weight, bias], wait):
             return Found(collective=name, tiling=None, is_replaced=False, reason="its product cannot be moved to it")
-        whole = wait.meta["val"]
-        sizes = (whole.shape[0], whole.shape[1], _columns(product))
-        tiling = self._plan("all_gather_matmul", sizes, whole, group_name, ranks)
+        whole = flat.meta["val"]
+        num_rows, inner = whole.shape
+        tiling = self._plan("all_gather_matmul", (num_rows, inner, _columns(product)), whole, group_name, ranks)
         if (left := self._judge(name, tiling)) is not None:
             return left
         _hoist(graph, [weight, bias], wait)
-        is_kept = len(wait.users) > 1
+        is_kept = len(wait.users) > 1 or len(flat.users) > 1
         with graph.inserting_before(wait):
+            sent = _reshaped(graph, rows, (num_rows // ranks, inner))
             target = gather_matmul_keep if is_kept else gather_matmul
-            made = graph.call_function(_overload(target), (rows, weight, bias, ranks, group_name, tiling.tiles))
+            made = graph.call_function(_overload(target), (sent, weight, bias, ranks, group_name, tiling.tiles))
             if is_kept:
                 pair = (product.meta["val"], whole)
                 made.meta = {"val": pair}
                 fused, gathered = (graph.call_function(operators.getitem, (made, i)) for i in range(2))
                 fused.meta, gathered.meta = {"val": pair[0]}, {"val": pair[1]}
+                gathered = _reshaped(graph, gathered, tuple(wait.meta["val"].shape))
             else:
                 fused, gathered = made, None
                 made.meta = {"val": product.meta["val"]}
         product.replace_all_uses_with(fused)
         graph.erase_node(product)
+        if flat is not wait and not flat.users:
+            graph.erase_node(flat)
         if gathered is not None:
             wait.replace_all_uses_with(gathered)
         graph.erase_node(wait)
@@ -203,23 +206,24 @@ class CompilePass(Handle, CustomGraphPass):
         wait = _only_user(node, _c10d.wait_tensor.default)
         if wait is None:
             return Found(collective=name, tiling=None, is_replaced=False, reason="it is not awaited at once")
-        is_product = isinstance(product, Node) and product.target is _aten.mm.default and not product.kwargs
-        if not is_product or operation != "sum":
+        viewed = product
+        if product.target in _RESHAPES and product.args[0].meta["val"].shape[-1] == product.meta["val"].shape[-1]:
+            product = product.args[0]
+        x, weight, bias = _operands(product)
+        if x is None or product.kwargs or operation != "sum":
             return Found(collective=name, tiling=None, is_replaced=False, reason="it is no sum of a product")
-        if len(product.users) > 1:
+        if len(product.users) > 1 or len(viewed.users) > 1:
             return Found(collective=name, tiling=None, is_replaced=False, reason="its product is used elsewhere")
-        x, weight = product.args
-        left, right = x.meta["val"], weight.meta["val"]
-        tiling = self._plan(
-            "matmul_reduce_scatter", (left.shape[0], left.shape[1], right.shape[1]), left, group_name, ranks
-        )
+        left, whole = x.meta["val"], product.meta["val"]
+        tiling = self._plan("matmul_reduce_scatter", (*left.shape, whole.shape[1]), left, group_name, ranks)
         if (said := self._judge(name, tiling)) is not None:
             return said
         with graph.inserting_before(wait):
-            fused = graph.call_function(_overload(matmul_scatter), (x, weight, ranks, group_name, tiling.tiles))
-            fused.meta = {"val": wait.meta["val"]}
-        wait.replace_all_uses_with(fused)
-        for old in (wait, node, product):
+            fused = graph.call_function(_overload(matmul_scatter), (x, weight, bias, ranks, group_name, tiling.tiles))
+            fused.meta = {"val": whole.new_empty(whole.shape[0] // ranks, whole.shape[1])}
+            summed = _reshaped(graph, fused, tuple(wait.meta["val"].shape))
+        wait.replace_all_uses_with(summed)
+        for old in dict.fromkeys((wait, node, viewed, product)):
             graph.erase_node(old)
         return Found(collective=name, tiling=tiling, is_replaced=True)
 
@@ -266,11 +270,37 @@ def _only_user(node: Node, target: Any) -> Node | None:
     return users[0] if len(users) == 1 and users[0].target is target else None
 
 
-def _left_operand(node: Node) -> object:
-    """What a product multiplies from the left; ``None``: it is no product."""
+#: The same rows, with other leading dimensions.
+_RESHAPES = (_aten.view.default, _aten.reshape.default)
+
+
+def _flattened(rows: Node) -> list[Node]:
+    """Rows as matrices: themselves, or views of them whose last dimension is theirs."""
+    width = rows.meta["val"].shape[-1]
+    views = [n for n in rows.users if n.target in _RESHAPES]
+    return [n for n in (rows, *views) if n.meta["val"].dim() == 2 and n.meta["val"].shape[-1] == width]
+
+
+def _reshaped(graph: Graph, node: Any, shape: tuple[int, ...]) -> Node:
+    """The same elements in another shape; the node itself where it has that."""
+    value = node.meta["val"]
+    if tuple(value.shape) == shape:
+        return node  # type: ignore[no-any-return]
+    made = graph.call_function(_aten.reshape.default, (node, list(shape)))
+    made.meta = {"val": value.reshape(shape)}
+    return made
+
+
+def _operands(node: Node) -> tuple[Any, Any, Any]:
+    """What a product multiplies from the left and the right, and the row that it adds; nothing of what is none."""
+    arguments: Any = node.args
     if node.target is _aten.mm.default:
-        return node.args[0]
-    return node.args[1] if node.target is _aten.addmm.default else None
+        return arguments[0], arguments[1], None
+    if node.target is _aten.addmm.default:
+        bias, left, right = arguments
+        if isinstance(bias, Node) and bias.meta["val"].dim() == 1:
+            return left, right, bias
+    return None, None, None
 
 
 def _columns(product: Node) -> Any:

@@ -89,6 +89,7 @@ def product_scatter(
     tiles: int,
     finish: Finish | None = None,
     beside: Callable[[], None] | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """This rank's rows of the ranks' sum of products.
 
@@ -101,6 +102,7 @@ def product_scatter(
         finish: of the rows of a tile, when they are there, while the next tile travels; on every rank as often, also
             where it has no rows of the tile.
         beside: what else to compute, once, while the last tile travels.
+        bias: shape ``[columns]``, this rank's, added to its product before the sum.
 
     Returns:
         Shape ``[rows[rank], columns]``.
@@ -108,7 +110,7 @@ def product_scatter(
     own, columns = rows[across.rank], (x if weight is None else weight).shape[1]
     cuts = block_tiles(rows, tiles)
     if across.size == 1:
-        out = _product(x, weight, None)
+        out = _product(x, weight, bias)
         if beside is not None:
             beside()
         if finish is not None:
@@ -119,11 +121,11 @@ def product_scatter(
     under_way: list[tuple[int, int, Pending[Tensor]]] = []
     for tile in cuts:
         if len(cuts) == 1 and tile.is_even:
-            blocks = _product(x, weight, None).view(across.size, tile.most, columns)
+            blocks = _product(x, weight, bias).view(across.size, tile.most, columns)
         else:
             blocks = x.new_empty(across.size, tile.most, columns)
             for rank, (start, count) in enumerate(zip(tile.starts, tile.counts, strict=True)):
-                _product(x[start : start + count], weight, None, blocks[rank, :count])
+                _product(x[start : start + count], weight, bias, blocks[rank, :count])
                 blocks[rank, count:] = 0
         begin, count = tile.starts[across.rank] - offset, tile.counts[across.rank]
         # What is finished in place is no longer what arrived, which activation checkpointing may keep.

@@ -63,12 +63,14 @@ def _(
 
 
 @torch.library.custom_op("mycel::matmul_scatter", mutates_args=())
-def matmul_scatter(x: Tensor, weight: Tensor, num_ranks: int, group_name: str, tiles: int) -> Tensor:
+def matmul_scatter(
+    x: Tensor, weight: Tensor, bias: Tensor | None, num_ranks: int, group_name: str, tiles: int
+) -> Tensor:
     """This rank's rows of the ranks' sum of products."""
     rows = (x.shape[0] // num_ranks,) * num_ranks
-    return product_scatter(x, weight, _across(group_name), rows=rows, tiles=tiles)
+    return product_scatter(x, weight, _across(group_name), rows=rows, tiles=tiles, bias=bias)
 
 
 @matmul_scatter.register_fake
-def _(x: Tensor, weight: Tensor, num_ranks: int, group_name: str, tiles: int) -> Tensor:
+def _(x: Tensor, weight: Tensor, bias: Tensor | None, num_ranks: int, group_name: str, tiles: int) -> Tensor:
     return x.new_empty(x.shape[0] // num_ranks, weight.shape[1])

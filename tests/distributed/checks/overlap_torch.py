@@ -68,12 +68,14 @@ def styles(rank: int, size: int, shape: tuple[int, ...], dim: int) -> dict[str, 
     return errors
 
 
-def compiled(rank: int, size: int, bias: bool, tiles: int | None) -> dict[str, Any]:
+def compiled(
+    rank: int, size: int, bias: bool, tiles: int | None, shape: tuple[int, ...] = (16, DIM)
+) -> dict[str, Any]:
     """A parallel MLP compiled with and without the pass: what was found, and whether all bits are the same."""
     mesh = init_device_mesh("cpu", (size,))
     plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
     torch.manual_seed(rank)
-    x, upstream = torch.randn(16, DIM), torch.randn(16, DIM)
+    x, upstream = torch.randn(*shape), torch.randn(*shape)
     results = []
     found = None
     for overlapped in (False, True) if tiles else (True,):
