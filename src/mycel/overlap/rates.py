@@ -7,9 +7,10 @@ sizes where not. All ranks keep the slowest rank's figures, so that all choose a
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -32,7 +33,9 @@ _ROWS = (16, 64, 256, 1024)
 _INNER, _COLUMNS = 512, 512
 #: Bytes of measured collectives, of the whole array.
 _SMALL, _LARGE = 1 << 13, 1 << 20
-_REPEATS = 3
+_REPEATS = 5
+#: Exchanges one after the other, for what each costs beyond its bytes.
+_TURNS = 4
 
 K = TypeVar("K")
 
@@ -78,10 +81,14 @@ class Network:
     Attributes:
         seconds: of an exchange of an array of so many bytes.
         source: where that comes from, in words.
+        host_s: that a rank is held up by starting and awaiting one more exchange beside a product.
+        turn_s: between the end of an exchange and the beginning of the next one that was started meanwhile.
     """
 
     seconds: Callable[[Exchange, int], float]
     source: str
+    host_s: float = 1.5e-4
+    turn_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +113,8 @@ def group_rates(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.devi
     """
     rates = _RATES.get(group)
     if rates is None:
-        rates = _RATES[group] = Rates(network=_of_topology(group) or _measured(group, device))
+        network = _of_topology(group) or _measured(group, device)
+        rates = _RATES[group] = Rates(network=_with_overheads(network, group, device))
     if dtype not in rates.products:
         rates.products[dtype] = _measured_products(group, dtype, device)
     return rates.products[dtype], rates.network
@@ -140,7 +148,7 @@ def _measured(group: dist.ProcessGroup, device: torch.device) -> Network:
             "all_reduce": lambda whole=whole: dist.all_reduce(whole, group=group),  # type: ignore[misc]
         }
         for exchange, run in ways.items():
-            points[exchange, num_bytes] = _least(run, device)
+            points[exchange, num_bytes] = _middle(run, device)
     slowest = _slowest(points, group, device)
     lines: Mapping[str, Line] = {
         exchange: Line.through((_SMALL, slowest[exchange, _SMALL]), (_LARGE, slowest[exchange, _LARGE]))
@@ -152,15 +160,51 @@ def _measured(group: dist.ProcessGroup, device: torch.device) -> Network:
     )
 
 
+def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.device) -> Network:
+    """What many small exchanges cost beyond what the model says of each, alone and beside a product."""
+    part = torch.zeros(_SMALL // 4, device=device)
+    wholes = [part.new_zeros(part.numel() * dist.get_world_size(group)) for _ in range(_TURNS)]
+    weight = torch.ones(_INNER, _COLUMNS, device=device)
+    x = weight.new_ones(_ROWS[-1], _INNER)
+    out = weight.new_empty(_ROWS[-1], _COLUMNS)
+
+    def exchange(product: bool) -> None:
+        works = [all_gather_single(whole, part, group=group, async_op=True) for whole in wholes]
+        for work in works:
+            if product:
+                torch.mm(x, weight, out=out)
+            work.wait()
+
+    def products() -> None:
+        for _ in wholes:
+            torch.mm(x, weight, out=out)
+
+    found = _slowest(
+        {
+            "exchanges": _middle(lambda: exchange(False), device),
+            "beside": _middle(lambda: exchange(True), device),
+            "products": _middle(products, device),
+        },
+        group,
+        device,
+    )
+    alone_s = network.seconds("all_gather", wholes[0].nbytes)
+    return replace(
+        network,
+        host_s=max(0.0, found["beside"] - found["products"]) / _TURNS,
+        turn_s=max(0.0, found["exchanges"] / _TURNS - alone_s),
+    )
+
+
 def _measured_products(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> Products:
     weight = torch.ones(_INNER, _COLUMNS, dtype=dtype, device=device)
     points: dict[int, float] = {}
     for rows in _ROWS:
         x = weight.new_ones(rows, _INNER)
         out = weight.new_empty(rows, _COLUMNS)
-        points[rows] = _least(lambda x=x, out=out: torch.mm(x, weight, out=out), device)  # type: ignore[misc]
+        points[rows] = _middle(lambda x=x, out=out: torch.mm(x, weight, out=out), device)  # type: ignore[misc]
     big = weight.new_ones(1 << 20)
-    points[0] = _least(lambda: big.add_(big), device)
+    points[0] = _middle(lambda: big.add_(big), device)
     found = _slowest(points, group, device)
     flops = [2 * rows * _INNER * _COLUMNS / max(found[rows], 1e-9) for rows in _ROWS]
     # More rows are never slower a row: what says so is noise.
@@ -174,13 +218,14 @@ def _slowest(points: Mapping[K, float], group: dist.ProcessGroup, device: torch.
     return dict(zip(points, seconds.tolist(), strict=True))
 
 
-def _least(operation: Callable[[], Tensor | object], device: torch.device) -> float:
+def _middle(operation: Callable[[], Tensor | object], device: torch.device) -> float:
+    """Median seconds: what else runs on the processors counts, as it will."""
     found = []
     for _ in range(_REPEATS + 1):  # the first one may have to connect, or to compile
         begin = _now(device)
         operation()
         found.append(_now(device) - begin)
-    return min(found[1:])
+    return statistics.median(found[1:])
 
 
 def _now(device: torch.device) -> float:

@@ -28,8 +28,6 @@ Operator = Literal["all_gather_matmul", "matmul_reduce_scatter", "matmul_all_red
 
 MOST_TILES = 16
 _TILES = (1, 2, 4, 8, MOST_TILES)
-#: Seconds of a rank for starting one more collective and waiting for it, measured between two processes.
-_START_S = 1.5e-4
 #: Part of the plain program's time that tiles have to save by the model: what it does not know of costs about that.
 _WORTH = 0.03
 
@@ -178,30 +176,31 @@ def _blocks_s(shape: Shape, tiles: int, products: Products, blocks: int) -> floa
 
 
 def _gather_first(shape: Shape, tiles: int, products: Products, network: Network) -> float:
-    moved_s = network.seconds("all_gather", _moved(shape) // tiles)
+    moved_s = network.seconds("all_gather", _moved(shape) // tiles) + network.turn_s
     if tiles == 1:
-        return makespan([(_START_S, moved_s), (_compute(shape, products), 0.0)], 1)
+        return makespan([(0.0, moved_s), (_compute(shape, products), 0.0)], 1)
     others = _blocks_s(shape, tiles, products, shape.num_ranks - 1)
     own = products.seconds(shape.rows // shape.num_ranks, shape.inner, shape.columns)
-    return makespan([(_START_S, moved_s), (others, 0.0)], tiles, beside_s=own)
+    return makespan([(network.host_s, moved_s), (others, 0.0)], tiles, beside_s=own)
 
 
 def _product_first(shape: Shape, tiles: int, products: Products, network: Network) -> float:
-    moved_s = network.seconds("reduce_scatter", _moved(shape) // tiles)
+    moved_s = network.seconds("reduce_scatter", _moved(shape) // tiles) + network.turn_s
     work_s = _compute(shape, products) if tiles == 1 else _blocks_s(shape, tiles, products, shape.num_ranks)
-    return makespan([(work_s + _START_S, moved_s)], tiles)
+    return makespan([(work_s + network.host_s * (tiles > 1), moved_s)], tiles)
 
 
 def _everywhere(shape: Shape, tiles: int, products: Products, network: Network) -> float:
-    moved_s = network.seconds("all_reduce", _moved(shape) // tiles)
+    moved_s = network.seconds("all_reduce", _moved(shape) // tiles) + network.turn_s
     work_s = products.seconds(max(1, shape.rows // tiles), shape.inner, shape.columns)
-    return makespan([(work_s + _START_S, moved_s)], tiles)
+    return makespan([(work_s + network.host_s * (tiles > 1), moved_s)], tiles)
 
 
 def _update(shape: Shape, tiles: int, products: Products, network: Network) -> float:
     moved = _moved(shape) // tiles
-    there_s, back_s = (network.seconds(exchange, moved) for exchange in ("reduce_scatter", "all_gather"))
-    return makespan([(_START_S, there_s), (_compute(shape, products) / tiles + _START_S, back_s)], tiles)
+    there_s, back_s = (network.seconds(name, moved) + network.turn_s for name in ("reduce_scatter", "all_gather"))
+    host_s = network.host_s
+    return makespan([(host_s, there_s), (_compute(shape, products) / tiles + host_s, back_s)], tiles)
 
 
 _MODELS: dict[str, Callable[[Shape, int, Products, Network], float]] = {

@@ -11,8 +11,6 @@ from mycel.overlap.rates import Exchange, Network, Products
 
 __all__ = ["program_seconds"]
 
-#: Seconds of a rank for starting one more collective and waiting for it.
-_START_S = 1.5e-4
 _EXCHANGES = get_args(Exchange)
 
 
@@ -58,10 +56,12 @@ class _Model:
         if node.operation == "input":
             return 0.0
         if node.operation in _EXCHANGES:
-            return _START_S + self.exchange(node)
+            return self.network.host_s + self.exchange(node)
         if node.operation == "matmul":
             return self.products.seconds(self.rows(node), self.program.node(node.inputs[0]).columns, node.columns)
-        small = _START_S + self.network.seconds("all_reduce", self.item_bytes) if self.is_total(node) else 0.0
+        small = (
+            self.network.host_s + self.network.seconds("all_reduce", self.item_bytes) if self.is_total(node) else 0.0
+        )
         moved = self.num_bytes(node) + sum(self.num_bytes(self.program.node(name)) for name in node.inputs)
         return small + moved / self.products.bytes_per_second
 
@@ -81,15 +81,16 @@ class _Model:
                 moved = sum(self.num_bytes(self.program.node(i)) for i in node.inputs if i not in names)
                 moved += self.num_bytes(node) if self.is_told(node, names) else 0
                 after += moved / self.products.bytes_per_second
-        steps = [(before / tiles + _START_S, exchanges[0]), (after / tiles, 0.0)]
+        steps = [(before / tiles + self.network.host_s, exchanges[0]), (after / tiles, 0.0)]
         if len(exchanges) > 1:
-            steps[1] = (after / tiles + _START_S, exchanges[1])
+            steps[1] = (after / tiles + self.network.host_s, exchanges[1])
         return makespan(steps, tiles)
 
     def exchange(self, node: Node, tiles: int = 1) -> float:
         """Of a tile of a collective."""
         name: Exchange = node.operation  # type: ignore[assignment]  # one of _EXCHANGES
-        return self.network.seconds(name, node.rows * node.columns * self.item_bytes // tiles)
+        moved = node.rows * node.columns * self.item_bytes // tiles
+        return self.network.seconds(name, moved) + self.network.turn_s
 
     def rows(self, node: Node) -> int:
         """That one rank has."""
