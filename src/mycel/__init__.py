@@ -36,7 +36,20 @@ from mycel.errors import (
 )
 
 if TYPE_CHECKING:
-    from mycel import bench, data_parallel, demo, elastic, emulate, moe, parallel, pipeline, probe, report, runtime
+    from mycel import (
+        bench,
+        data_parallel,
+        demo,
+        elastic,
+        emulate,
+        moe,
+        overlap,
+        parallel,
+        pipeline,
+        probe,
+        report,
+        runtime,
+    )
     from mycel.collectives.bound import Bound, bound
     from mycel.collectives.export import export
     from mycel.collectives.lower import lower
@@ -87,6 +100,7 @@ __all__ = [
     "load_topology",
     "lower",
     "moe",
+    "overlap",
     "parallel",
     "pipeline",
     "probe",
@@ -106,6 +120,7 @@ _PACKAGES = (
     "elastic",
     "emulate",
     "moe",
+    "overlap",
     "parallel",
     "pipeline",
     "probe",

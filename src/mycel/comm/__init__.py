@@ -20,6 +20,7 @@ from mycel.comm.exchange import (
     there_and_back,
 )
 from mycel.comm.groups import flat_group, subgroup
+from mycel.comm.handle import Handle
 from mycel.comm.meter import ByteMeter
 from mycel.comm.nodes import equal_nodes, node_mesh, nodes_of
 from mycel.comm.pending import Pending, keep_exchanges
@@ -28,6 +29,7 @@ from mycel.comm.start import agree, group_or_all
 __all__ = [
     "Bundle",
     "ByteMeter",
+    "Handle",
     "InBackground",
     "Packed",
     "Pending",

@@ -6,6 +6,7 @@ from mycel.extras import needs
 
 needs("mycel.data_parallel", "torch")
 
+from mycel.comm.handle import Handle
 from mycel.data_parallel.advise import Advice, Prediction, advise
 from mycel.data_parallel.advise_sharded import advise_sharded
 from mycel.data_parallel.beyond_averaging import MASHA, HDPiSSA, hd_pissa
@@ -39,7 +40,6 @@ from mycel.data_parallel.ddp import DDPCompression
 from mycel.data_parallel.entry import compress
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp import QSDP, FSDPCompression
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.local import (
     CO2,

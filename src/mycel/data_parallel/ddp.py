@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.arguments import whole_number
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
+from mycel.comm.handle import Handle
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context
@@ -28,7 +29,6 @@ from mycel.data_parallel.compress.rounds import AllReduce, Conversation, Item, O
 from mycel.data_parallel.ddp_hook import take_hook
 from mycel.data_parallel.exchange import exchange
 from mycel.data_parallel.feedback import ErrorFeedback, Scaler, check_residuals
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.open_step import OpenStep
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.rehearsal import rehearse

@@ -26,10 +26,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.comm.handle import Handle
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.beyond_averaging.directions import gather_rows, principal_directions, rows_of_ranks
 from mycel.data_parallel.beyond_averaging.layers import Layer, choose
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.local.outer import MakeOuter
 from mycel.data_parallel.local.state import load_tensors, read_optimizer, write_optimizer
 from mycel.data_parallel.stats import CommStats

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mycel.comm.background import InBackground
 from mycel.comm.bundle import Bundle
+from mycel.comm.handle import Handle
 from mycel.data_parallel.combine.base import Combiner, check_combiner
 from mycel.data_parallel.ddp_hook import take_hook
-from mycel.data_parallel.handle import Handle
 from mycel.errors import UsageError
 
 __all__ = ["CombinedGradients", "combine_gradients"]

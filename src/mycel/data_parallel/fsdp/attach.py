@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from mycel.comm.handle import Handle
 from mycel.data_parallel.compress import Compressor
 from mycel.data_parallel.feedback import ErrorFeedback, Scaler, check_residuals
 from mycel.data_parallel.fsdp.layout import Unit, units_of
@@ -16,7 +17,6 @@ from mycel.data_parallel.fsdp.qsdp import QSDP
 from mycel.data_parallel.fsdp.replicas import ReplicaMean
 from mycel.data_parallel.fsdp.route import Route, nodes_between
 from mycel.data_parallel.fsdp.steps import Steps
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.lgreco import LGreCo
 from mycel.data_parallel.policy import CompressionPolicy
 from mycel.data_parallel.rehearsal import rehearse

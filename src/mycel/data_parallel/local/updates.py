@@ -14,13 +14,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mycel.arguments import the
 from mycel.comm.bundle import Packed
+from mycel.comm.handle import Handle
 from mycel.comm.sharded import is_sharded
 from mycel.comm.start import agree, group_or_all
 from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.feedback import is_finite
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.local.carriers import Carrier, Combined, Compressed, as_policy
 from mycel.data_parallel.local.checks import check, check_members, check_parts, named, own_group, unwrapped
 from mycel.data_parallel.local.meetings import Meetings

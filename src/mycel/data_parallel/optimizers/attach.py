@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.arguments import the
+from mycel.comm.handle import Handle
 from mycel.data_parallel.ddp_hook import take_hook
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 

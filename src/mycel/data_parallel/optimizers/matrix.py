@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from mycel.comm.handle import Handle
 from mycel.data_parallel.feedback import is_finite
-from mycel.data_parallel.handle import Handle
 from mycel.data_parallel.optimizers import adamw_update, demo_update, dion_update, muon_update, one_bit_update
 from mycel.data_parallel.optimizers.attach import Attached
 from mycel.data_parallel.optimizers.check import ALGORITHMS, check_group, check_together
