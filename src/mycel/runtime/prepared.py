@@ -328,6 +328,7 @@ class Job:
             numbers_address,
             -1,
             prepared.asking_address,
+            0,
             address + (j.J_WORK + 1) * 8,
         )
         self.prepared = prepared
