@@ -53,7 +53,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,6 +71,7 @@ __all__ = [
     "VARIABLES",
     "Launched",
     "Settings",
+    "as_another_rank",
     "is_launched",
     "misspelled_variables",
     "read_gpu",
@@ -327,6 +329,30 @@ class Launched:
     restarts: int = 0
 
     __repr__ = brief
+
+
+@contextmanager
+def as_another_rank() -> Iterator[None]:
+    """A ``with`` block in which the launchers' variables say that this process is another rank.
+
+    Examples:
+        >>> with as_another_rank():
+        ...     os.environ["RANK"] == os.environ["LOCAL_RANK"]
+        True
+    """
+    names = [*(rank for rank, _ in _RANKS), *_LOCAL_RANKS]
+    kept = {name: os.environ.get(name) for name in names}
+    here = kept["RANK"] or ""
+    other = str(int(here) + 1) if here.isdecimal() else "1"
+    os.environ.update(dict.fromkeys(names, other))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def is_launched(environ: dict[str, str] | None = None) -> bool:
