@@ -100,6 +100,7 @@ VARIABLES = (
     "MYCEL_PLACE",
     "MYCEL_RANKS",
     "MYCEL_RELAYS",
+    "MYCEL_SCHEDULES",
     "MYCEL_SECRET",
     "MYCEL_SECRET_FILE",
     "MYCEL_TIMEOUT",
@@ -155,6 +156,7 @@ class Settings:
     local: str | None = None
     relays: bool = True
     methods: tuple[str, ...] | None = None
+    schedules: Path | None = None
     mesh_ranks: int = MESH_RANKS
     verify: str = "programs"
     cache: Path | None = None
@@ -201,6 +203,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         relays=_one_of(("0", "1"), env.get("MYCEL_RELAYS"), "MYCEL_RELAYS") != "0",
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
+        schedules=Path(env["MYCEL_SCHEDULES"]) if env.get("MYCEL_SCHEDULES") else None,
         mesh_ranks=_count(env.get("MYCEL_MESH_RANKS"), "MYCEL_MESH_RANKS", MESH_RANKS),
         cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),

@@ -23,6 +23,7 @@ from mycel.collectives.verify import sums_agree, verify_schedule
 from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
+from mycel.runtime.registered import Registry
 from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
@@ -54,6 +55,9 @@ class Planner(Generic[P]):
         choose: which of them, in pieces of which size, serves so many bytes (of the whole array).
         prove: returns if programs of a schedule are right for a call in pieces of so many elements; ``False``: it is
             to be asked again if the call comes back.
+
+    Attributes:
+        registered: schedules that serve calls in place of the others, or beside them; the same on every rank.
     """
 
     def __init__(
@@ -67,7 +71,8 @@ class Planner(Generic[P]):
         self._make, self._choose, self._prove = make, choose, prove
         self._schedules: dict[tuple[str, int | None], Mapping[str, Schedule]] = {}
         self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
-        self._choices: dict[tuple[str, int | None, int], Choice] = {}
+        self._choices: dict[tuple[str, int | None, int, tuple[str, ...]], Choice] = {}
+        self.registered = Registry()
         #: What was called once, and is to be proved when it comes back.
         self._unproved: dict[Hashable, bool] = {}
         self._owner = PREPARED.new_owner()
@@ -85,10 +90,15 @@ class Planner(Generic[P]):
         Lengths up to an eighth apart share a choice: calls of ever new lengths do not each pay for one, and there are
         at most eight for each power of two.
         """
+        serving = self.registered.serving(name, root, num_bytes)
         num_bytes = _rounded_up(num_bytes)
-        key = (name, root, num_bytes)
+        key = (name, root, num_bytes, tuple(serving))
         if key not in self._choices:
-            self._choices[key] = self._choose(self.schedules(name, root), num_bytes)
+            candidates = {method: schedule for method, (schedule, is_always) in serving.items() if is_always}
+            if not candidates:
+                offered = {method: schedule for method, (schedule, _) in serving.items()}
+                candidates = {**self.schedules(name, root), **offered}
+            self._choices[key] = self._choose(candidates, num_bytes)
             if self._rank == 0 and _log.isEnabledFor(logging.INFO):
                 chosen = self._choices[key]
                 sizes = format_size(num_bytes), format_size(chosen.piece_bytes), format_seconds(chosen.seconds)
@@ -101,7 +111,8 @@ class Planner(Generic[P]):
         """This rank's part of a schedule, whatever the length."""
         key = (name, root, method)
         if key not in self._plans:
-            self._plans[key] = _template(_Same(self.schedules(name, root)[method]), self._rank)
+            schedule = self.registered.schedule(method) or self.schedules(name, root)[method]
+            self._plans[key] = _template(_Same(schedule), self._rank)
         return self._plans[key]
 
     def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, int], P]) -> P:

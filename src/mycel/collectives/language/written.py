@@ -268,19 +268,27 @@ def check(schedule: Schedule, lines: Sequence[Statement], where: Where) -> None:
         VerificationError: it is wrong; the message names the author's lines.
         ScheduleError: no programs can be made of it; the same.
     """
+    chunks = [transfer.chunk for transfer in schedule.transfers]
     try:
         verify_schedule(schedule)
     except VerificationError as error:
-        raise VerificationError(_located(str(error), lines, where), grid=error.grid) from None
+        raise VerificationError(_located(str(error), chunks, lines, where), grid=error.grid) from None
     try:
         for vertex in range(schedule.num_compute_vertices):
             RankTemplate(schedule, vertex)
     except ScheduleError as error:
-        raise ScheduleError(_located(str(error), lines, where)) from None
+        raise ScheduleError(_located(str(error), chunks, lines, where)) from None
 
 
-def _located(message: str, lines: Sequence[Statement], where: Where) -> str:
-    """A message in which each transfer is followed by what the author wrote for it."""
+def _located(message: str, chunks: Sequence[int], lines: Sequence[Statement], where: Where) -> str:
+    """A message in which each transfer is followed by what the author wrote for it.
+
+    Args:
+        message: about a schedule.
+        chunks: that each of its transfers moves.
+        lines: the statement of each.
+        where: the function's first line.
+    """
     named: list[int] = []
 
     def line_of(found: re.Match[str]) -> str:
@@ -291,7 +299,13 @@ def _located(message: str, lines: Sequence[Statement], where: Where) -> str:
         return f"{found[0]}, written at {lines[number].where.quoted},"
 
     text = re.sub(r"transfer (\d+)(?: \([^()]*\)|, step \d+, \d+ -> \d+)?", line_of, message)
-    return text if named else f"{where.quoted}: {text}"
+    if named:
+        return text
+    of = re.search(r"\bchunk (\d+)", message)
+    last = next((number for number in reversed(range(len(lines))) if of and chunks[number] == int(of[1])), None)
+    if last is None:
+        return f"{where.quoted}: {text}; no statement moves it"
+    return f"{text}; it is moved last by transfer {last}, written at {lines[last].where.quoted}"
 
 
 def _innermost(error: BaseException, known: Where) -> Where:
