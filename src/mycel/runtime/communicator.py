@@ -59,8 +59,6 @@ _log = logging.getLogger(__name__)
 #: packets.
 PACE = 0.97
 _METHODS = (*SYNTHESIZERS, *CLASSICS)
-#: Numbers of schedules that headers have room for: what is left of 63 bits.
-_MOST_METHODS = 1 << 10
 
 
 class Communicator:
@@ -419,7 +417,7 @@ class Communicator:
         if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, attempt=attempt, is_through=True)
         choice = self.planner.choice(call.name, call.root, num_bytes) if call.knows_all else self._direct
-        plan = self._method_number(choice.method) << 5 | choice.piece_bytes.bit_length()
+        plan = self.planner.registered.number(choice.method, _METHODS) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         element = call.dtype if call.element is None else call.element
         kind = pack_kind(call.title or call.name, element, op, call.root, plan)
@@ -449,11 +447,6 @@ class Communicator:
         if self._flight is not None:
             self._flight.note(prepared.traffic, called_ns, job.fields)
         return Ticket(job=job, attempt=attempt)
-
-    def _method_number(self, method: str) -> int:
-        """The number of a schedule in headers, by which ranks notice that they run different ones."""
-        registered = self.planner.registered.number(method, len(_METHODS), _MOST_METHODS)
-        return _METHODS.index(method) if registered is None else registered
 
     def _count(self, ticket: Ticket) -> None:
         """Write down the header of a call that has its number."""
@@ -551,8 +544,7 @@ class Communicator:
         if self.rank == 0:
             _log.warning("%s; the group goes on without it, from collective #%d", failed, failed.resume)
             if dropped:
-                names = ", ".join(map(str, dropped))
-                _log.warning("registered schedules were made for the fabric with it and serve no more: %s", names)
+                _log.warning("registered schedules were for the fabric with it and serve no more: %s", dropped)
 
     def _write_down(self, error: CommunicationError) -> None:
         """Have the last calls written to a file, once, whose place becomes a note of the error."""

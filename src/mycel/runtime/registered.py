@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mycel.brief import brief
@@ -11,6 +11,9 @@ from mycel.collectives.spec import CollectiveName
 from mycel.units import format_size
 
 __all__ = ["Registered", "Registry"]
+
+#: Numbers of schedules that headers have room for: what is left of 63 bits.
+_MOST_METHODS = 1 << 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,9 +79,9 @@ class Registry:
         found = self._known.pop(method, None)
         return None if found is None else found[0]
 
-    def clear(self) -> list[Registered]:
-        """Remove all, and say which."""
-        dropped = list(self)
+    def clear(self) -> str:
+        """Remove all, and say which; empty where there are none."""
+        dropped = ", ".join(map(str, self))
         self._known.clear()
         return dropped
 
@@ -87,10 +90,17 @@ class Registry:
         found = self._known.get(method)
         return None if found is None else found[1]
 
-    def number(self, method: str, first: int, most: int) -> int | None:
-        """A number for headers, from ``first`` to below ``most``, that follows from what the schedule holds."""
+    def number(self, method: str, usual: Sequence[str]) -> int:
+        """The number of a method in headers, by which ranks notice that they run different ones.
+
+        Args:
+            method: one of the usual ones, or of a schedule that is registered.
+            usual: their numbers are their places.
+        """
         found = self._known.get(method)
-        return None if found is None else first + int(found[0].digest, 16) % (most - first)
+        if found is None:
+            return usual.index(method)
+        return len(usual) + int(found[0].digest, 16) % (_MOST_METHODS - len(usual))
 
     def serving(self, name: CollectiveName, root: int | None, num_bytes: int) -> dict[str, tuple[Schedule, bool]]:
         """Those that are for a call, and of each whether it always serves it."""
