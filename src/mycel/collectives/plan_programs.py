@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any
@@ -29,14 +29,17 @@ from mycel.collectives.verify.plan_data import SUMS, TO_ALL, Chunks, ForeignPlan
 from mycel.collectives.verify.plan_form import read_plan
 from mycel.collectives.verify.plan_replay import Replay
 from mycel.collectives.verify.plan_units import Size, in_units
+from mycel.collectives.verify.program import verify_programs
 from mycel.errors import ScheduleError, UsageError
 from mycel.topology.builders import full_mesh
 from mycel.topology.model import Topology
 
-__all__ = ["PlanTemplate", "load_plan", "programs_of"]
+__all__ = ["PlanPart", "PlanTemplate", "load_plan", "programs_of"]
 
 #: Elements are measured by this against the steps of pipelines, which are given in bytes.
 _ITEM_BYTES = 4
+#: Lengths whose programs are kept: each is made for all ranks.
+_KEPT = 16
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,6 +64,12 @@ class PlanTemplate:
         """What it is called in reports."""
         return f"plan:{self.plan.name}"
 
+    @property
+    def least_elements(self) -> int:
+        """Elements of the least array of which each thread block has a part: enough to see what it does."""
+        parts = self.collective.num_ranks if self.collective.weights is not None else self.collective.total_weight
+        return parts * _block_chunks(self.plan) * _least_units(self.plan)
+
     def expand(self, num_elements: int, piece_elements: int | None = None) -> tuple[Program, ...]:
         """All ranks' programs for one length of the collective's whole array.
 
@@ -71,17 +80,69 @@ class PlanTemplate:
         Raises:
             ScheduleError: the array does not divide into the ranks' blocks.
         """
+        return tuple(_Lowering(self, num_elements, piece_elements).programs())
+
+    def verified(self, num_elements: int, piece_elements: int | None = None) -> tuple[Program, ...]:
+        """The same, verified together, and kept while they are among the last that were asked for."""
         key = (num_elements, piece_elements)
-        if key not in self._made:
-            if len(self._made) >= 16:
-                self._made.pop(next(iter(self._made)))
-            self._made[key] = tuple(_Lowering(self, num_elements, piece_elements).programs())
-        return self._made[key]
+        found = self._made.get(key)
+        if found is None:
+            found = self.expand(num_elements, piece_elements)
+            verify_programs(found)
+            while len(self._made) >= _KEPT:
+                self._made.pop(next(iter(self._made)), None)
+            self._made[key] = found
+        return found
+
+    def channels(self, rank: int) -> tuple[Channel, ...]:
+        """A rank's channels, whatever the length; one to and from each rank that it exchanges anything with."""
+        return tuple(channel for channel in self._all_channels if rank in (channel.src, channel.dst))
 
     @cached_property
-    def routes(self) -> dict[tuple[int, int], tuple[int, ...]]:
-        """The path from every rank to every other that it can reach without one between."""
-        return _routes(self.topology)
+    def _all_channels(self) -> tuple[Channel, ...]:
+        return tuple(Channel(src=src, dst=dst, path=self._path(src, dst)) for src, dst in sorted(_pairs(self.plan)))
+
+    def _path(self, src: int, dst: int) -> tuple[int, ...]:
+        path = _routes(self.topology).get((src, dst))
+        if path is None:
+            raise ScheduleError(
+                f"{self.plan.title} ({self.plan.name}): rank {src} reaches rank {dst} of {self.topology.name} "
+                "through other ranks only, and a plan's ranks send to each other directly"
+            )
+        return path
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanPart:
+    """One rank's part of a plan, as runtimes prepare it.
+
+    Attributes:
+        template: the plan.
+        rank: whose part.
+    """
+
+    template: PlanTemplate
+    rank: int
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Of this rank."""
+        return self.template.channels(self.rank)
+
+    def expand(
+        self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None
+    ) -> Program:
+        """The rank's program for one length; all ranks' are verified together, the first time.
+
+        Raises:
+            ScheduleError: blocks differ in length, or the array does not divide into them.
+            VerificationError: the programs are wrong.
+        """
+        if block_elements is not None:
+            raise ScheduleError(
+                f"{self.template.plan.title} ({self.template.plan.name}): plans have equal blocks only"
+            )
+        return self.template.verified(num_elements, piece_elements)[self.rank]
 
 
 def load_plan(data: Mapping[str, Any], topology: Topology | None = None) -> PlanTemplate:
@@ -155,6 +216,22 @@ def programs_of(
     return list(template.expand(num_elements, piece_elements))
 
 
+def _pairs(plan: ForeignPlan) -> set[tuple[int, int]]:
+    """Ranks between which something moves, from whom to whom."""
+    pairs: set[tuple[int, int]] = set()
+    for rank, blocks in enumerate(plan.blocks):
+        given = [op for block in blocks for op in block]
+        for op in (each for outer in given for each in outer.inner or (outer,)):
+            sources, targets = ([span.rank for span in side] for side in (op.sources, op.targets))
+            if op.name in SUMS:
+                pairs |= {(source, rank) for source in sources} | {(rank, target) for target in targets}
+            elif op.name in TO_ALL:
+                pairs |= {(sources[0], target) for target in targets}
+            else:
+                pairs |= set(zip(sources, targets, strict=True))
+    return {(a, b) for a, b in pairs if a != b}
+
+
 @lru_cache(maxsize=64)
 def _routes(topology: Topology) -> dict[tuple[int, int], tuple[int, ...]]:
     return {
@@ -178,6 +255,13 @@ def _least_units(plan: ForeignPlan) -> int:
     return max((op.num_parts for blocks in plan.blocks for block in blocks for op in block), default=1)
 
 
+def _block_chunks(plan: ForeignPlan) -> int:
+    """Chunks of a block of the collective's array."""
+    given = plan.chunks[0]["i"]
+    is_whole = plan.collective.name in ("all_gather", "all_reduce") or plan.is_sendrecv
+    return given if is_whole else given // plan.collective.num_ranks
+
+
 class _Lowering:
     """One length."""
 
@@ -187,11 +271,9 @@ class _Lowering:
         parts = template.collective.total_weight if template.collective.weights is None else n
         if num_elements % parts or num_elements <= 0:
             raise ScheduleError(f"{plan.title}: {num_elements} elements do not divide into {parts} blocks")
-        given = plan.chunks[0]["i"]
         #: Elements of a block, and chunks of it.
         self.block = num_elements // parts
-        whole = plan.collective.name in ("all_gather", "all_reduce") or plan.is_sendrecv
-        self.block_chunks = given if whole else given // n
+        self.block_chunks = _block_chunks(plan)
         units = max(-(-self.block // self.block_chunks), _least_units(plan))
         self.is_padded = units * self.block_chunks != self.block
         self.size = Size(units=units, unit_bytes=_ITEM_BYTES)
@@ -203,20 +285,11 @@ class _Lowering:
         self.writer = Writer(
             template.collective,
             num_elements,
-            channel=self._channel,
+            channels=[template.channels(rank) for rank in range(n)],
             piece_elements=piece_elements,
         )
         written = {(t.rank, t.buffer) for _, op in self.done for t in op.targets}
         self.places = [self._places(rank, written) for rank in range(n)]
-
-    def _channel(self, src: int, dst: int) -> Channel:
-        path = self.template.routes.get((src, dst))
-        if path is None:
-            raise ScheduleError(
-                f"{self.plan.title} ({self.plan.name}): rank {src} reaches rank {dst} of {self.template.topology.name} "
-                "through other ranks only, and a plan's ranks send to each other directly"
-            )
-        return Channel(src=src, dst=dst, path=path)
 
     def _places(self, rank: int, written: set[tuple[int, str]]) -> dict[str, tuple[str, int]]:
         """Where the plan's buffers are among the program's: letter and first element; what has to be copied, is."""

@@ -7,7 +7,7 @@ overwrites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
 from mycel.collectives.spec import Collective
@@ -31,7 +31,7 @@ class Writer:
     Args:
         collective: what they carry out; blocks of equal length, or of weights.
         num_elements: of the whole array.
-        channel: from one rank to another.
+        channels: of each rank; one at most from any rank to any other.
         piece_elements: longest message; ``None``: as they come.
     """
 
@@ -40,16 +40,17 @@ class Writer:
         collective: Collective,
         num_elements: int,
         *,
-        channel: Callable[[int, int], Channel],
+        channels: Sequence[Sequence[Channel]],
         piece_elements: int | None = None,
     ) -> None:
         self.collective, self.num_elements = collective, num_elements
-        self._channel, self._piece = channel, piece_elements
+        self._piece = piece_elements
         n = collective.num_ranks
         self._contents = Contents()
         self._complete = tuple((rank, 0, 1) for rank in range(n))
         self._rows: list[list[Instruction]] = [[] for _ in range(n)]
-        self._channels: list[dict[Channel, int]] = [{} for _ in range(n)]
+        self._channels = [tuple(mine) for mine in channels]
+        self._number = [{(each.src, each.dst): at for at, each in enumerate(mine)} for mine in channels]
         self._scratch = [0] * n
         self._memory = [self._begin(rank) for rank in range(n)]
 
@@ -105,7 +106,7 @@ class Writer:
                 rank=rank,
                 num_elements=self.num_elements,
                 scratch_elements=self._scratch[rank],
-                channels=tuple(self._channels[rank]),
+                channels=self._channels[rank],
             )
             for rank, rows in enumerate(self._rows)
         ]
@@ -165,11 +166,10 @@ class Writer:
                 op = Op.COPY if operand is None else Op.REDUCE
                 self._row(dst, op, -1, (there, to + span[0]), span[1], (letter, at + span[0]), final, part)
                 continue
-            channel = self._channel(src, dst)
-            self._row(src, Op.SEND, self._number(src, channel), (letter, at + span[0]), span[1], None, False, [])
+            self._row(src, Op.SEND, self._number[src][src, dst], (letter, at + span[0]), span[1], None, False, [])
             op = Op.RECV if operand is None else Op.RECV_REDUCE
             reads = None if operand is None else (operand[1], operand[2] + first + span[0])
-            self._row(dst, op, self._number(dst, channel), (there, to + span[0]), span[1], reads, final, part)
+            self._row(dst, op, self._number[dst][src, dst], (there, to + span[0]), span[1], reads, final, part)
 
     def _runs(self, value: list[Piece], *, is_sum: bool) -> Iterator[tuple[int, int, bool]]:
         """First element, end, and whether the sum is complete there."""
@@ -182,9 +182,6 @@ class Writer:
 
     def _is_final(self, piece: Piece, is_sum: bool) -> bool:
         return is_sum and self._contents[piece.content].terms == self._complete
-
-    def _number(self, rank: int, channel: Channel) -> int:
-        return self._channels[rank].setdefault(channel, len(self._channels[rank]))
 
     def _row(
         self,

@@ -17,6 +17,7 @@ from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
 from mycel.collectives.lower import RankTemplate
+from mycel.collectives.plan_programs import PlanPart
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
@@ -38,8 +39,9 @@ from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
+from mycel.runtime.plan_forms import PlanForm
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Ints, Job, Prepared, asking, origin_of
+from mycel.runtime.prepared import Ints, Job, Part, Prepared, asking, origin_of
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.shortcut import Pool, Shortcut
@@ -149,7 +151,7 @@ class Communicator:
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
         )
-        self._forms: dict[RankTemplate, Form] = {}
+        self._forms: dict[Part, Form | PlanForm] = {}
         self._workspace = Workspace()
         self._flight = flight
         if flight is not None:
@@ -241,11 +243,11 @@ class Communicator:
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _lay_out(self, plan: RankTemplate, elements: int, call: Call, choice: Choice) -> Prepared:
+    def _lay_out(self, plan: RankTemplate | PlanPart, elements: int, call: Call, choice: Choice) -> Prepared:
         form = self._forms.get(plan)
         if form is None:
-            lines = self._channels.lines(plan.channels)
-            form = Form(plan, lines, self._control.descriptors, self._asking, self._workspace)
+            given = (self._channels.lines(plan.channels), self._control.descriptors, self._asking, self._workspace)
+            form = PlanForm(plan, *given) if isinstance(plan, PlanPart) else Form(plan, *given)
             self._forms[plan] = form
         return form.prepare(
             call.num_elements,
@@ -416,7 +418,10 @@ class Communicator:
         num_bytes = call.num_elements * call.item_bytes
         if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, attempt=attempt, is_through=True)
-        choice = self.planner.choice(call.name, call.root, num_bytes) if call.knows_all else self._direct
+        is_even = call.block_elements is None
+        choice = self._direct
+        if call.knows_all:
+            choice = self.planner.choice(call.name, call.root, num_bytes, is_even=is_even)
         plan = self.planner.registered.number(choice.method, _METHODS) << 5 | choice.piece_bytes.bit_length()
         op = None if call.average else call.reduce_op
         element = call.dtype if call.element is None else call.element
@@ -424,11 +429,16 @@ class Communicator:
         attempt.header = (attempt.header[0], kind, num_bytes)
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
-            prepared = self.planner.prepared(
-                call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
-            )
-            name = (call.name, call.root, choice.method)
-            self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
+            if (part := self.planner.part(choice.method)) is not None:
+                prepared = self.planner.prepared_part(
+                    part, call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
+                )
+            else:
+                prepared = self.planner.prepared(
+                    call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
+                )
+                name = (call.name, call.root, choice.method)
+                self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
         except CommunicationError as error:
             self._channels.shut_down()
             self._write_down(error)

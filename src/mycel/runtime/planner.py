@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from mycel.collectives.cost import Choice
 from mycel.collectives.flow_bound import is_large
 from mycel.collectives.lower import RankTemplate
+from mycel.collectives.plan_programs import PlanPart
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import WHERE_THEY_FIT, candidates_for, synthesize
@@ -37,6 +38,8 @@ P = TypeVar("P", bound=Held)
 _MAY_NOT_FIT = ("flow", *WHERE_THEY_FIT)
 #: Calls that may come back, of a group, to be looked at then.
 _MOST_UNPROVED = 256
+#: Longest message of a plan: long ones go on to the next rank before they have come whole.
+_PLAN_PIECE_BYTES = 1 << 18
 
 
 class Prove(Protocol):
@@ -73,6 +76,7 @@ class Planner(Generic[P]):
         self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
         self._choices: dict[tuple[str, int | None, int, tuple[str, ...]], Choice] = {}
         self.registered = Registry()
+        self._parts: dict[str, PlanPart] = {}
         #: What was called once, and is to be proved when it comes back.
         self._unproved: dict[Hashable, bool] = {}
         self._owner = PREPARED.new_owner()
@@ -84,12 +88,15 @@ class Planner(Generic[P]):
             self._schedules[key] = self._make(name, root)
         return self._schedules[key]
 
-    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
+    def choice(self, name: CollectiveName, root: int | None, num_bytes: int, *, is_even: bool = True) -> Choice:
         """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best.
 
         Lengths up to an eighth apart share a choice: calls of ever new lengths do not each pay for one, and there are
-        at most eight for each power of two.
+        at most eight for each power of two. Where a plan is registered for them, it serves those whose blocks are of
+        one length.
         """
+        if is_even and (method := self.registered.serving_plan(name, root, num_bytes)) is not None:
+            return Choice(method=method, piece_bytes=_PLAN_PIECE_BYTES, seconds=0.0)
         serving = self.registered.serving(name, root, num_bytes)
         num_bytes = _rounded_up(num_bytes)
         key = (name, root, num_bytes, tuple(serving))
@@ -114,6 +121,28 @@ class Planner(Generic[P]):
             schedule = self.registered.schedule(method) or self.schedules(name, root)[method]
             self._plans[key] = _template(_Same(schedule), self._rank)
         return self._plans[key]
+
+    def part(self, method: str) -> PlanPart | None:
+        """This rank's part of a registered plan; ``None`` where the method is a schedule."""
+        if (template := self.registered.plan(method)) is None:
+            return None
+        if (found := self._parts.get(method)) is None or found.template is not template:
+            found = self._parts[method] = PlanPart(template=template, rank=self._rank)
+        return found
+
+    def prepared_part(self, part: PlanPart, call: Call, choice: Choice, lay_out: Callable[[PlanPart, int], P]) -> P:
+        """A call's program as its engine reads it, of a plan; it is verified with all others' when it is made.
+
+        Args:
+            part: this rank's.
+            call, choice, lay_out: as for ``prepared``.
+        """
+        key = (choice.method, choice.piece_bytes, call.num_elements, call.item_bytes)
+        found: P | None = PREPARED.get(self._owner, key)
+        if found is None:
+            found = lay_out(part, max(1, choice.piece_bytes // call.item_bytes))
+            PREPARED.put(self._owner, key, found)
+        return found
 
     def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, int], P]) -> P:
         """A call's program as its engine reads it.
@@ -150,6 +179,7 @@ class Planner(Generic[P]):
         PREPARED.forget(self._owner)
         self._schedules.clear()
         self._plans.clear()
+        self._parts.clear()
         self._choices.clear()
 
 

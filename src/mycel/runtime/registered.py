@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mycel.brief import brief
+from mycel.collectives.plan_programs import PlanTemplate
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
 from mycel.units import format_size
@@ -62,7 +63,7 @@ class Registry:
     """The registered schedules of one group, the same on all of its ranks."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Registered, Schedule]] = {}
+        self._known: dict[str, tuple[Registered, Schedule | PlanTemplate]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -70,7 +71,7 @@ class Registry:
     def __iter__(self) -> Iterator[Registered]:
         return iter([registered for registered, _ in self._known.values()])
 
-    def add(self, registered: Registered, schedule: Schedule) -> None:
+    def add(self, registered: Registered, schedule: Schedule | PlanTemplate) -> None:
         """Have it serve the calls to come; what was registered under its name is replaced."""
         self._known[registered.method] = (registered, schedule)
 
@@ -86,9 +87,25 @@ class Registry:
         return dropped
 
     def schedule(self, method: str) -> Schedule | None:
-        """The schedule of this name."""
+        """The schedule of this name, if it is one."""
         found = self._known.get(method)
-        return None if found is None else found[1]
+        return found[1] if found is not None and isinstance(found[1], Schedule) else None
+
+    def plan(self, method: str) -> PlanTemplate | None:
+        """The plan of this name, if it is one."""
+        found = self._known.get(method)
+        return found[1] if found is not None and isinstance(found[1], PlanTemplate) else None
+
+    def serving_plan(self, name: CollectiveName, root: int | None, num_bytes: int) -> str | None:
+        """The name of the plan for a call; of several, the last."""
+        names = [
+            registered.method
+            for registered, given in self._known.values()
+            if (registered.name, registered.root) == (name, root)
+            and registered.covers(num_bytes)
+            and isinstance(given, PlanTemplate)
+        ]
+        return names[-1] if names else None
 
     def number(self, method: str, usual: Sequence[str]) -> int:
         """The number of a method in headers, by which ranks notice that they run different ones.
@@ -103,9 +120,11 @@ class Registry:
         return len(usual) + int(found[0].digest, 16) % (_MOST_METHODS - len(usual))
 
     def serving(self, name: CollectiveName, root: int | None, num_bytes: int) -> dict[str, tuple[Schedule, bool]]:
-        """Those that are for a call, and of each whether it always serves it."""
+        """The schedules that are for a call, and of each whether it always serves it."""
         return {
             registered.method: (schedule, registered.always)
             for registered, schedule in self._known.values()
-            if (registered.name, registered.root) == (name, root) and registered.covers(num_bytes)
+            if (registered.name, registered.root) == (name, root)
+            and registered.covers(num_bytes)
+            and isinstance(schedule, Schedule)
         }

@@ -12,20 +12,22 @@ import json
 import logging
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from mycel.collectives.imports import read_content
+from mycel.collectives.imports import mscclpp, read_content
 from mycel.collectives.imports.mycel_schedule import parse
 from mycel.collectives.language import Written
+from mycel.collectives.plan_programs import PlanTemplate, load_plan
 from mycel.collectives.proof import prove_lowering
 from mycel.collectives.routes import way_through
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, CollectiveName
-from mycel.collectives.verify import sums_agree, verify_schedule
+from mycel.collectives.verify import program_sums_agree, sums_agree, verify_schedule
 from mycel.errors import MismatchError, MycelError, UsageError
 from mycel.names import spelled
 from mycel.runtime.calls import Call
@@ -50,7 +52,7 @@ _DIGITS = 8
 
 def register_with(
     communicator: Communicator,
-    schedule: Schedule | Written | str | Path,
+    schedule: Schedule | Written | Mapping[str, Any] | str | Path,
     *,
     for_: CollectiveName | None = None,
     sizes: tuple[Size, Size] = (0, None),
@@ -58,7 +60,7 @@ def register_with(
 ) -> Registered:
     """Have a schedule serve the calls of a communicator; arguments and errors as for ``mycel.runtime.register``."""
     problem: MycelError | None = None
-    made: list[tuple[Registered, Schedule]] = []
+    made: list[tuple[Registered, Schedule | PlanTemplate]] = []
     try:
         made.append(_made(schedule, communicator.topology, for_, sizes, always=always))
     except MycelError as error:
@@ -93,10 +95,10 @@ def register_folder(communicator: Communicator, folder: Path) -> list[Registered
         MismatchError: ranks have found different ones.
     """
     problem: MycelError | None = None
-    made: list[tuple[Registered, Schedule]] = []
+    made: list[tuple[Registered, Schedule | PlanTemplate]] = []
     try:
         for file, schedule, sizes in read_folder(folder):
-            if schedule.collective.num_ranks != communicator.size:
+            if _num_ranks(schedule) != communicator.size:
                 continue
             try:
                 made.append(_made(schedule, communicator.topology, None, sizes, always=True))
@@ -109,12 +111,16 @@ def register_folder(communicator: Communicator, folder: Path) -> list[Registered
     return [registered for registered, _ in made]
 
 
-def read_folder(folder: Path) -> list[tuple[Path, Schedule, tuple[Size, Size]]]:
+def _num_ranks(given: Schedule | Mapping[str, Any]) -> int:
+    return given.collective.num_ranks if isinstance(given, Schedule) else len(given["gpus"])
+
+
+def read_folder(folder: Path) -> list[tuple[Path, Schedule | Mapping[str, Any], tuple[Size, Size]]]:
     """The schedules in a folder, in the order of their files' names, and for which sizes each is.
 
     Args:
-        folder: its files ``NAME.json`` and ``NAME.txt`` are schedules; ``NAME@64KB-16MB.json`` says for which sizes,
-            and ``NAME@64KB-.json`` that there is no largest.
+        folder: its files ``NAME.json`` and ``NAME.txt`` are schedules or MSCCL++ plans; ``NAME@64KB-16MB.json`` says
+            for which sizes, and ``NAME@64KB-.json`` that there is no largest.
 
     Raises:
         UsageError: there is no such folder, or a file cannot be read.
@@ -128,32 +134,45 @@ def read_folder(folder: Path) -> list[tuple[Path, Schedule, tuple[Size, Size]]]:
             continue
         sized = re.fullmatch(r".*@([^@-]*)-([^@-]*)", file.stem)
         sizes: tuple[Size, Size] = (0, None) if sized is None else (sized[1] or 0, sized[2] or None)
-        found.append((file, parse(read_content(file)), sizes))
+        found.append((file, _read(file), sizes))
     return found
 
 
+def _read(file: Path) -> Schedule | Mapping[str, Any]:
+    """A schedule, or a plan as it stands there."""
+    content = read_content(file)
+    if not mscclpp.is_mine(content):
+        return parse(content)
+    data: Mapping[str, Any] = content.data
+    return data
+
+
 def _made(
-    given: Schedule | Written | str | Path,
+    given: Schedule | Written | Mapping[str, Any] | str | Path,
     topology: Topology,
     for_: CollectiveName | None,
     sizes: tuple[Size, Size],
     *,
     always: bool,
-) -> tuple[Registered, Schedule]:
+) -> tuple[Registered, Schedule | PlanTemplate]:
     """A schedule that is right, as this group runs it, and what is said of it."""
     wanted: CollectiveName | None = None
     if for_ is not None:
         wanted = spelled(for_, COLLECTIVES, "collective")  # type: ignore[assignment]
     least, most = _sizes(sizes)
     if isinstance(given, (str, Path)):
-        given = parse(read_content(Path(given)))
+        given = _read(Path(given))
+    if isinstance(given, Mapping):
+        return _made_of_plan(given, topology, wanted, (least, most), always=always)
     if isinstance(given, Written):
         schedule = given.on(topology, wanted)
     elif isinstance(given, Schedule):
         schedule = _on(given, topology, wanted)
         verify_schedule(schedule)
     else:
-        raise UsageError(f"{type(given).__name__} cannot be registered: give a Schedule, a written one, or its file")
+        raise UsageError(
+            f"{type(given).__name__} cannot be registered: give a Schedule, a written one, a plan, or its file"
+        )
     if not sums_agree(schedule):
         raise UsageError(
             f"{schedule.method}: ranks would form their sums in different orders, and the bits of floating-point "
@@ -175,6 +194,40 @@ def _made(
         always=always,
     )
     return registered, schedule
+
+
+def _made_of_plan(
+    data: Mapping[str, Any],
+    topology: Topology,
+    wanted: CollectiveName | None,
+    sizes: tuple[int, int | None],
+    *,
+    always: bool,
+) -> tuple[Registered, PlanTemplate]:
+    """A plan that is right, over this group's fabric, and what is said of it."""
+    template = load_plan(data, topology)
+    collective, name = template.collective, template.method
+    if wanted is not None and collective.name != wanted:
+        raise UsageError(f"{name} carries out {collective.name}, and is to be registered for {wanted}")
+    if collective.weights is not None:
+        raise UsageError(f"{name} is a sendrecv, which no collective of torch's is; programs_of gives its programs")
+    if not always:
+        raise UsageError(f"{name} is a plan, of whose time here there is no model; register it with always=True")
+    few = template.verified(template.least_elements)
+    if not program_sums_agree(few):
+        raise UsageError(
+            f"{name}: ranks would form their sums in different orders, and the bits of floating-point results would "
+            "differ from rank to rank; let one rank form each sum and send it to the others"
+        )
+    digest = hashlib.sha256(json.dumps([template.digest, *sizes]).encode()).hexdigest()
+    registered = Registered(
+        method=f"{name}@{digest[:_DIGITS]}",
+        name=collective.name,
+        digest=digest,
+        least_bytes=sizes[0],
+        most_bytes=sizes[1],
+    )
+    return registered, template
 
 
 def _sizes(sizes: tuple[Size, Size]) -> tuple[int, int | None]:
@@ -260,7 +313,7 @@ def _agree(communicator: Communicator, mine: Sequence[Registered], problem: Myce
         )
 
 
-def _take(communicator: Communicator, made: Sequence[tuple[Registered, Schedule]]) -> None:
+def _take(communicator: Communicator, made: Sequence[tuple[Registered, Schedule | PlanTemplate]]) -> None:
     for registered, schedule in made:
         communicator.planner.registered.add(registered, schedule)
         if communicator.rank == 0:

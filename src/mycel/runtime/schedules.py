@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -19,7 +21,7 @@ __all__ = ["register", "unregister"]
 
 
 def register(
-    schedule: Schedule | Written | str | Path,
+    schedule: Schedule | Written | Mapping[str, Any] | str | Path,
     *,
     for_: CollectiveName | None = None,
     sizes: tuple[Size, Size] = (0, None),
@@ -33,7 +35,8 @@ def register(
 
     Args:
         schedule: over as many ranks as the group has; or a written collective (``mycel.collectives.language``), which
-            is built on the group's fabric; or a file that holds a schedule.
+            is built on the group's fabric; or an MSCCL++ execution plan as a JSON object, which runs here as
+            programs of its operations; or a file that holds a schedule or a plan.
         for_: the collective that it is for; the schedule's own, or the first that a written one serves, if not given.
         sizes: bytes of the whole array, from and to, ends included, as numbers or as ``"64KB"``; ``None`` for no end.
         group: the group; the default one if not given.
