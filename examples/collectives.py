@@ -36,14 +36,11 @@ def both_ways(array: Array) -> None:
 def halving_doubling(array: Array) -> None:
     """Recursive halving and doubling; ranks beyond a power of two hand over their part before."""
     low = 1 << (array.num_ranks.bit_length() - 1)
+    bits = [low >> step for step in range(1, low.bit_length())]
     for extra in range(low, array.num_ranks):
         array.block().add(extra, extra - low)
     for owner, chunk in enumerate(array.cut(low)):
-        steps = [
-            [(r, r ^ d) for r in range(low) if d <= r ^ owner < 2 * d]
-            for d in (1 << bit for bit in range(low.bit_length() - 1))
-        ]
-        edges = [edge for step in steps[::-1] for edge in step]
+        edges = [(r, r ^ d) for d in bits for r in range(low) if d <= r ^ owner < 2 * d]
         for far, near in edges:
             chunk.add(far, near)
         for far, near in edges[::-1]:

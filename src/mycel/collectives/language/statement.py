@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import linecache
 import os
 import sys
@@ -13,7 +14,8 @@ from mycel.brief import brief
 
 __all__ = ["Statement", "Where", "where_called"]
 
-_HERE = str(Path(__file__).parent) + os.sep
+#: What stands between an author's line and ours: this package, and Python's ``with``.
+_BETWEEN = (str(Path(__file__).parent) + os.sep, contextlib.__file__)
 #: Characters of a line that a message quotes.
 _QUOTED = 100
 
@@ -79,6 +81,6 @@ class Statement:
 def where_called() -> Where:
     """The line outside of this package from which it was called."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_HERE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return Where(file=frame.f_code.co_filename, line=frame.f_lineno)

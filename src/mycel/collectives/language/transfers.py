@@ -214,8 +214,7 @@ class _Chunk:
             if i == number or known >> i & 1:
                 continue
             other = self._said(i)
-            is_seen = other.dst == s.src or (other.src == s.src and other.path == s.path)  # a channel keeps its order
-            if is_seen and other.step < s.step:
+            if other.dst == s.src and other.step < s.step:  # what it brings, the source can wait for
                 after.append(i)
                 known |= self._before[i] | 1 << i
             else:
