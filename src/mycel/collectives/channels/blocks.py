@@ -29,13 +29,13 @@ __all__ = ["PLACED", "Block", "Semaphore", "statement"]
 Json = dict[str, Any]
 #: Key of meetings that nobody has asked for; no plan has it in the end.
 PLACED = "placed"
-_PACKAGE = "mycel.collectives.channels"
+_OURS = ("mycel.collectives.channels", "contextlib")
 
 
 def statement() -> tuple[str, int]:
     """File and line of the author's statement that is being carried out."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_PACKAGE):
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_OURS):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
 
