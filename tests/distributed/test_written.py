@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.__main__ import PROCESSES, Cell, matrix
 
 import mycel
 from mycel.collectives.language import load_written
@@ -98,3 +102,59 @@ def test_errors_name_the_authors_line(run_ranks: RunRanks) -> None:
     said = run_ranks(2, "written", "wrong_is_refused")
     assert said[0] == said[1]
     assert re.search(r"checks/written\.py:\d+: chunk\.add\(rank, owner\)", said[0])
+
+
+# -- whatever torch and accidents do, with a registered all_reduce -----------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``MYCEL_SCHEDULES`` with an all_reduce for groups of two, three and four."""
+    made = tmp_path / "schedules"
+    made.mkdir()
+    for ranks in (2, 3, 4):
+        schedule = load_written(f"{EXAMPLES}:ring").on(mycel.load_topology(f"star:ranks={ranks}"))
+        (made / f"ring{ranks}.json").write_text(json.dumps(schedule.to_json()), encoding="utf-8")
+    monkeypatch.setenv("MYCEL_SCHEDULES", str(made))
+    return made
+
+
+FEW = ("test_all_reduce_sum", "test_barrier_group", "test_reduce_sum", "test_DistributedDataParallel_requires_grad")
+MORE = ("test_all_reduce", "test_reduce_", "test_new_subgroups", "test_DistributedDataParallel", "test_broadcast")
+
+
+@pytest.mark.parametrize(("parts", "at_least"), [(FEW, 4), pytest.param(MORE, 25, marks=pytest.mark.long)])
+def test_what_torch_tests(folder: Path, parts: tuple[str, ...], at_least: int, tmp_path: Path) -> None:
+    file = tmp_path / "outcomes.json"
+    selected = [word for part in parts for word in ("-k", part)]
+    command = [sys.executable, "-m", "tests.torch_suite", "--world-size", "3", "--json", str(file), *selected]
+    root = Path(__file__).parents[2]
+    run = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert run.returncode == 0, run.stdout[-4000:]
+    outcomes = json.loads(file.read_text(encoding="utf-8"))
+    assert sum(outcome == "passed" for outcome in outcomes.values()) >= at_least, outcomes
+
+
+def test_faults_of_processes(folder: Path) -> None:
+    chosen = [
+        Cell(fault="kill", collective="all_reduce"),
+        Cell(fault="handler", collective="all_reduce"),
+        Cell(fault="mismatch", variant="type", collective="all_reduce"),
+        Cell(fault="orphan", collective="all_reduce"),
+    ]
+    with matrix(PROCESSES, 256) as ranks:
+        outcomes = [ranks.outcome(cell) for cell in chosen]
+    assert not [outcome for outcome in outcomes if outcome.complaints]
+
+
+@pytest.mark.namespaces
+def test_faults_of_links(folder: Path) -> None:
+    chosen = [
+        Cell(fault="down", collective="all_reduce"),
+        Cell(fault="slow", collective="all_reduce"),
+        Cell(fault="new_group", collective="all_reduce"),
+        Cell(fault="swap", collective="all_reduce"),
+    ]
+    with matrix("star4") as ranks:
+        outcomes = [ranks.outcome(cell) for cell in chosen]
+    assert not [outcome for outcome in outcomes if outcome.complaints]
