@@ -124,13 +124,17 @@ def _simulated(schedule: Schedule, sizes: list[int]) -> list[dict[str, Any]]:
     return found
 
 
+def _chunks(number: int) -> str:
+    return "1 chunk" if number == 1 else f"{number} chunks"
+
+
 def _in_words(record: dict[str, Any]) -> list[str]:
     verdict = "optimal" if record["optimal"] else f"{record['share_of_bound']:.1%} of the bound"
     lines = [
         f"{record['algbw']:.6g} of {record['bound_algbw']:.6g} {record['unit']}, {verdict}: {record['collective']} "
         f"over {record['num_ranks']} ranks of {record['topology']} by {record['method']}, verified",
-        f"{record['num_transfers']} transfers of {record['num_chunks']} chunks, depth {record['depth']}; programs of "
-        f"every size are right, {record['num_instructions']:,} instructions seen",
+        f"{record['num_transfers']} transfers of {_chunks(record['num_chunks'])}, depth {record['depth']}; programs "
+        f"of every size are right, {record['num_instructions']:,} instructions seen",
     ]
     lines += [
         f"{format_size(row['bytes'])}: {format_seconds(row['simulated_s'])} simulated, in pieces of "

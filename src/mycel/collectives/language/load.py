@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from mycel.collectives.language.written import Written
 from mycel.errors import MycelError, UsageError
@@ -47,14 +47,13 @@ def load_written(text: str) -> Written:
     return next(iter(chosen.values()))
 
 
-def _run(file: Path) -> object:
-    spec = importlib.util.spec_from_file_location(f"_mycel_written_{file.stem}", file)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file}: cannot be run as Python")
-    module = importlib.util.module_from_spec(spec)
+def _run(file: Path) -> ModuleType:
+    """The file as a module whose code knows the file by the name that the user gave, as messages do."""
+    module = ModuleType(f"_mycel_written_{file.stem}")
+    module.__file__ = str(file)
     sys.path.insert(0, str(file.resolve().parent))  # what stands beside it is found, as when Python runs the file
     try:
-        spec.loader.exec_module(module)
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
     except MycelError:
         raise
     except SyntaxError as error:
