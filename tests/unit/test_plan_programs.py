@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+from collections import Counter
 from typing import Any
 
 import pytest
 from tests.unit.test_channels import MAKERS, examples
 
+import judge
+import mutants
 from mycel.collectives.export import export
 from mycel.collectives.plan_programs import PlanPart, load_plan, programs_of
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
@@ -82,6 +86,30 @@ def test_what_does_not_fit() -> None:
 def test_plans_with_the_same_content_have_the_same_digest() -> None:
     one, other = load_plan(examples.pairs(3).build()), load_plan(json.loads(examples.pairs(3).to_text()))
     assert one.digest == other.digest != load_plan(examples.pairs(2).build()).digest
+
+
+def test_mutants_of_programs_with_local_sums_are_refused_as_the_judge_does() -> None:
+    """In both directions: what is refused is wrong, and what is taken is right."""
+    chance = random.Random(3)
+    sources = [programs_of(make(2).build(), 6) for make in MAKERS] + [programs_of(exported("tree", "all_reduce"), 9)]
+    assert any(Op.REDUCE in {i.op for p in programs for i in p.instructions} for programs in sources)
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for _ in range(600):
+        try:
+            changed = mutants.program_mutant(chance.choice(sources), chance.choice(mutants.PROGRAM_KINDS), chance)
+        except ScheduleError:
+            continue
+        if changed is None:
+            continue
+        try:
+            verify_programs(changed)
+            taken = True
+        except VerificationError:
+            taken = False
+        found = judge.judge_programs(changed)
+        assert taken == (found is None), (found, [program.to_text() for program in changed])
+        seen[taken, found is None] += 1
+    assert seen[True, True] > 20 and seen[False, False] > 100
 
 
 CHANNELS = (Channel(src=0, dst=1, path=(0, 1)), Channel(src=1, dst=0, path=(1, 0)))
