@@ -217,6 +217,30 @@ def test_a_pipeline_that_goes_round_in_its_scratch() -> None:
         make(5, 1 << 30).build()
 
 
+def test_what_would_take_hours_is_refused() -> None:
+    plan = examples.pipeline(2).build()
+    for op in all_ops(plan):
+        if "iter_context" in op:
+            op["iter_context"]["unit_size"] = 16 if op["ops"][0]["name"] == "put" else 1 << 30
+    with pytest.raises(ScheduleError, match="rounds of its pipelines"):
+        check_plan(plan)
+    plan = examples.group(2).build()
+    for op in all_ops(plan):
+        if "tbg_info" in op:
+            op["tbg_info"]["tbg_size"] = 97
+    with pytest.raises(ScheduleError, match="97 sizes at which groups"):
+        check_plan(plan)
+    plan = examples.packets(2).build()
+    for gpu in plan["gpus"]:
+        for key in ("input_chunks", "output_chunks", "scratch_chunks"):
+            gpu[key] = 1 << 20
+    for op in all_ops(plan):
+        for side in (*op.get("src_buff", ()), *op.get("dst_buff", ())):
+            side["size"] = 1 << 19
+    with pytest.raises(ScheduleError, match=r"\d+ packets; up to"):
+        check_plan(plan)
+
+
 def test_schedules_of_switches_that_add_are_exported_through_them() -> None:
     for fabric in (star(num_ranks=3, computes=True), load_topology("dgx_h100:nodes=1,nvls=true")):
         schedule = synthesize(fabric, Collective(name="all_reduce", num_ranks=fabric.num_ranks))
@@ -227,3 +251,23 @@ def test_schedules_of_switches_that_add_are_exported_through_them() -> None:
     wide = load_topology("dgx_h100:nodes=2,nvls=true")
     with pytest.raises(ScheduleError, match="a switch channel is one switch that all ranks reach"):
         export(synthesize(wide, "all_reduce"), "mscclpp_json")
+
+
+def test_broken_json_gives_an_error_line_and_nothing_else() -> None:
+    """Any value in place of any other, or left out, in everything that the format has."""
+    chance = random.Random(5)
+    junk: tuple[Any, ...] = (None, True, -1, 0, 1, 4096, 1 << 20, 1 << 40, 1.5, "", "s", "switch", [], [0], {}, [[]])
+    originals = [make(2).build() for make in MAKERS]
+    for _ in range(300):
+        plan = copy.deepcopy(chance.choice(originals))
+        at: Any = plan
+        while True:
+            key = chance.choice(list(at) if isinstance(at, dict) else range(len(at)))
+            if not isinstance(at[key], dict | list) or not at[key] or chance.random() < 0.15:
+                break
+            at = at[key]
+        at[key] = chance.choice(junk)
+        try:
+            check_plan(plan)
+        except ScheduleError as error:
+            assert "\n" not in str(error)

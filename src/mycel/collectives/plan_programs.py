@@ -40,6 +40,8 @@ __all__ = ["PlanPart", "PlanTemplate", "load_plan", "programs_of"]
 _ITEM_BYTES = 4
 #: Lengths whose programs are kept: each is made for all ranks.
 _KEPT = 16
+#: Of a pipeline: with more, messages are short, and the programs long.
+_MOST_STEPS = 64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -276,7 +278,7 @@ class _Lowering:
         self.block_chunks = _block_chunks(plan)
         units = max(-(-self.block // self.block_chunks), _least_units(plan))
         self.is_padded = units * self.block_chunks != self.block
-        self.size = Size(units=units, unit_bytes=_ITEM_BYTES)
+        self.size = Size(units=units, unit_bytes=_ITEM_BYTES, most_steps=_MOST_STEPS)
         self.num_elements = num_elements
         flat = in_units(plan, self.size)
         replay = Replay(flat, is_sequence=True)

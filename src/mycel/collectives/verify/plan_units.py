@@ -24,6 +24,7 @@ __all__ = ["Size", "in_units", "part_of", "sizes_of"]
 FIXED_SCRATCH = 1 << 26
 #: Steps of a pipeline in scratch at once that are told apart; with more, less is asked for than is checked.
 _MOST_FOLDED = 64
+_MOST_SIZES, _MOST_ROUNDS, _MOST_PACKETS = 64, 1 << 12, 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +35,13 @@ class Size:
         units: of a chunk.
         unit_bytes: of a unit, by which the steps of pipelines are measured; 0 where there are none.
         folded: units of a chunk of scratch, where they are fewer; pipelines then go round in it.
+        most_steps: of a pipeline, which takes longer ones then; ``None``: as many as come.
     """
 
     units: int
     unit_bytes: int = 0
     folded: int | None = None
+    most_steps: int | None = None
 
 
 def sizes_of(plan: ForeignPlan) -> list[Size]:
@@ -50,13 +53,15 @@ def sizes_of(plan: ForeignPlan) -> list[Size]:
     - Folded scratch: steps meet again in it after so many, so two rounds of it are looked at.
 
     Raises:
-        ScheduleError: scratch of a fixed length that operations outside of pipelines would run over.
+        ScheduleError: scratch of a fixed length that operations outside of pipelines would run over; or too many
+            sizes, steps or packets to look at all.
     """
     pipelines = [op for op in _operations(plan) if op.name == "pipeline"]
     parts = lcm(*(op.num_parts for op in _operations(plan)))
     steps = [op.unit_bytes for op in pipelines]
     quantum = gcd(*steps)
     longest = max(steps, default=0) // quantum if steps else 0
+    _check_extent(plan, parts, 3 * longest * max((op.num_chunks for op in pipelines), default=0))
     bytes_of = quantum // parts if steps and quantum % parts == 0 else quantum
     scale = quantum // bytes_of if steps else 1
     made = [Size(units=n, unit_bytes=bytes_of) for n in range(parts, 2 * parts)]
@@ -65,6 +70,22 @@ def sizes_of(plan: ForeignPlan) -> list[Size]:
     if plan.folds and _runs_over(plan):
         made += _folded(plan, steps, bytes_of, longest * scale)
     return made
+
+
+def _check_extent(plan: ForeignPlan, parts: int, rounds: int) -> None:
+    """Refuse what would take hours to judge."""
+    packets = sum(span.size for op in _operations(plan) for span in (*op.sources, *op.targets) if span.is_packet)
+    for count, most, what in (
+        (parts, _MOST_SIZES, "sizes at which groups of thread blocks cut differently"),
+        (
+            rounds,
+            _MOST_ROUNDS,
+            "rounds of its pipelines, whose steps are of very different lengths, or of many chunks",
+        ),
+        (packets * parts, _MOST_PACKETS, "packets"),
+    ):
+        if count > most:
+            raise ScheduleError(f"plan: {count} {what}; up to {most} are looked at one by one")
 
 
 def _runs_over(plan: ForeignPlan) -> bool:
@@ -148,6 +169,8 @@ def _flat(block: Sequence[Operation], size: Size) -> Iterator[Operation]:
             continue
         step = max(1, op.unit_bytes // size.unit_bytes)
         total = op.num_chunks * size.units
+        if size.most_steps is not None:
+            step = max(step, -(-total // size.most_steps))
         for number, first in enumerate(range(0, total, step)):
             length = min(step, total - first)
             for inner in op.inner:
