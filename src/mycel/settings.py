@@ -33,6 +33,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
+``MYCEL_SCHEDULES``       folder of schedules that every group of as many ranks registers when it is made
 ``MYCEL_CACHE``           folder for what this machine was measured to need; none: ``mycel`` in the user's cache
                           folder, ``XDG_CACHE_HOME`` or else ``~/.cache``
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are

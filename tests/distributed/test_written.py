@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from tests.faults.__main__ import PROCESSES, Cell, matrix
 
 import mycel
 from mycel.collectives.language import load_written
+from mycel.emulate import start
+from mycel.topology import load_topology
 
 RunRanks = Callable[..., list[Any]]
 EXAMPLES = Path(__file__).parents[2] / "examples" / "collectives.py"
@@ -158,3 +161,35 @@ def test_faults_of_links(folder: Path) -> None:
     with matrix("star4") as ranks:
         outcomes = [ranks.outcome(cell) for cell in chosen]
     assert not [outcome for outcome in outcomes if outcome.complaints]
+
+
+@pytest.mark.namespaces
+def test_a_lost_link_ends_it_and_rank_0_says_so(tmp_path: Path) -> None:
+    """The ring goes over a cable that is cut; training goes on over what is found without it."""
+    root = Path(__file__).parents[2]
+    fabric = load_topology(root / "examples" / "clusters" / "ring4.yaml")
+    schedule = load_written(f"{EXAMPLES}:ring").on(fabric)
+    (tmp_path / "ring.json").write_text(json.dumps(schedule.to_json()), encoding="utf-8")
+    program, steps, lines = Path(__file__).parent / "programs" / "replan.py", 12, list[str]()
+    environ = {"OMP_NUM_THREADS": "1", "MYCEL_ON_LINK_FAILURE": "replan", "MYCEL_TIMEOUT": "40"}
+    with start(
+        fabric,
+        [sys.executable, str(program), str(steps)],
+        env=environ | {"MYCEL_SCHEDULES": str(tmp_path), "MYCEL_DEBUG": "info"},
+        output=lambda rank, line: lines.append(line),
+    ) as run:
+        until, broken = time.monotonic() + 150.0, False
+        while run.wait(0.01) is None and time.monotonic() < until:
+            if not broken and any('"broken"' in line and '"step": 3,' in line for line in tuple(lines)):
+                broken = True
+                run.set_link(1, 2, up=False)
+                run.set_link(2, 1, up=False)
+        assert broken and run.exit_codes == (0, 0, 0, 0), "\n".join(lines)
+    assert any(re.search(r"registered: ring@\w{8} for all_reduce of any size", line) for line in lines)
+    (warning,) = [line for line in lines if "serve no more" in line]
+    assert re.search(r"were for the fabric with it and serve no more: ring@\w{8} for all_reduce", warning)
+    losses = [json.loads(line) for line in lines if line.startswith('{"run"')]
+    whole, other = (
+        {(r["rank"], r["step"]): r["loss"] for r in losses if r["run"] == name} for name in ("whole", "broken")
+    )
+    assert len(whole) == 4 * steps and other == pytest.approx(whole, rel=1e-5)

@@ -113,10 +113,9 @@ class Communicator:
         self._address_of = address_of
         self._paced = paced
         self._pacer = Pacer(rank, paced)
-        methods = None if methods is None else tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
         self.is_local = is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         machines = machine_numbers([address.host for address in rendezvous.addresses])
-        self._methods = methods
+        self._methods = methods and tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
         # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
         self._direct = Choice(
             method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
@@ -418,25 +417,19 @@ class Communicator:
         num_bytes = call.num_elements * call.item_bytes
         if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, attempt=attempt, is_through=True)
-        is_even = call.block_elements is None
-        choice = self._direct
-        if call.knows_all:
-            choice = self.planner.choice(call.name, call.root, num_bytes, is_even=is_even)
+        choice = self.planner.choice_for(call) if call.knows_all else self._direct
         plan = self.planner.registered.number(choice.method, _METHODS) << 5 | choice.piece_bytes.bit_length()
-        op = None if call.average else call.reduce_op
         element = call.dtype if call.element is None else call.element
+        op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, element, op, call.root, plan)
         attempt.header = (attempt.header[0], kind, num_bytes)
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
+            lay_out = partial(self._lay_out, call=call, choice=choice)
             if (part := self.planner.part(choice.method)) is not None:
-                prepared = self.planner.prepared_part(
-                    part, call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
-                )
+                prepared = self.planner.prepared_part(part, call, choice, lay_out)
             else:
-                prepared = self.planner.prepared(
-                    call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
-                )
+                prepared = self.planner.prepared(call, choice, lay_out)
                 name = (call.name, call.root, choice.method)
                 self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
         except CommunicationError as error:
@@ -506,8 +499,7 @@ class Communicator:
 
     def _internal(self, error: BaseException, where: str) -> CommunicationError:
         """The group's failure for an error that nobody has thought of; never raises."""
-        text = f"rank {self.rank}: {where} failed: {type(error).__name__}: {error}"
-        cause = CommunicationError(text)
+        cause = CommunicationError(text := f"rank {self.rank}: {where} failed: {type(error).__name__}: {error}")
         try:
             _log.error("%s", text, exc_info=error)
             cause = self._faults.poison("failed", text)
@@ -546,15 +538,13 @@ class Communicator:
         self._channels.close()
         self._forms.clear()
         self.planner.forget()
-        dropped = self.planner.registered.clear()
         self.topology = topology
         self._faults.next_epoch(topology)
         if self._flight is not None:
             self._flight.links_lost += len(failed.links)
         if self.rank == 0:
             _log.warning("%s; the group goes on without it, from collective #%d", failed, failed.resume)
-            if dropped:
-                _log.warning("registered schedules were for the fabric with it and serve no more: %s", dropped)
+        self.planner.registered.drop(is_said=self.rank == 0)
 
     def _write_down(self, error: CommunicationError) -> None:
         """Have the last calls written to a file, once, whose place becomes a note of the error."""

@@ -114,6 +114,11 @@ class Planner(Generic[P]):
                 )
         return self._choices[key]
 
+    def choice_for(self, call: Call) -> Choice:
+        """``choice`` for a call."""
+        num_bytes, is_even = call.num_elements * call.item_bytes, call.block_elements is None
+        return self.choice(call.name, call.root, num_bytes, is_even=is_even)
+
     def plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
         """This rank's part of a schedule, whatever the length."""
         key = (name, root, method)

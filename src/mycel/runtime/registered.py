@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,8 @@ from mycel.collectives.spec import CollectiveName
 from mycel.units import format_size
 
 __all__ = ["Registered", "Registry"]
+
+_log = logging.getLogger(__name__)
 
 #: Numbers of schedules that headers have room for: what is left of 63 bits.
 _MOST_METHODS = 1 << 10
@@ -80,11 +83,12 @@ class Registry:
         found = self._known.pop(method, None)
         return None if found is None else found[0]
 
-    def clear(self) -> str:
-        """Remove all, and say which; empty where there are none."""
-        dropped = ", ".join(map(str, self))
+    def drop(self, *, is_said: bool) -> None:
+        """Remove all, since the fabric that they were made for is another one; ``is_said``: in the log."""
+        if self._known and is_said:
+            dropped = ", ".join(map(str, self))
+            _log.warning("registered schedules were for the fabric with it and serve no more: %s", dropped)
         self._known.clear()
-        return dropped
 
     def schedule(self, method: str) -> Schedule | None:
         """The schedule of this name, if it is one."""
