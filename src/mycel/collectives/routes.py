@@ -47,12 +47,15 @@ def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dic
     return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
 
 
-def way_through(topology: Topology, stops: Sequence[int]) -> tuple[int, ...] | None:
+def way_through(
+    topology: Topology, stops: Sequence[int], known: dict[int, dict[int, Route]] | None = None
+) -> tuple[int, ...] | None:
     """The vertices of the best way from the first stop to the last by all between, or ``None`` if there is none.
 
     Args:
         topology: the fabric.
         stops: vertices, at least two; all between are switches. No rank is passed.
+        known: routes of this fabric from vertices that were asked for before; others are put there.
 
     Examples:
         >>> from mycel.topology import load_topology
@@ -60,9 +63,11 @@ def way_through(topology: Topology, stops: Sequence[int]) -> tuple[int, ...] | N
         >>> way_through(ring, [0, 1]), way_through(ring, [0, 2])  # rank 2 is reached through others only
         ((0, 1), None)
     """
-    way = [stops[0]]
+    way, known = [stops[0]], {} if known is None else known
     for here, there in pairwise(stops):
-        route = _search(topology, here, relays=False).get(there)
+        if here not in known:
+            known[here] = _search(topology, here, relays=False)
+        route = known[here].get(there)
         if route is None:
             return None
         way += route.vertices[1:]

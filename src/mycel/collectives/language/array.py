@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NoReturn, SupportsIndex, overload
 
 from mycel.collectives.language.statement import Statement, Where, where_called
-from mycel.collectives.routes import way_through
+from mycel.collectives.routes import Route, way_through
 from mycel.collectives.spec import Collective
 from mycel.errors import ScheduleError, SynthesisError
 from mycel.names import nearest
@@ -58,6 +58,7 @@ class Array:
         self._first, self._share = Fraction(instance, instances), Fraction(1, instances)
         self._step, self._is_in_step = 0, False
         self._ways: dict[tuple[int, ...], tuple[int, ...] | None] = {}
+        self._routes: dict[int, dict[int, Route]] = {}
         self._deadline = time.monotonic() + MOST_SECONDS
 
     @property
@@ -197,10 +198,10 @@ class Array:
         ends, topology = self.topology.compute_vertices, self.topology
         stops = (ends[src], *self._stops(via, where), ends[dst])
         if stops not in self._ways:
-            self._ways[stops] = way_through(topology, stops)
+            self._ways[stops] = way_through(topology, stops, self._routes)
         way = self._ways[stops]
         if way is None:
-            far = [r for r in self.ranks if r != src and way_through(topology, (ends[src], ends[r])) is not None]
+            far = [r for r in self.ranks if r != src and way_through(topology, (ends[src], ends[r]), self._routes)]
             through = "".join(f" through {topology.label(vertex)}" for vertex in stops[1:-1])
             reached = ", ".join(map(str, far[:16])) + (", ..." if len(far) > 16 else "")
             raise SynthesisError(
