@@ -150,6 +150,7 @@ def test_faults_of_processes(folder: Path) -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_faults_of_links(folder: Path) -> None:
     chosen = [
@@ -163,6 +164,7 @@ def test_faults_of_links(folder: Path) -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.long
 @pytest.mark.namespaces
 def test_a_lost_link_ends_it_and_rank_0_says_so(tmp_path: Path) -> None:
     """The ring goes over a cable that is cut; training goes on over what is found without it."""
