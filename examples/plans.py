@@ -89,7 +89,8 @@ def group(num_ranks: int = 2, num_blocks: int = 4) -> ChannelPlan:
                 end.signal(is_relaxed=True)
                 end.wait(is_relaxed=True)
                 rank.barrier(*side.blocks)
-                side.each(lambda block, a=source, b=target: block.over_memory("put", [a], [b]))
+                for block in side.blocks:
+                    end.of(block).put(source, target)
                 rank.barrier(*side.blocks)
                 end.signal()
                 end.wait()

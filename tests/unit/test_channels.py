@@ -142,6 +142,8 @@ def test_a_block_of_another_rank_is_not_reached_by_hand() -> None:
     end, _ = plan.memory(block, second.block())
     with pytest.raises(UsageError, match="on a channel to rank 1"):
         end.put(first.input[0], first.output[0])
+    with pytest.raises(UsageError, match="for a thread block of rank 1"):
+        end.of(second.block())
     with pytest.raises(UsageError, match="sing"):
         ChannelPlan("sing", 2)
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from mycel.collectives.channels.blocks import Block
 from mycel.collectives.channels.parts import Part
@@ -26,6 +26,12 @@ class _End:
     block: Block
     peer: int
     number: int
+
+    def of(self, block: Block) -> Self:
+        """The same end for another thread block of the rank, as of a group."""
+        if block.rank != self.block.rank:
+            raise UsageError(f"an end of rank {self.block.rank}'s channel for a thread block of rank {block.rank}")
+        return replace(self, block=block)
 
     def _check(self, *parts: Part) -> None:
         for part in parts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -39,16 +39,12 @@ class Group:
     """Thread blocks of one rank that share work: each does its part of every operation on data.
 
     Attributes:
-        blocks: in order; what is not data (signals, waits, barriers) is for one of them, or for each.
+        blocks: in order; ``for block in group.blocks: block.copy(a, b)`` copies a part each. What is not data
+            (signals, waits, barriers) is for one of them, or for each.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
-
-    def each(self, work: Callable[[Block], None]) -> None:
-        """Have each block do something; ``lambda block: block.copy(a, b)`` copies a part each."""
-        for block in self.blocks:
-            work(block)
 
 
 class Rank:

@@ -98,7 +98,7 @@ def _runs_over(plan: ForeignPlan) -> bool:
 def _scratch_bytes(plan: ForeignPlan) -> int:
     """Bytes of a chunk of scratch of fixed length, at the rank that has most."""
     chunks = max(chunks["s"] for chunks in plan.chunks)
-    length = FIXED_SCRATCH // (2 if plan.has_two_scratches else 1) // chunks
+    length = FIXED_SCRATCH // (2 if plan.has_two_scratches else 1) // (2 if plan.protocol == "LL" else 1) // chunks
     return -(-length // ALIGNMENT) * ALIGNMENT
 
 
