@@ -15,6 +15,7 @@ import mutants
 from mycel.collectives.export import export
 from mycel.collectives.plan_programs import PlanPart, load_plan, programs_of
 from mycel.collectives.program import Buffer, Channel, Instruction, Op, Program
+from mycel.collectives.simulate import _Traffic
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.verify import program_sums_agree, verify_programs
@@ -86,6 +87,24 @@ def test_what_does_not_fit() -> None:
 def test_plans_with_the_same_content_have_the_same_digest() -> None:
     one, other = load_plan(examples.pairs(3).build()), load_plan(json.loads(examples.pairs(3).to_text()))
     assert one.digest == other.digest != load_plan(examples.pairs(2).build()).digest
+
+
+def test_the_simulator_plays_local_instructions_after_what_they_need() -> None:
+    programs = programs_of(examples.packets(3).build(), 30)
+    traffic = _Traffic.of(programs)
+    total = sum(len(program.columns) for program in programs)
+    num_local = sum(int((program.columns["op"] >= Op.COPY).sum()) for program in programs)
+    assert num_local and len(traffic.waits_for) == total == 2 * len(traffic.channel) + num_local
+    starts, successors = traffic.successors
+    left = traffic.waits_for.copy()
+    left[len(traffic.channel) : 2 * len(traffic.channel)] -= 1  # messages arrive
+    ready = [node for node in range(total) if left[node] == 0]
+    for node in ready:
+        for other in successors[starts[node] : starts[node + 1]]:
+            left[other] -= 1
+            if left[other] == 0:
+                ready.append(int(other))
+    assert len(ready) == total
 
 
 def test_mutants_of_programs_with_local_sums_are_refused_as_the_judge_does() -> None:
