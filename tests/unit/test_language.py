@@ -18,13 +18,15 @@ from typer.testing import CliRunner
 import judge
 from mycel.cli import build, draw, select
 from mycel.collectives.bound import bound
+from mycel.collectives.channels import ChannelPlan
 from mycel.collectives.language import Array, Written, collective, load_written
 from mycel.collectives.lower import lower
+from mycel.collectives.plan_programs import load_plan
 from mycel.collectives.proof import prove_lowering
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.simulate import simulate
 from mycel.collectives.synth import synthesize
-from mycel.collectives.verify import sums_agree, verify_programs
+from mycel.collectives.verify import program_sums_agree, sums_agree, verify_programs
 from mycel.errors import ScheduleError, SynthesisError, UsageError, VerificationError
 from mycel.settings import as_another_rank
 from mycel.topology import load_topology
@@ -467,3 +469,27 @@ def test_draw_and_select_take_ones_own(tmp_path: Path) -> None:
         run(select, "star:ranks=4", "-c", "all_gather", "--schedule", str(file))
     with pytest.raises(UsageError, match="give one of them"):
         run(draw, "star:ranks=4", "-c", "all_reduce", "--method", "tree", "--schedule", str(file), "-o", str(picture))
+
+
+def test_one_shot_has_the_same_bits_as_a_plan_with_scratch() -> None:
+    """What chunks cannot say, since a rank has one place for each: everybody adds in the order of ranks."""
+    plan = ChannelPlan("all_reduce", 3, name="one_shot", chunks=1)
+    blocks = [rank.block() for rank in plan.ranks]
+    pairs = [plan.memory(blocks[a], blocks[b]) for a in range(3) for b in range(a + 1, 3)]
+    ends = [end for pair in pairs for end in pair]
+    for end in ends:
+        end.signal(is_relaxed=True)
+    for end in ends:
+        end.wait(is_relaxed=True)
+        end.put(plan.ranks[end.block.rank].input[0], plan.ranks[end.peer].scratch[end.block.rank])
+        end.signal()
+    for end in ends:
+        end.wait()
+    for rank, block in zip(plan.ranks, blocks, strict=True):
+        block.copy(rank.input[0], rank.scratch[rank.number])
+        block.copy(rank.scratch[0], rank.output[0])
+        for other in (1, 2):
+            block.reduce(rank.output[0], rank.output[0], rank.scratch[other])
+    template = load_plan(plan.build())
+    assert program_sums_agree(template.verified(template.least_elements))
+    assert not sums_agree(example("one_shot").on(load_topology("star:ranks=3")))
