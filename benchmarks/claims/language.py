@@ -109,7 +109,9 @@ def mutants(count: int = 3000) -> list[dict[str, Any]]:
 
 
 def tables(lines: list[dict[str, Any]]) -> str:
-    """The page's tables."""
+    """The page's tables; nothing where nothing has been recorded."""
+    if not lines:
+        return ""
     made = []
     ordered = [line for line in lines if "order" in line]
     if ordered:
