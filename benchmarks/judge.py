@@ -98,14 +98,14 @@ def _defect(
                 return "reads what nothing was written to"
             own = [memory[cell] for cell in event.source]
             value = [(a + b) % _PRIME for a, b in zip(value, own, strict=True)] if value else own
-        if event.is_final:
-            value = [number * _MEAN % _PRIME for number in value]
         if event.adds or event.reads_target:
             for cell in zeros.intersection(event.target):
                 memory.setdefault(cell, 0)
             if any(cell not in memory for cell in event.target):
                 return "adds to what nothing was written to"
             value = [(memory[cell] + b) % _PRIME for cell, b in zip(event.target, value, strict=True)]
+        if event.is_final:
+            value = [number * _MEAN % _PRIME for number in value]
         memory.update(zip(event.target, value, strict=True) if event.target else ())
         values[index] = value
     for accesses in touched.values():
@@ -213,11 +213,12 @@ def _judge_programs(programs: list[Program], *, aliased: bool) -> str | None:
         for row, i in enumerate(program.instructions):
             index = first[program.rank] + row
             after = [first[program.rank] + need for need in i.needs]
-            if i.channel >= 0:
+            if i.channel >= 0 or i.needs:  # local ones that need others are as if on one channel
                 after += [latest[i.channel]] if i.channel in latest else []
                 latest[i.channel] = index
+            if i.channel >= 0:
                 streams.setdefault(program.channels[i.channel], ([], []))[i.op is not Op.SEND].append(index)
-            reads = i.op in (Op.RECV_REDUCE, Op.COPY)
+            reads = i.op in (Op.RECV_REDUCE, Op.COPY, Op.REDUCE)
             buffer, at = (i.operand_buffer, i.operand_offset) if reads else (i.buffer, i.offset)
             source = [_cell(program, buffer, at + k, aliased) for k in range(i.count)]
             target = [_cell(program, i.buffer, i.offset + k, aliased) for k in range(i.count)]
@@ -227,13 +228,16 @@ def _judge_programs(programs: list[Program], *, aliased: bool) -> str | None:
                 return "overlaps itself"
             if i.op is Op.COPY and set(source) & set(target):
                 return "overlaps itself"
+            if i.op is Op.REDUCE and source != target and set(source) & set(target):
+                return "overlaps itself"
             events.append(
                 _Event(
                     after=after,
                     source=[] if i.op is Op.RECV else source,
                     target=[] if i.op is Op.SEND else target,
                     waits_for_data=i.op is Op.RECV,
-                    is_final=i.final and i.op is Op.RECV_REDUCE,
+                    reads_target=i.op is Op.REDUCE,
+                    is_final=i.final and i.op in (Op.RECV_REDUCE, Op.REDUCE),
                 )
             )
             counts.append(i.count)

@@ -248,7 +248,7 @@ def _instruction_mutant(
         return replace(i, needs=tuple(sorted({*i.needs, chance.choice([j for j in range(length) if j != k])})))
     if kind == "other offset":
         return replace(i, offset=i.offset + shift)
-    if kind == "other operand" and i.op in (Op.RECV_REDUCE, Op.COPY):
+    if kind == "other operand" and i.op >= Op.RECV_REDUCE:
         return replace(i, operand_offset=i.operand_offset + shift)
     if kind == "other count":
         return replace(i, count=i.count + chance.choice((-1, 1)))
@@ -259,7 +259,7 @@ def _instruction_mutant(
     if kind == "reduce for receive" and i.op in (Op.RECV, Op.RECV_REDUCE):
         other = Op.RECV if i.op is Op.RECV_REDUCE else Op.RECV_REDUCE
         return replace(i, op=other, operand_buffer=i.buffer, operand_offset=i.offset)
-    if kind == "final" and i.op is Op.RECV_REDUCE:
+    if kind == "final" and i.op in (Op.RECV_REDUCE, Op.REDUCE):
         return replace(i, final=not i.final)
     return None
 

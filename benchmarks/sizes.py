@@ -22,13 +22,13 @@ from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from mycel.collectives.routes import shortest_routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import BY_SIZE, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.synth.forest import for_sizes
-from mycel.collectives.synth.routes import shortest_routes
 from mycel.collectives.time_bound import bound_seconds
 from mycel.errors import SynthesisError
 from mycel.topology.load import load_topology

@@ -33,6 +33,7 @@ Each variable is read when it is asked for, never at import, so that tests and l
 ``MYCEL_VERIFY``          what a group proves before it runs: ``programs`` (the default), once a schedule and for
                           every size; ``sizes``: also those of each size; ``schedules``: no programs
 ``MYCEL_METHODS``         methods to choose schedules from, separated by commas, where they serve a collective
+``MYCEL_SCHEDULES``       folder of schedules that every group of as many ranks registers when it is made
 ``MYCEL_CACHE``           folder for what this machine was measured to need; none: ``mycel`` in the user's cache
                           folder, ``XDG_CACHE_HOME`` or else ``~/.cache``
 ``MYCEL_NCCL_BELOW``      bytes (4 MiB): collectives of GPU tensors, the largest of which is smaller, are
@@ -53,7 +54,8 @@ import math
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -70,6 +72,7 @@ __all__ = [
     "VARIABLES",
     "Launched",
     "Settings",
+    "as_another_rank",
     "is_launched",
     "misspelled_variables",
     "read_gpu",
@@ -98,6 +101,7 @@ VARIABLES = (
     "MYCEL_PLACE",
     "MYCEL_RANKS",
     "MYCEL_RELAYS",
+    "MYCEL_SCHEDULES",
     "MYCEL_SECRET",
     "MYCEL_SECRET_FILE",
     "MYCEL_TIMEOUT",
@@ -153,6 +157,7 @@ class Settings:
     local: str | None = None
     relays: bool = True
     methods: tuple[str, ...] | None = None
+    schedules: Path | None = None
     mesh_ranks: int = MESH_RANKS
     verify: str = "programs"
     cache: Path | None = None
@@ -199,6 +204,7 @@ def read_settings(environ: dict[str, str] | None = None) -> Settings:
         relays=_one_of(("0", "1"), env.get("MYCEL_RELAYS"), "MYCEL_RELAYS") != "0",
         verify=_one_of(("schedules", "programs", "sizes"), env.get("MYCEL_VERIFY"), "MYCEL_VERIFY") or "programs",
         methods=tuple(part.strip() for part in env["MYCEL_METHODS"].split(",")) if env.get("MYCEL_METHODS") else None,
+        schedules=Path(env["MYCEL_SCHEDULES"]) if env.get("MYCEL_SCHEDULES") else None,
         mesh_ranks=_count(env.get("MYCEL_MESH_RANKS"), "MYCEL_MESH_RANKS", MESH_RANKS),
         cache=_cache(env),
         on_link_failure=_one_of(("raise", "replan"), env.get("MYCEL_ON_LINK_FAILURE"), "MYCEL_ON_LINK_FAILURE"),
@@ -327,6 +333,30 @@ class Launched:
     restarts: int = 0
 
     __repr__ = brief
+
+
+@contextmanager
+def as_another_rank() -> Iterator[None]:
+    """A ``with`` block in which the launchers' variables say that this process is another rank.
+
+    Examples:
+        >>> with as_another_rank():
+        ...     os.environ["RANK"] == os.environ["LOCAL_RANK"]
+        True
+    """
+    names = [*(rank for rank, _ in _RANKS), *_LOCAL_RANKS]
+    kept = {name: os.environ.get(name) for name in names}
+    here = kept["RANK"] or ""
+    other = str(int(here) + 1) if here.isdecimal() else "1"
+    os.environ.update(dict.fromkeys(names, other))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def is_launched(environ: dict[str, str] | None = None) -> bool:

@@ -8,10 +8,10 @@ from fractions import Fraction
 from itertools import pairwise
 from math import gcd, lcm
 
+from mycel.collectives.ordering import in_level_order
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.array_forest import Forest
-from mycel.collectives.synth.ordering import in_level_order
 from mycel.topology.model import Topology
 
 Edges = tuple[tuple[int, int, tuple[int, ...]], ...]

@@ -58,7 +58,7 @@ def instructions(draw: st.DrawFn) -> list[Instruction]:
         out.append(
             Instruction(
                 op=op,
-                channel={Op.SEND: 0, Op.COPY: -1}.get(op, 1),
+                channel={Op.SEND: 0, Op.COPY: -1, Op.REDUCE: -1}.get(op, 1),
                 buffer=draw(st.sampled_from((Buffer.OUTPUT, Buffer.SCRATCH))),
                 offset=draw(st.integers(0, 4 - count)),
                 count=count,

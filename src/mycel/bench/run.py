@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, cast
 
 from mycel.bench.case import EITHER_WAY, FROM_OR_TO_ROOT, REDUCING, WHOLE_NUMBERS, Case, cases_to_text
@@ -135,6 +136,7 @@ def bench_cases(
     backends: Sequence[str] = ("gloo", "mycel"),
     timeout_s: float = 1800.0,
     progress: Callable[[Measurement], None] | None = None,
+    schedules: Sequence[str] = (),
 ) -> list[Measurement]:
     """As ``run_bench``, from explicit cases.
 
@@ -144,6 +146,7 @@ def bench_cases(
         backends: rounds alternate between them; the first is the baseline.
         timeout_s: for the whole run.
         progress: receives each measurement as it arrives.
+        schedules: files of schedules, or ``FILE.py:name`` of written ones, that serve mycel's calls.
 
     Returns:
         Measurements by case and backend, in the order asked for.
@@ -174,6 +177,8 @@ def bench_cases(
     command = [sys.executable, "-m", "mycel.bench.worker"]
     command += ["--cases", cases_to_text(cases), "--backends", ",".join(backends)]
     command += ["--timeout", str(max(300.0, timeout_s / 6))]  # of one collective: a longer run has longer ones
+    for one in schedules:
+        command += ["--schedule", str(Path(one).absolute())]
     run_ranks(topology, command, sink=take, timeout_s=timeout_s, warm=warm_up if "mycel" in backends else None)
     return found
 

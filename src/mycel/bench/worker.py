@@ -82,7 +82,11 @@ def run_case(case: Case, groups: dict[str, dist.ProcessGroup], start: Start) -> 
 
 
 def measure(
-    cases: Sequence[Case], backends: Sequence[str], timeout_s: float, emit: Callable[[dict[str, object]], None]
+    cases: Sequence[Case],
+    backends: Sequence[str],
+    timeout_s: float,
+    emit: Callable[[dict[str, object]], None],
+    schedules: Sequence[str] = (),
 ) -> None:
     """Times cases as one rank of a job that torchrun, mpirun, srun or one of our launchers has started.
 
@@ -90,6 +94,7 @@ def measure(
         backends: of ``torch.distributed``; rounds alternate between them.
         timeout_s: that one collective may take.
         emit: receives the records; called on rank 0 only.
+        schedules: that serve mycel's calls; see ``mycel.bench.bench_cases``.
 
     Raises:
         UsageError: no launcher has said which rank this is.
@@ -109,6 +114,8 @@ def measure(
     try:
         control = dist.new_group(backend="gloo", timeout=timeout)
         groups = {name: dist.new_group(backend=name, timeout=timeout) for name in backends}
+        if schedules and "mycel" in groups:
+            _register(schedules, groups["mycel"])
         start = Start(control)
         for case in cases:
             for record in run_case(case, groups, start):
@@ -125,14 +132,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", required=True, help="JSON list of cases")
     parser.add_argument("--backends", required=True, help="comma-separated torch.distributed backends")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds one collective may take")
+    parser.add_argument("--schedule", action="append", default=[], help="serves mycel's calls; may be repeated")
     options = parser.parse_args(arguments)
 
     def emit(record: dict[str, object]) -> None:
         sys.stdout.write(json.dumps(record) + "\n")
         sys.stdout.flush()
 
-    measure(cases_from_text(options.cases), options.backends.split(","), options.timeout, emit)
+    measure(cases_from_text(options.cases), options.backends.split(","), options.timeout, emit, options.schedule)
     return 0
+
+
+def _register(schedules: Sequence[str], group: dist.ProcessGroup) -> None:
+    from mycel.collectives.language import load_written
+    from mycel.runtime import register
+
+    for one in schedules:
+        register(load_written(one) if ".py" in one else one, group=group)
 
 
 def _warm_up(case: Case, groups: dict[str, dist.ProcessGroup], start: Start, rank: int, world_size: int) -> None:

@@ -35,6 +35,7 @@ COMMANDS = {
     "whatif": "The bound before and after a change to the fabric.",
     "draw": "Draw a fabric; with a collective, also the links that bind and one tree of a schedule.",
     "synth": "Find a schedule for a collective on a fabric, verify it, and compare it with the bound.",
+    "build": "Build the schedule that a Python file writes, verify it, and compare it with the bound.",
     "select": "Simulate all methods at several sizes and say which to use where.",
     "steps": "Schedules from the fewest steps to the most bandwidth, proven one by one (small fabrics).",
     "plan": "Plans with proofs: orders of pipeline stages, groups of ranks for sequences, what memory keeps.",

@@ -95,6 +95,14 @@ def bench(
         typer.Option("--here", help="This process is a rank of a job that torchrun, mpirun or srun started."),
     ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds the whole run may take.")] = 1800.0,
+    own: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--schedule",
+            help="Schedule of one's own, which serves mycel's calls of its collective: its file, or FILE.py[:NAME]; "
+            "may be repeated.",
+        ),
+    ] = None,
 ) -> None:
     """Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests."""
     needs("mycel bench", "torch")
@@ -137,11 +145,11 @@ def bench(
 
         try:
             if fabric is None:
-                _measure_here(cases, backends, timeout, note)
+                _measure_here(cases, backends, timeout, note, own or ())
             else:
                 if not isinstance(fabric, int):
                     acquire_privileges()
-                bench_cases(fabric, cases, backends=backends, timeout_s=timeout, progress=note)
+                bench_cases(fabric, cases, backends=backends, timeout_s=timeout, progress=note, schedules=own or ())
         except KeyboardInterrupt:
             interrupted = True
     if rows:  # not so on other ranks than the first
@@ -267,7 +275,11 @@ def _num_ranks(fabric: Topology | int | None) -> int:
 
 
 def _measure_here(
-    cases: Sequence[Case], backends: Sequence[str], timeout_s: float, note: Callable[[Measurement], None]
+    cases: Sequence[Case],
+    backends: Sequence[str],
+    timeout_s: float,
+    note: Callable[[Measurement], None],
+    own: Sequence[str],
 ) -> None:
     """Measurements as one rank of a running job; ``note`` receives them on the first rank."""
     import torch.distributed as dist
@@ -283,7 +295,7 @@ def _measure_here(
     def take(record: dict[str, object]) -> None:
         note(measurement_of(dist.get_world_size() if fabric is None else fabric, record, emulated=False))
 
-    measure(cases, backends, timeout_s, take)
+    measure(cases, backends, timeout_s, take, own)
 
 
 def _absent(backends: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ import typer
 from mycel.cli import consoles
 from mycel.cli.bound import RootOption, TopologyArgument, make_collective
 from mycel.cli.fabric import load_fabric
+from mycel.cli.own import load_own
 from mycel.collectives.bound import bound
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED
@@ -73,6 +74,12 @@ def register(app: typer.Typer) -> None:
             ),
         ] = None,
         root: RootOption = None,
+        own: Annotated[
+            str | None,
+            typer.Option(
+                "--schedule", help="Whose tree, instead of a method's: a schedule's file, or FILE.py[:NAME]."
+            ),
+        ] = None,
     ) -> None:
         if output.suffix.lower() not in _ENDINGS:
             raise UsageError(f"{output}: the name must end in {', '.join(_ENDINGS[:-1])} or {_ENDINGS[-1]}")
@@ -84,12 +91,18 @@ def register(app: typer.Typer) -> None:
         cut: tuple[tuple[int, int], ...] = ()
         title, caption = fabric.name, f"{fabric.num_ranks} ranks, {len(fabric.switches)} switches"
         computing = "bold frame: copies and adds" if len(fabric.compute_vertices) > fabric.num_ranks else ""
+        given: Schedule | None = None
+        if own is not None:
+            if method is not None:
+                raise UsageError("--method and --schedule both say whose tree to draw: give one of them")
+            given = load_own(own, fabric, collective)
+            collective, method = given.collective.name, given.method
         if collective is None:
             if root is not None:
                 raise UsageError("--root says whose tree to draw: it needs --collective")
         else:
             rooted = collective in ROOTED
-            wanted = make_collective(fabric, collective, root if rooted else None)
+            wanted = given.collective if given else make_collective(fabric, collective, root if rooted else None)
             if root is not None and not 0 <= root < fabric.num_ranks:
                 raise UsageError(f"root {root} is not among ranks 0..{fabric.num_ranks - 1}")
             with consoles.doing(f"bound of {wanted.name} on {fabric.name}"):
@@ -100,7 +113,7 @@ def register(app: typer.Typer) -> None:
             method = method or methods_for(wanted.name)[0]
             if method != "none":
                 with consoles.doing(f"{wanted.name} by {method}"):
-                    tree, marked = tree_from(synthesize(fabric, wanted, method), root)
+                    tree, marked = tree_from(given or synthesize(fabric, wanted, method), root)
                 if not tree:
                     raise UsageError(f"{wanted.name} by {method} has no tree with root {root}; try another root")
                 caption += f"; green: a tree by {method}"

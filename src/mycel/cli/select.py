@@ -18,6 +18,7 @@ from mycel.cli.bound import (
     make_collective,
 )
 from mycel.cli.fabric import load_fabric
+from mycel.cli.own import load_own
 from mycel.cli.request import RanksOption, WeightsOption, choose_group, group_record
 from mycel.collectives.select import DEFAULT_SIZES, Selection, select
 from mycel.cost import LINK_CLASSES
@@ -45,13 +46,21 @@ def register(app: typer.Typer) -> None:
                 help=f"What all links are: {', '.join(LINK_CLASSES)}; if not given, as 'mycel show' has it."
             ),
         ] = None,
+        own: Annotated[
+            list[str] | None,
+            typer.Option(
+                "--schedule",
+                help="A schedule of one's own to compare as well: its file, or FILE.py[:NAME]; may be repeated.",
+            ),
+        ] = None,
         json_output: JsonOption = False,
     ) -> None:
         fabric, root = choose_group(load_fabric(topology), ranks, root)
         wanted = make_collective(fabric, collective, root, weights)
         byte_sizes = [parse_size(text) for text in sizes.split(",")]
+        schedules = [load_own(text, fabric, wanted.name, wanted.root) for text in own or []]
         with consoles.doing(f"simulating {wanted.name} on {fabric.name}") as say:
-            chosen = select(fabric, wanted, byte_sizes, links=links, progress=say)
+            chosen = select(fabric, wanted, byte_sizes, links=links, schedules=schedules, progress=say)
         if json_output:
             print(json.dumps(_record(chosen) | group_record(ranks)))
         else:

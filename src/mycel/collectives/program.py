@@ -7,7 +7,8 @@ meets the k-th receive at the other end.
 
 An instruction starts when it is the first unfinished one of its channel and every instruction it *needs* is
 complete. A send is complete when its bytes have been handed over (its source may then be overwritten); a receive
-when all its bytes stand in its destination. Apart from that, instructions run in any order.
+when all its bytes stand in its destination. Apart from that, instructions run in any order; local ones (``copy``,
+``reduce``) that need others are done one after the other, in the order of the program.
 
 ===============  =========================================================================================
 ``send``         ``buffer[offset : offset+count]`` goes out on ``channel``
@@ -15,6 +16,8 @@ when all its bytes stand in its destination. Apart from that, instructions run i
 ``recv_reduce``  ``buffer[offset : ...] = operand_buffer[operand_offset : ...] (+) what comes in``;
                  ``final``: the last of an element's reductions, after which an average is divided
 ``copy``         ``buffer[offset : ...] = operand_buffer[operand_offset : ...]``, no channel (-1)
+``reduce``       ``buffer[offset : ...] = operand_buffer[operand_offset : ...] (+) buffer[offset : ...]``, no channel;
+                 ``final`` as above
 ===============  =========================================================================================
 
 all_reduce, broadcast and reduce work in place: the array is in OUTPUT before and after, INPUT is empty.
@@ -53,6 +56,12 @@ class Op(IntEnum):
     RECV = 1
     RECV_REDUCE = 2
     COPY = 3
+    REDUCE = 4
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nothing is sent or received."""
+        return self >= Op.COPY
 
 
 class Buffer(IntEnum):
@@ -85,7 +94,7 @@ class Instruction:
     """One instruction; see the module's table.
 
     Attributes:
-        channel: index into the program's channels; -1 for ``copy``.
+        channel: index into the program's channels; -1 for ``copy`` and ``reduce``.
         offset, operand_offset, count: in elements.
         needs: indices of instructions of this program that must be complete first.
     """
@@ -224,13 +233,13 @@ class Program:
     def _check_rows(self) -> None:
         c = self.columns
         lengths = np.array([self.length(b) for b in Buffer], dtype=np.int64)
-        wire = c["op"] != Op.COPY
-        bad = (c["op"] < 0) | (c["op"] > Op.COPY) | (c["count"] <= 0) | (c["offset"] < 0)
+        wire = c["op"] < Op.COPY
+        bad = (c["op"] < 0) | (c["op"] > Op.REDUCE) | (c["count"] <= 0) | (c["offset"] < 0)
         bad |= (c["buffer"] < 0) | (c["buffer"] > 2) | (c["operand_buffer"] < 0) | (c["operand_buffer"] > 2)
         bad |= np.where(wire, (c["channel"] < 0) | (c["channel"] >= len(self.channels)), c["channel"] != -1)
         if not bad.any():
             bad |= c["offset"] + c["count"] > lengths[c["buffer"]]
-            reads_operand = (c["op"] == Op.RECV_REDUCE) | (c["op"] == Op.COPY)
+            reads_operand = c["op"] >= Op.RECV_REDUCE
             end = c["operand_offset"] + c["count"]
             bad |= reads_operand & ((c["operand_offset"] < 0) | (end > lengths[c["operand_buffer"]]))
             bad |= (c["op"] != Op.SEND) & (c["buffer"] == Buffer.INPUT)
@@ -341,7 +350,7 @@ class Program:
             lines.append(f"channel {number} {ch.src} -> {ch.dst} via {'>'.join(map(str, ch.path))}{weight}")
         for number, i in enumerate(self.instructions):
             text = f"{number}: {i.op.name.lower()} {i.buffer.name.lower()}[{i.offset}:+{i.count}]"
-            if i.op in (Op.RECV_REDUCE, Op.COPY):
+            if i.op >= Op.RECV_REDUCE:
                 text += f" with {i.operand_buffer.name.lower()}[{i.operand_offset}]"
             if i.channel >= 0:
                 text += f" on {i.channel}"

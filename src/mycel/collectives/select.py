@@ -132,6 +132,7 @@ def select(
     *,
     methods: Sequence[str] | None = None,
     links: str | None = None,
+    schedules: Sequence[Schedule] = (),
     progress: Callable[[str], None] | None = None,
 ) -> Selection:
     """Simulate methods at sizes.
@@ -145,6 +146,8 @@ def select(
             fabric, is left out.
         links: class of all links, a key of ``mycel.cost.LINK_CLASSES``; if not given, of each what its rate and place
             hint at, and what the topology states (``mycel.cost.link_costs``).
+        schedules: of one's own, to compare as well; under their method's name, with ``own`` before it where a
+            candidate has that.
         progress: is told what is being done, each time that something else is.
 
     Returns:
@@ -168,12 +171,14 @@ def select(
     by_size = [method for method, served in BY_SIZE.items() if collective.name in served]
     usual = [*candidates_for(collective.name), *by_size, *classics_for(collective.name)]
     candidates = usual if methods is None else [spelled(method, known, "method") for method in methods]
+    own = _named(schedules, topology, collective, candidates)
+    candidates = [*candidates, *own]
     if not sizes:
         raise UsageError("no sizes to compare at")
     costs = link_costs(topology, links=links)
     rows: list[Row] = []
     refused: dict[str, str] = {}
-    made: dict[str, tuple[Schedule, ...]] = {}
+    made: dict[str, tuple[Schedule, ...]] = {name: (schedule,) for name, schedule in own.items()}
     least = bound_seconds(topology, collective, links=links)
     for size in sorted(set(sizes)):
         seconds: dict[str, float] = {}
@@ -202,6 +207,25 @@ def select(
             raise UsageError(f"no method serves {collective.name} on {topology.name}: {'; '.join(refused.values())}")
         rows.append(Row(num_bytes=size, seconds=seconds, piece_bytes=pieces, least_s=least.seconds(size)))
     return Selection(collective=collective, topology=topology, costs=costs, rows=tuple(rows), refused=refused)
+
+
+def _named(
+    schedules: Sequence[Schedule], topology: Topology, collective: Collective, taken: Sequence[str]
+) -> dict[str, Schedule]:
+    """Verified schedules of one's own, by names that no candidate has."""
+    named: dict[str, Schedule] = {}
+    for schedule in schedules:
+        if schedule.collective != collective or schedule.topology.fingerprint != topology.fingerprint:
+            raise UsageError(
+                f"{schedule.method} is {schedule.collective.to_text()} on {schedule.topology.name}, and is to be "
+                f"compared with {collective.to_text()} on {topology.name}"
+            )
+        verify_schedule(schedule)
+        name = schedule.method
+        while name in taken or name in named:
+            name = f"own {name}"
+        named[name] = schedule
+    return named
 
 
 def _schedules(

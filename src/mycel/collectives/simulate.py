@@ -292,7 +292,7 @@ def attained(schedule: Schedule) -> Attained | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Traffic:
-    """All ranks' instructions as one graph: first the sends, then the receives in the same order, then copies.
+    """All ranks' instructions as one graph: first the sends, then the receives in the same order, then local ones.
 
     Attributes:
         channels: all channels of all ranks.
@@ -327,10 +327,10 @@ class _Traffic:
         sends = sends[np.argsort(wire[sends], kind="stable")]
         receives = np.flatnonzero((columns["op"] == Op.RECV) | (columns["op"] == Op.RECV_REDUCE))
         receives = receives[np.argsort(wire[receives], kind="stable")]
-        copies = np.flatnonzero(columns["op"] == Op.COPY)
+        local = np.flatnonzero(columns["op"] >= Op.COPY)
         if not np.array_equal(wire[sends], wire[receives]):
             raise ScheduleError("sends and receives of the programs do not match; verify them first")
-        order = np.concatenate([sends, receives, copies])
+        order = np.concatenate([sends, receives, local])
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
         before, after = [], []

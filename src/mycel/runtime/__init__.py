@@ -17,19 +17,24 @@ needs("mycel.runtime", "torch")
 from mycel.runtime.flight import dump_flight_records
 from mycel.runtime.membership import monitored_barrier
 from mycel.runtime.meter import log_metrics, metrics, write_metrics
-from mycel.runtime.registration import register
+from mycel.runtime.registered import Registered
+from mycel.runtime.registration import register as _register_backend
+from mycel.runtime.schedules import register, unregister
 from mycel.runtime.tensor_group import TensorGroup, tensor_group
 from mycel.runtime.warm import warm
 
 __all__ = [
+    "Registered",
     "TensorGroup",
     "dump_flight_records",
     "log_metrics",
     "metrics",
     "monitored_barrier",
+    "register",
     "tensor_group",
+    "unregister",
     "warm",
     "write_metrics",
 ]
 
-register()
+_register_backend()

@@ -17,6 +17,7 @@ from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
 from mycel.collectives.lower import RankTemplate
+from mycel.collectives.plan_programs import PlanPart
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
@@ -38,8 +39,9 @@ from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
+from mycel.runtime.plan_forms import PlanForm
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Ints, Job, Prepared, asking, origin_of
+from mycel.runtime.prepared import Ints, Job, Part, Prepared, asking, origin_of
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.shortcut import Pool, Shortcut
@@ -111,10 +113,9 @@ class Communicator:
         self._address_of = address_of
         self._paced = paced
         self._pacer = Pacer(rank, paced)
-        methods = None if methods is None else tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
         self.is_local = is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         machines = machine_numbers([address.host for address in rendezvous.addresses])
-        self._methods = methods
+        self._methods = methods and tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
         # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
         self._direct = Choice(
             method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
@@ -149,7 +150,7 @@ class Communicator:
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
         )
-        self._forms: dict[RankTemplate, Form] = {}
+        self._forms: dict[Part, Form | PlanForm] = {}
         self._workspace = Workspace()
         self._flight = flight
         if flight is not None:
@@ -241,11 +242,11 @@ class Communicator:
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
 
-    def _lay_out(self, plan: RankTemplate, elements: int, call: Call, choice: Choice) -> Prepared:
+    def _lay_out(self, plan: RankTemplate | PlanPart, elements: int, call: Call, choice: Choice) -> Prepared:
         form = self._forms.get(plan)
         if form is None:
-            lines = self._channels.lines(plan.channels)
-            form = Form(plan, lines, self._control.descriptors, self._asking, self._workspace)
+            given = (self._channels.lines(plan.channels), self._control.descriptors, self._asking, self._workspace)
+            form = PlanForm(plan, *given) if isinstance(plan, PlanPart) else Form(plan, *given)
             self._forms[plan] = form
         return form.prepare(
             call.num_elements,
@@ -416,19 +417,21 @@ class Communicator:
         num_bytes = call.num_elements * call.item_bytes
         if num_bytes == 0 and call.knows_all:
             return Ticket(job=None, attempt=attempt, is_through=True)
-        choice = self.planner.choice(call.name, call.root, num_bytes) if call.knows_all else self._direct
-        plan = _METHODS.index(choice.method) << 5 | choice.piece_bytes.bit_length()
-        op = None if call.average else call.reduce_op
+        choice = self.planner.choice_for(call) if call.knows_all else self._direct
+        plan = self.planner.registered.number(choice.method, _METHODS) << 5 | choice.piece_bytes.bit_length()
         element = call.dtype if call.element is None else call.element
+        op = None if call.average else call.reduce_op
         kind = pack_kind(call.title or call.name, element, op, call.root, plan)
         attempt.header = (attempt.header[0], kind, num_bytes)
         limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
-            prepared = self.planner.prepared(
-                call, choice, lambda plan, elements: self._lay_out(plan, elements, call, choice)
-            )
-            name = (call.name, call.root, choice.method)
-            self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
+            lay_out = partial(self._lay_out, call=call, choice=choice)
+            if (part := self.planner.part(choice.method)) is not None:
+                prepared = self.planner.prepared_part(part, call, choice, lay_out)
+            else:
+                prepared = self.planner.prepared(call, choice, lay_out)
+                name = (call.name, call.root, choice.method)
+                self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
         except CommunicationError as error:
             self._channels.shut_down()
             self._write_down(error)
@@ -496,8 +499,7 @@ class Communicator:
 
     def _internal(self, error: BaseException, where: str) -> CommunicationError:
         """The group's failure for an error that nobody has thought of; never raises."""
-        text = f"rank {self.rank}: {where} failed: {type(error).__name__}: {error}"
-        cause = CommunicationError(text)
+        cause = CommunicationError(text := f"rank {self.rank}: {where} failed: {type(error).__name__}: {error}")
         try:
             _log.error("%s", text, exc_info=error)
             cause = self._faults.poison("failed", text)
@@ -542,6 +544,7 @@ class Communicator:
             self._flight.links_lost += len(failed.links)
         if self.rank == 0:
             _log.warning("%s; the group goes on without it, from collective #%d", failed, failed.resume)
+        self.planner.registered.drop(is_said=self.rank == 0)
 
     def _write_down(self, error: CommunicationError) -> None:
         """Have the last calls written to a file, once, whose place becomes a note of the error."""

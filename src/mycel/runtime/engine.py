@@ -43,7 +43,7 @@ from mycel.standalone import inlined, standalone
 
 __all__ = ["again", "execute", "take_number"]
 
-_RECV_REDUCE, _COPY = 2, 3
+_RECV_REDUCE, _COPY, _REDUCE = 2, 3, 4
 _BURST = 8  # messages on one channel before the others get their turn
 _NEVER = -1
 _LEAST_ROUNDS = 16
@@ -174,8 +174,31 @@ def _copy_own(job, channels, destination, source, num_bytes) -> None:  # type: i
 
 
 @inlined
+def _do_local(job, channels, rows, pending, queue, first) -> int:  # type: ignore[no-untyped-def]
+    """Do the local rows whose turn has come, one after the other; how many.
+
+    Args:
+        first: where they stand in the queue, behind those of the channels; -1 ends them.
+    """
+    before = job[j.J_LOCAL]
+    index = queue[first + before]
+    while index >= 0 and pending[index] <= 0:
+        row = rows[index]
+        destination = job[j.J_BASES + row[j.R_ADDRESS_BUFFER]] + row[j.R_OFFSET]
+        source = job[j.J_BASES + row[j.R_OPERAND_BUFFER]] + row[j.R_OPERAND_OFFSET]
+        if row[j.R_OP] == _REDUCE:
+            reduce_into(job, row, destination, destination, source, row[j.R_BYTES])
+        elif destination != source:
+            _copy_own(job, channels, destination, source, row[j.R_BYTES])
+        finish(job, index)
+        job[j.J_LOCAL] += 1
+        index = queue[first + job[j.J_LOCAL]]
+    return job[j.J_LOCAL] - before  # type: ignore[no-any-return]
+
+
+@inlined
 def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
-    """Set the state of a fresh job and do its local copies."""
+    """Set the state of a fresh job and do the local copies that wait for nothing."""
     num_rows = job[j.J_NUM_ROWS]
     take_number(job)
     job[j.J_STARTED_NS] = monotonic_ns(job[j.J_WORK])
@@ -193,9 +216,10 @@ def _begin(job, channels, rows, work) -> None:  # type: ignore[no-untyped-def]
     for i in range(3):
         work[j.SLOT_OFFSET // 8 + i] = job[j.J_HEADER + i]
     job[j.J_REMAINING] = num_rows
+    job[j.J_LOCAL] = 0
     for i in range(num_rows):
         row = rows[i]
-        if row[j.R_OP] == _COPY:
+        if row[j.R_OP] == _COPY and pending0[i] == 0:
             destination = job[j.J_BASES + row[j.R_ADDRESS_BUFFER]] + row[j.R_OFFSET]
             source = job[j.J_BASES + row[j.R_OPERAND_BUFFER]] + row[j.R_OPERAND_OFFSET]
             if destination != source:
@@ -286,7 +310,7 @@ def execute(address: int) -> int:
     channels = int64_table_at(job[j.J_CHANNELS], num_channels, j.CHANNEL_FIELDS)
     pending = int64_at(job[j.J_PENDING], num_rows)
     queue_start = int64_at(job[j.J_QUEUE_START], num_channels + 1)
-    queue = int64_at(job[j.J_QUEUE], num_rows)
+    queue = int64_at(job[j.J_QUEUE], num_rows + 1)
     if job[j.J_REMAINING] == _NEVER:
         _begin(job, channels, rows, work)
     if job[j.J_REMAINING] > 0:
@@ -296,7 +320,7 @@ def execute(address: int) -> int:
     asking = int64_at(job[j.J_ASKING], j.ASK_FIELDS)
     asked = 0
     while job[j.J_REMAINING] > 0:
-        moved = 0
+        moved = _do_local(job, channels, rows, pending, queue, queue_start[num_channels])
         blocked = 0
         rings = 0
         for c in range(num_channels):

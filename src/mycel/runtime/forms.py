@@ -197,6 +197,7 @@ def _connect(rows, channels, queue_start, queue, moved, staging, stated) -> None
     for c in range(num_channels, 0, -1):
         queue_start[c] = queue_start[c - 1]
     queue_start[0] = 0
+    queue[queue_start[num_channels]] = -1  # a lowered schedule has no local rows that need others
 
 
 class _Area:

@@ -151,6 +151,10 @@ class GroupCalls:
         if shortcut is not None:
             self._shortcuts[kind] = shortcut
 
+    def forget_shortcuts(self) -> None:
+        """Have all calls take the long way once more: other schedules serve them now."""
+        self._shortcuts.clear()
+
     def _issue(
         self,
         call: Call,

@@ -12,6 +12,7 @@ __all__ = [
     "COMMIT",
     "ELEMENTS",
     "PARTS",
+    "REGISTRATION",
     "UNKNOWN_ELEMENT",
     "describe_header",
     "pack_kind",
@@ -53,6 +54,8 @@ UNKNOWN_ELEMENT = 255
 ALL_TO_ALL_V = "all_to_all with split sizes"
 #: What messages call a gather or scatter of parts of any length, each of which only its two ends know.
 PARTS: dict[CollectiveName, str] = {"gather": "gather of parts", "scatter": "scatter of parts"}
+#: What messages call the round in which ranks tell each other which schedule they register.
+REGISTRATION = "registration of a schedule"
 #: What messages call the round after a collective in which ranks tell each other that they have come through.
 COMMIT = "commit"
 _NAMES = (
@@ -68,6 +71,7 @@ _NAMES = (
     ALL_TO_ALL_V,
     COMMIT,
     *PARTS.values(),
+    REGISTRATION,
 )
 _OF_PARTS = (ALL_TO_ALL_V, *PARTS.values())
 #: Code of an average in headers, where other codes are those of ``reduce_kernels.ReduceOp``.

@@ -15,7 +15,7 @@ J_PENDING = 5  # address: int64[rows], how many of them are still unfinished
 J_DEPENDENT_START = 6  # address: int64[rows + 1]
 J_DEPENDENTS = 7  # address: int64[...], rows that need this row
 J_QUEUE_START = 8  # address: int64[channels + 1]
-J_QUEUE = 9  # address: int64[...], rows of each channel, in order
+J_QUEUE = 9  # address: int64[rows + 1], rows of each channel, in order; then local rows that need others; then -1
 J_CHANNELS = 10  # address: int64[channels, CHANNEL_FIELDS]
 J_BASES = 11  # three addresses: INPUT, OUTPUT, SCRATCH
 J_DTYPE = 14
@@ -36,8 +36,9 @@ J_LIMIT_NS = 31  # from the run's begin to its deadline; 0 where the deadline is
 J_NUMBERS = 32  # address of the last sequence number that was given; a job whose own is 0 takes the next
 J_POSITION = 33  # in the ring, counted from the first; -1 where it is in none
 J_ASKING = 34  # address of the ASK_* integers, which all jobs of a group share
-J_WORK = 35  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header, lead
-JOB_FIELDS = 60
+J_LOCAL = 35  # how many of the local rows that need others are done
+J_WORK = 36  # address of 24 integers to work in, which follow: clock, msghdr, iovec, outgoing header, lead
+JOB_FIELDS = 61
 #: Places among them, in bytes.
 SLOT_OFFSET, LEAD_OFFSET = 16 * 8, 20 * 8
 

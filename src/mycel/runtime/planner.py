@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 from mycel.collectives.cost import Choice
 from mycel.collectives.flow_bound import is_large
 from mycel.collectives.lower import RankTemplate
+from mycel.collectives.plan_programs import PlanPart
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth import WHERE_THEY_FIT, candidates_for, synthesize
@@ -23,6 +24,7 @@ from mycel.collectives.verify import sums_agree, verify_schedule
 from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
+from mycel.runtime.registered import Registry
 from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
@@ -36,6 +38,8 @@ P = TypeVar("P", bound=Held)
 _MAY_NOT_FIT = ("flow", *WHERE_THEY_FIT)
 #: Calls that may come back, of a group, to be looked at then.
 _MOST_UNPROVED = 256
+#: Longest message of a plan: long ones go on to the next rank before they have come whole.
+_PLAN_PIECE_BYTES = 1 << 18
 
 
 class Prove(Protocol):
@@ -54,6 +58,9 @@ class Planner(Generic[P]):
         choose: which of them, in pieces of which size, serves so many bytes (of the whole array).
         prove: returns if programs of a schedule are right for a call in pieces of so many elements; ``False``: it is
             to be asked again if the call comes back.
+
+    Attributes:
+        registered: schedules that serve calls in place of the others, or beside them; the same on every rank.
     """
 
     def __init__(
@@ -67,7 +74,9 @@ class Planner(Generic[P]):
         self._make, self._choose, self._prove = make, choose, prove
         self._schedules: dict[tuple[str, int | None], Mapping[str, Schedule]] = {}
         self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
-        self._choices: dict[tuple[str, int | None, int], Choice] = {}
+        self._choices: dict[tuple[str, int | None, int, tuple[str, ...]], Choice] = {}
+        self.registered = Registry()
+        self._parts: dict[str, PlanPart] = {}
         #: What was called once, and is to be proved when it comes back.
         self._unproved: dict[Hashable, bool] = {}
         self._owner = PREPARED.new_owner()
@@ -79,16 +88,24 @@ class Planner(Generic[P]):
             self._schedules[key] = self._make(name, root)
         return self._schedules[key]
 
-    def choice(self, name: CollectiveName, root: int | None, num_bytes: int) -> Choice:
+    def choice(self, name: CollectiveName, root: int | None, num_bytes: int, *, is_even: bool = True) -> Choice:
         """Which schedule and piece size serve a collective of ``num_bytes`` (of the whole array) best.
 
         Lengths up to an eighth apart share a choice: calls of ever new lengths do not each pay for one, and there are
-        at most eight for each power of two.
+        at most eight for each power of two. Where a plan is registered for them, it serves those whose blocks are of
+        one length.
         """
+        if is_even and (method := self.registered.serving_plan(name, root, num_bytes)) is not None:
+            return Choice(method=method, piece_bytes=_PLAN_PIECE_BYTES, seconds=0.0)
+        serving = self.registered.serving(name, root, num_bytes)
         num_bytes = _rounded_up(num_bytes)
-        key = (name, root, num_bytes)
+        key = (name, root, num_bytes, tuple(serving))
         if key not in self._choices:
-            self._choices[key] = self._choose(self.schedules(name, root), num_bytes)
+            candidates = {method: schedule for method, (schedule, is_always) in serving.items() if is_always}
+            if not candidates:
+                offered = {method: schedule for method, (schedule, _) in serving.items()}
+                candidates = {**self.schedules(name, root), **offered}
+            self._choices[key] = self._choose(candidates, num_bytes)
             if self._rank == 0 and _log.isEnabledFor(logging.INFO):
                 chosen = self._choices[key]
                 sizes = format_size(num_bytes), format_size(chosen.piece_bytes), format_seconds(chosen.seconds)
@@ -97,12 +114,40 @@ class Planner(Generic[P]):
                 )
         return self._choices[key]
 
+    def choice_for(self, call: Call) -> Choice:
+        """``choice`` for a call."""
+        num_bytes, is_even = call.num_elements * call.item_bytes, call.block_elements is None
+        return self.choice(call.name, call.root, num_bytes, is_even=is_even)
+
     def plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
         """This rank's part of a schedule, whatever the length."""
         key = (name, root, method)
         if key not in self._plans:
-            self._plans[key] = _template(_Same(self.schedules(name, root)[method]), self._rank)
+            schedule = self.registered.schedule(method) or self.schedules(name, root)[method]
+            self._plans[key] = _template(_Same(schedule), self._rank)
         return self._plans[key]
+
+    def part(self, method: str) -> PlanPart | None:
+        """This rank's part of a registered plan; ``None`` where the method is a schedule."""
+        if (template := self.registered.plan(method)) is None:
+            return None
+        if (found := self._parts.get(method)) is None or found.template is not template:
+            found = self._parts[method] = PlanPart(template=template, rank=self._rank)
+        return found
+
+    def prepared_part(self, part: PlanPart, call: Call, choice: Choice, lay_out: Callable[[PlanPart, int], P]) -> P:
+        """A call's program as its engine reads it, of a plan; it is verified with all others' when it is made.
+
+        Args:
+            part: this rank's.
+            call, choice, lay_out: as for ``prepared``.
+        """
+        key = (choice.method, choice.piece_bytes, call.num_elements, call.item_bytes)
+        found: P | None = PREPARED.get(self._owner, key)
+        if found is None:
+            found = lay_out(part, max(1, choice.piece_bytes // call.item_bytes))
+            PREPARED.put(self._owner, key, found)
+        return found
 
     def prepared(self, call: Call, choice: Choice, lay_out: Callable[[RankTemplate, int], P]) -> P:
         """A call's program as its engine reads it.
@@ -139,6 +184,7 @@ class Planner(Generic[P]):
         PREPARED.forget(self._owner)
         self._schedules.clear()
         self._plans.clear()
+        self._parts.clear()
         self._choices.clear()
 
 

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.lower import RankTemplate
 from mycel.collectives.program import Channel, Program
 from mycel.runtime import job_fields as j
 from mycel.runtime.forks import let_go_in_children
@@ -31,6 +30,7 @@ __all__ = [
     "Job",
     "Line",
     "Origin",
+    "Part",
     "Prepared",
     "PreparedCache",
     "Traffic",
@@ -151,7 +151,7 @@ class Prepared:
         num_bytes: memory that is this preparation's own, some 1 KB of objects included.
     """
 
-    plan: RankTemplate
+    plan: Part
     lengths: tuple[int, int, tuple[int, ...] | None]
     item_bytes: int
     block: Ints
@@ -187,6 +187,23 @@ class Prepared:
         """The same program for people and checkers; made anew each time."""
         num_elements, piece_elements, block_elements = self.lengths
         return self.plan.expand(num_elements, piece_elements, block_elements=block_elements)
+
+
+class Part(Protocol):
+    """One rank's part of what serves calls, whatever their length: of a schedule, or of a plan."""
+
+    @property
+    def channels(self) -> tuple[Channel, ...]:
+        """Of this rank."""
+
+    @property
+    def rank(self) -> int:
+        """Whose part."""
+
+    def expand(
+        self, num_elements: int, piece_elements: int, *, block_elements: Sequence[int] | None = None
+    ) -> Program:
+        """The rank's program for one length."""
 
 
 class Held(Protocol):
@@ -328,6 +345,7 @@ class Job:
             numbers_address,
             -1,
             prepared.asking_address,
+            0,
             address + (j.J_WORK + 1) * 8,
         )
         self.prepared = prepared

@@ -30,6 +30,7 @@ from mycel.runtime.fallback import Fallback
 from mycel.runtime.membership import communicate, flight_log, meet
 from mycel.runtime.movements import Movements
 from mycel.runtime.reductions import Reductions
+from mycel.runtime.registering import register_folder
 from mycel.runtime.timeouts import bounded, bounded_s
 from mycel.runtime.warm import load
 from mycel.settings import read_settings
@@ -119,6 +120,8 @@ class TensorGroup(Reductions, Movements, Exchanges):
                 say_group(name, rank, rendezvous.addresses, topology, described=fabric.described)
                 flight = flight_log(rendezvous, members, world_size, name, topology, settings)
                 communicator = communicate(rendezvous, fabric, topology, timeout_s, settings, flight)
+            if settings.schedules is not None:
+                register_folder(communicator, settings.schedules)
         nccl = make_nccl(store, rank, size, timeout, global_ranks, name)
         devices: DeviceGroup | None = None
         if nccl is not None:

@@ -143,7 +143,7 @@ def _tags(program: Program) -> dict[int, int]:
     count = [0] * len(program.channels)
     tags: dict[int, int] = {}
     for row, i in enumerate(program.instructions):
-        if i.op != Op.COPY:
+        if not i.op.is_local:
             at, paths = place[i.channel]
             tags[row] = count[i.channel] * paths + at
             count[i.channel] += 1
@@ -162,10 +162,10 @@ def _trace(program: Program, topology: Topology) -> bytes:
             if window is not None and len(sent[i.channel]) >= window:
                 needs = sorted({*needs, sent[i.channel][-window]})
             sent[i.channel].append(len(nodes))
-        if i.op != Op.COPY:
+        if not i.op.is_local:
             nodes.append(_message(len(nodes), i, program, tags[row], needs))
             needs = [len(nodes) - 1]
-        if i.op in (Op.RECV_REDUCE, Op.COPY):
+        if i.op >= Op.RECV_REDUCE:
             nodes.append(_compute(len(nodes), i, needs))
         last_of[row] = len(nodes) - 1
     metadata = _string(1, VERSION)
@@ -201,7 +201,7 @@ def _compute(number: int, i: Instruction, needs: Iterable[int]) -> bytes:
         [
             _attribute("is_cpu_op", _BOOL, 0),
             # A copy has one, so that a roofline model, which divides by them, finds that memory binds.
-            _attribute("num_ops", _INT64, i.count if i.op == Op.RECV_REDUCE else 1),
+            _attribute("num_ops", _INT64, 1 if i.op == Op.COPY else i.count),
             _attribute("tensor_size", _UINT64, i.count),
         ],
     )

@@ -10,7 +10,8 @@ the other, and holds as many messages as the operations of a thread block allow.
   end with a signal back.
 - What an instruction needs from another thread block of its rank is handed over by a semaphore of its own.
 
-Ranks that the topology places in one node share memory channels; all others, port channels.
+Ranks that the topology places in one node share memory channels; all others, port channels. Schedules in which
+switches add become plans with switch channels (``switch_plan``).
 
 References:
     A. Shah, A. Jangda, B. Li, et al., "MSCCL++: Rethinking GPU communication abstractions for cutting-edge AI
@@ -19,11 +20,12 @@ References:
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from mycel.collectives.export.switch_plan import switch_plan
 from mycel.collectives.lower import lower
+from mycel.collectives.plan_text import plan_text
 from mycel.collectives.program import Buffer, Op, Program
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.verify import check_plan
@@ -78,16 +80,17 @@ def export(schedule: Schedule, num_bytes: int) -> str:
     """JSON text; the plan is verified before it is given. ``num_bytes`` plays no part.
 
     Raises:
-        ScheduleError: the collective has no name in the format, some switch takes part, or a limit is exceeded.
+        ScheduleError: the collective has no name in the format, switches take part in another way than a switch
+            channel can, or a limit is exceeded.
     """
     c = schedule.collective
     if c.name not in COLLECTIVE_NAMES:
         raise ScheduleError(f"MSCCL++ plans cannot express {c.name}; they can: {', '.join(COLLECTIVE_NAMES)}")
     if schedule.num_compute_vertices > c.num_ranks:
-        raise ScheduleError("MSCCL++ plans cannot express switches that copy and add; synthesize without 'computes'")
+        return switch_plan(schedule).to_text()
     plan = _Writer(schedule).plan()
     check_plan(plan)
-    return _text(plan)
+    return plan_text(plan)
 
 
 class _Writer:
@@ -382,27 +385,3 @@ def _block_json(number: int, block: _Block) -> dict[str, Any]:
     channels = [{"channel_type": block.kind, "channel_ids": [block.channel]}] if block.kind else []
     remote = [{"access_channel_type": block.kind, "remote_buffer_ids": block.remote}] if block.remote else []
     return {"id": number, "ops": block.ops, "channels": channels, "remote_buffer_refs": remote}
-
-
-def _text(plan: dict[str, Any]) -> str:
-    """JSON in which an operation is a line."""
-    lines = ["{", *(f" {json.dumps(key)}: {json.dumps(plan[key])}," for key in plan if key != "gpus"), ' "gpus": [']
-    for gpu in plan["gpus"]:
-        lines.append("  {")
-        lines += [f"   {json.dumps(key)}: {json.dumps(gpu[key])}," for key in gpu if key != "threadblocks"]
-        lines.append('   "threadblocks": [')
-        for block in gpu["threadblocks"]:
-            lines.append(f'    {{"id": {block["id"]},')
-            lines += [
-                f"     {json.dumps(key)}: {json.dumps(block[key])}," for key in ("channels", "remote_buffer_refs")
-            ]
-            lines.append('     "ops": [')
-            lines += _joined([f"      {json.dumps(op)}" for op in block["ops"]])
-            lines.append("     ]}" + ("," if block is not gpu["threadblocks"][-1] else ""))
-        lines.append("   ]")
-        lines.append("  }" + ("," if gpu is not plan["gpus"][-1] else ""))
-    return "\n".join([*lines, " ]", "}"]) + "\n"
-
-
-def _joined(lines: list[str]) -> list[str]:
-    return [*(line + "," for line in lines[:-1]), *lines[-1:]]

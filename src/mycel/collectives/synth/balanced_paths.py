@@ -24,10 +24,10 @@ from mycel.collectives.cheapest_ways import search_ways
 from mycel.collectives.columns import Columns, starts
 from mycel.collectives.concurrent_flow import flow_costs, proven_time
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Chunk, Schedule
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth.nodes import exchange
-from mycel.collectives.synth.routes import Routes
 from mycel.compiled import compiled_at_once
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology

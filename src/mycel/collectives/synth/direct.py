@@ -7,11 +7,11 @@ most bandwidth: see ``flow``.
 
 from __future__ import annotations
 
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.flow import ends_of_blocks, schedule_of_parts
 from mycel.collectives.synth.nodes import exchange
-from mycel.collectives.synth.routes import Routes
 from mycel.topology.model import Topology
 
 __all__ = ["synthesize"]

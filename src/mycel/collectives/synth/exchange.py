@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mycel.collectives.routes import shortest_routes
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.exchanges import Exchange, from_exchanges
 from mycel.collectives.synth.classics.strands import Edge, check_served
-from mycel.collectives.synth.routes import shortest_routes
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

@@ -19,12 +19,12 @@ from math import gcd
 import numpy as np
 
 from mycel.collectives.flow_bound import Floats, FlowOptimum, is_large, solve_flow
+from mycel.collectives.ordering import in_level_order
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth import balanced_paths, skewed
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
-from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.routes import Routes
 from mycel.topology.model import Topology
 
 __all__ = ["Part", "ends_of_blocks", "schedule_of_parts", "synthesize"]

@@ -24,11 +24,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
+from mycel.collectives.routes import shortest_routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.simulate import simulate
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import check_served
-from mycel.collectives.synth.routes import shortest_routes
 from mycel.cost import LinkCosts, bytes_per_second, link_costs
 from mycel.errors import SynthesisError, UsageError
 from mycel.topology.model import Topology

@@ -26,10 +26,10 @@ import numpy as np
 from mycel.collectives.columns import Columns, Transfer
 from mycel.collectives.moves import Moves, find_moves
 from mycel.collectives.orbit import Orbit
+from mycel.collectives.ordering import in_level_order
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Chunk, Schedule
 from mycel.collectives.spec import Collective
-from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.routes import Routes
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

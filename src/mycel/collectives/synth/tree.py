@@ -15,11 +15,11 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from mycel.collectives.moves import find_moves
+from mycel.collectives.ordering import in_level_order
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import Collective, check_ranks
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
-from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.routes import Routes
 from mycel.topology.model import Topology
 
 __all__ = ["STAR_LIMIT", "synthesize"]

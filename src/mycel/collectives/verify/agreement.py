@@ -8,9 +8,13 @@ NaNs comes out, and for which of +0 and -0, which are equal, is the maximum).
 
 from __future__ import annotations
 
-from mycel.collectives.schedule import Schedule
+from collections.abc import Sequence
 
-__all__ = ["sums_agree"]
+from mycel.collectives.program import Buffer, Op, Program
+from mycel.collectives.schedule import Schedule
+from mycel.collectives.verify.flow import trace_flow
+
+__all__ = ["program_sums_agree", "sums_agree"]
 
 
 def sums_agree(schedule: Schedule) -> bool:
@@ -62,3 +66,44 @@ def _held(held: dict[tuple[int, int], int], chunk: int, slot: int, width: int, n
     """What is in a slot: what was put there, a rank's own contribution in its first place, or nothing (-1)."""
     vertex, place = divmod(slot, width)
     return held.get((chunk, slot), vertex if vertex < num_ranks and not place else -1)
+
+
+def program_sums_agree(programs: Sequence[Program]) -> bool:
+    """Whether all ranks hold sums of the same bits after an all_reduce: added in the same order, element by element.
+
+    An element's history is a number: of a rank's own, or of two that were added, in either order, which gives the
+    same bits. Programs of other collectives, which leave no sum with two ranks, agree.
+
+    Args:
+        programs: of all ranks, verified, of few elements, for every element is followed by itself.
+    """
+    c = programs[0].collective
+    if c.name != "all_reduce":
+        return True
+    known: dict[tuple[int, ...], int] = {}
+
+    def number(*history: int) -> int:
+        return known.setdefault(tuple(sorted(history)), len(known))
+
+    memory: dict[tuple[int, int, int], int] = {}
+    for program in programs:
+        for at in range(program.length(Buffer.OUTPUT)):
+            memory[program.rank, int(Buffer.OUTPUT), at] = number(-1 - program.rank)
+    ordered = sorted(programs, key=lambda program: program.rank)
+    flow = trace_flow(ordered, c.name)
+    sent: dict[int, list[int]] = {}
+    for event, (rank, index) in enumerate(flow.nodes):
+        i = ordered[rank].instruction(index)
+        place = [(rank, int(i.buffer), at) for at in range(i.offset, i.offset + i.count)]
+        operand = [(rank, int(i.operand_buffer), at) for at in range(i.operand_offset, i.operand_offset + i.count)]
+        if i.op == Op.SEND:
+            sent[event] = [memory[cell] for cell in place]
+            continue
+        value = sent.pop(flow.sender[event]) if not i.op.is_local else [memory[cell] for cell in operand]
+        if i.op in (Op.RECV_REDUCE, Op.REDUCE):
+            other = operand if i.op == Op.RECV_REDUCE else place
+            value = [number(a, memory[cell]) for a, cell in zip(value, other, strict=True)]
+        memory.update(zip(place, value, strict=True))
+    length = ordered[0].length(Buffer.OUTPUT)
+    rows = [[memory[rank, int(Buffer.OUTPUT), at] for at in range(length)] for rank in range(c.num_ranks)]
+    return all(row == rows[0] for row in rows)

@@ -43,7 +43,7 @@ def describe(program: Program, index: int) -> str:
     """One instruction in words, for messages."""
     i = program.instruction(index)
     where = f"{i.buffer.name.lower()}[{i.offset}:{i.offset + i.count}]"
-    if i.op is Op.COPY:
+    if i.op.is_local:
         peer = f"from {i.operand_buffer.name.lower()}[{i.operand_offset}]"
     else:
         channel = program.channels[i.channel]
@@ -77,7 +77,7 @@ def _first_nodes(programs: Sequence[Program]) -> list[int]:
 
 
 def _match(programs: Sequence[Program], title: str) -> list[int]:
-    """Of each instruction, numbered rank by rank, the one it meets at its peer; -1 for copies."""
+    """Of each instruction, numbered rank by rank, the one it meets at its peer; -1 for local ones."""
     first = _first_nodes(programs)
     ends: tuple[dict[Channel, list[int]], dict[Channel, list[int]]] = ({}, {})
     for program in programs:
@@ -90,7 +90,7 @@ def _match(programs: Sequence[Program], title: str) -> list[int]:
             side[channel] = []
         ops, channels = program.columns["op"].tolist(), program.columns["channel"].tolist()
         for index, (op, number) in enumerate(zip(ops, channels, strict=True)):
-            if op != Op.COPY:
+            if op < Op.COPY:
                 ends[op != Op.SEND][program.channels[number]].append(first[program.rank] + index)
     partner = [-1] * first[-1]
     for channel in [*ends[0], *(c for c in ends[1] if c not in ends[0])]:
@@ -136,7 +136,10 @@ def _route(channel: Channel) -> str:
 
 
 def _waits(programs: Sequence[Program], *, by_channel: bool) -> list[list[int]]:
-    """Of each instruction, numbered rank by rank: its needs, and its predecessor on its channel; without repeats."""
+    """Of each instruction, numbered rank by rank: its needs, and its predecessor on its channel; without repeats.
+
+    Local ones that need others follow each other as if on one more channel, -1.
+    """
     waits: list[list[int]] = []
     base = 0
     for program in programs:
@@ -144,7 +147,7 @@ def _waits(programs: Sequence[Program], *, by_channel: bool) -> list[list[int]]:
         latest: dict[int, int] = {}
         for index, channel in enumerate(program.columns["channel"].tolist()):
             local = set(needs[starts[index] : starts[index + 1]])
-            if channel >= 0 and by_channel:
+            if (channel >= 0 or local) and by_channel:
                 if channel in latest:
                     local.add(latest[channel])
                 latest[channel] = index

@@ -10,7 +10,7 @@ The model of time is that of ``mycel.collectives.program``. An instruction touch
 needs, and its predecessor on its channel, are complete. A send is complete when its bytes are handed over, which is
 before its receive is complete, but possibly before that one starts. A ``recv`` writes only what has come in, so it
 writes nothing before its send has started; a ``recv_reduce`` may look at its operand, and prepare its destination,
-as soon as it starts.
+as soon as it starts. Local instructions that need others come one after the other, as on a channel.
 """
 
 from __future__ import annotations
@@ -183,34 +183,41 @@ class _Replay:
 
     def _step(self, event: int, rank: int, index: int) -> None:
         row = self.rows[rank][index]
-        if row.final and row.op != Op.RECV_REDUCE:
-            raise self._wrong(event, "is marked final, which only a recv_reduce can be")
+        is_sum = row.op in (Op.RECV_REDUCE, Op.REDUCE)
+        if row.final and not is_sum:
+            raise self._wrong(event, "is marked final, which only a recv_reduce or a reduce can be")
         c = self.programs[rank].collective
-        if row.op == Op.RECV_REDUCE and not c.reduces:
+        if is_sum and not c.reduces:
             raise self._wrong(event, f"reduces, but {c.name} combines nothing")
         place = self._span(rank, row.buffer, row.offset, row.count)
         if row.op == Op.SEND:
             self.in_flight[event] = self.interpreter.read(place, event)
             return
-        value = [] if row.op == Op.COPY else self.in_flight.pop(self.flow.sender[event])
+        value = [] if row.op >= Op.COPY else self.in_flight.pop(self.flow.sender[event])
         if row.op != Op.RECV:
             operand = self._span(rank, row.operand_buffer, row.operand_offset, row.count)
             self.interpreter.apart([operand], place, event)
+            if row.op == Op.REDUCE:
+                value = self.interpreter.read(place, event)
             if row.op == Op.COPY and operand.coincides(place):
                 return
             held = self.interpreter.read(operand, event)
-            value = held if row.op == Op.COPY else self._reduce(event, held, value, final=bool(row.final))
+            if row.op == Op.COPY:
+                value = held
+            else:
+                other = "what comes in" if row.op == Op.RECV_REDUCE else "what stands there"
+                value = self._reduce(event, held, value, other, final=bool(row.final))
         self.interpreter.write(place, value, event)
 
     def _span(self, rank: int, buffer: int, offset: int, count: int) -> Span:
         memory, base = self.places[rank][buffer]
         return Span(memory, base + offset, count)
 
-    def _reduce(self, event: int, operand: Value, incoming: Value, *, final: bool) -> Value:
+    def _reduce(self, event: int, operand: Value, incoming: Value, other: str, *, final: bool) -> Value:
         n, contents = self.programs[0].collective.num_ranks, self.interpreter.contents
         out: Value = []
         for pair in paired(operand, incoming):
-            for piece, what in zip(pair, ("its operand", "what comes in"), strict=True):
+            for piece, what in zip(pair, ("its operand", other), strict=True):
                 if contents[piece.content].is_final:
                     raise self._wrong(event, f"adds to {what} after its final reduction")
             total = contents.add(*pair)

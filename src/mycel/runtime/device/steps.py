@@ -116,6 +116,12 @@ def prepare(program: Program, steps: npt.NDArray[np.int64], item_bytes: int) -> 
     c = program.columns
     if len(steps) != len(c):
         raise ScheduleError(f"rank {program.rank}: {len(steps)} steps given for {len(c)} instructions")
+    local = np.flatnonzero((c["op"] == Op.REDUCE) | ((c["op"] == Op.COPY) & (np.diff(program.need_start) > 0)))
+    if len(local):
+        raise ScheduleError(
+            f"rank {program.rank}, instruction {local[0]} is done on this rank between messages, which no device "
+            "engine does; run the program on CPU tensors"
+        )
     _check_needs(program, steps)
     made: list[Step] = []
     staging_elements = 0

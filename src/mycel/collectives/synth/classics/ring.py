@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from mycel.collectives.routes import shortest_routes
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.strands import Edge, Strand, check_served, from_strands
-from mycel.collectives.synth.routes import shortest_routes
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

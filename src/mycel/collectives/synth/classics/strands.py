@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from mycel.collectives.ordering import in_level_order
+from mycel.collectives.routes import Route, shortest_routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import POINTED, Collective, check_ranks
-from mycel.collectives.synth.ordering import in_level_order
-from mycel.collectives.synth.routes import Route, shortest_routes
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 

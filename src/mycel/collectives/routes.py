@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -11,7 +13,7 @@ from mycel.collectives.moves import find_moves
 from mycel.errors import SynthesisError
 from mycel.topology.model import Topology
 
-__all__ = ["Route", "Routes", "shortest_routes"]
+__all__ = ["Route", "Routes", "shortest_routes", "way_through"]
 
 #: Up to so many ranks, every rank's routes are searched for; beyond, those of ranks that are alike are one rank's.
 _SEARCHED = 32
@@ -41,10 +43,42 @@ def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dic
     Ranks relay only where latency says so; with latencies unknown (all zero), fewest relays come first. Without
     ``relays`` they never do, and ranks that can be reached in no other way are missing from the result.
     """
+    best = _search(topology, topology.ranks[src], relays=relays)
+    return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
+
+
+def way_through(
+    topology: Topology, stops: Sequence[int], known: dict[int, dict[int, Route]] | None = None
+) -> tuple[int, ...] | None:
+    """The vertices of the best way from the first stop to the last by all between, or ``None`` if there is none.
+
+    Args:
+        topology: the fabric.
+        stops: vertices, at least two; all between are switches. No rank is passed.
+        known: routes of this fabric from vertices that were asked for before; others are put there.
+
+    Examples:
+        >>> from mycel.topology import load_topology
+        >>> ring = load_topology("ring:ranks=4")
+        >>> way_through(ring, [0, 1]), way_through(ring, [0, 2])  # rank 2 is reached through others only
+        ((0, 1), None)
+    """
+    way, known = [stops[0]], {} if known is None else known
+    for here, there in pairwise(stops):
+        if here not in known:
+            known[here] = _search(topology, here, relays=False)
+        route = known[here].get(there)
+        if route is None:
+            return None
+        way += route.vertices[1:]
+    return tuple(way)
+
+
+def _search(topology: Topology, start: int, *, relays: bool) -> dict[int, Route]:
+    """Best route from a vertex to every other one that it reaches."""
     outgoing: dict[int, list[tuple[int, float, int]]] = {}
     for link in topology.links:
         outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
-    start = topology.ranks[src]
     widest = max(link.capacity for link in topology.links)
     heap = [Route(latency_s=0.0, num_relays=0, narrowness=-widest, num_links=0, vertices=(start,))]
     best: dict[int, Route] = {}
@@ -67,7 +101,7 @@ def shortest_routes(topology: Topology, src: int, *, relays: bool = True) -> dic
                     vertices=(*route.vertices, far),
                 )
                 heapq.heappush(heap, longer)
-    return {rank: best[vertex] for vertex, rank in topology.rank_of.items() if rank != src and vertex in best}
+    return best
 
 
 class Routes:
