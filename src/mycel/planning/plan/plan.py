@@ -32,17 +32,25 @@ class PlannedModel:
         shape: its sizes.
         digest: of sizes and module names (``digest_of_model``); two models with one digest can share a plan.
         modules: names of what a pipeline may be cut between, in order of execution.
+        layers: those of them that are transformer layers.
     """
 
     shape: ModelShape
     digest: str
     modules: tuple[str, ...]
+    layers: tuple[str, ...]
 
     __repr__ = brief
 
     def __post_init__(self) -> None:
         if not self.modules or len(set(self.modules)) < len(self.modules):
             raise UsageError(f"model {self.shape.name!r}: its modules must have names, each of them once")
+        chosen = set(self.layers)
+        if len(self.layers) != self.shape.num_layers or self.layers != tuple(m for m in self.modules if m in chosen):
+            raise UsageError(
+                f"model {self.shape.name!r}: {len(self.layers)} modules are named as its {self.shape.num_layers} "
+                "layers; they must be as many, in the order of the modules"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,211 @@
+"""Whether a plan is right: examined without looking at how it was found.
+
+A plan that passes can be run: every rank is there once, the mesh divides the model and the batch, stages hold all
+modules once and in order, the order of actions is proved, what each rank holds fits, and the limits are kept. What a
+plan says of memory is worked out again from the model's sizes, not believed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mycel.errors import UsageError
+from mycel.names import nearest
+from mycel.pipeline.check import check
+from mycel.planning.models.json_format import LAYOUTS, ModelDescription
+from mycel.planning.plan.modules import digest_of_model, module_names, pattern_names
+from mycel.planning.plan.plan import Plan, PlannedModel
+
+__all__ = ["check_form", "check_model"]
+
+
+def check_form(plan: Plan) -> None:
+    """Everything but memory and limits: mesh, ranks, stages, layouts, order, predictions.
+
+    Args:
+        plan: to be examined.
+
+    Raises:
+        UsageError: something is wrong; the message says what, where, and the nearest way out.
+        VerificationError: the order of actions is wrong.
+    """
+    shape = plan.model.shape
+    found = digest_of_model(shape, plan.model.modules)
+    if found != plan.model.digest:
+        raise UsageError(
+            f"the plan's model {shape.name!r} has digest {found}, and the plan was made for {plan.model.digest}: its "
+            "sizes or module names were changed; search again"
+        )
+    plan.job.check(shape)
+    tp, heads = plan.job.mesh.tp, shape.num_kv_heads
+    if heads % tp and tp % heads:
+        raise UsageError(
+            f"tp={tp} neither divides the {heads} heads of keys and values of {shape.name} nor is a multiple of them"
+        )
+    _check_ranks(plan)
+    _check_cut(plan)
+    _check_stages(plan)
+    _check_layouts(plan)
+    _check_order(plan)
+    _check_times(plan)
+
+
+def check_model(plan: Plan, model: ModelDescription) -> None:
+    """That a plan is for a model.
+
+    Args:
+        plan: to be examined.
+        model: that is to be trained by it.
+
+    Raises:
+        UsageError: sizes or module names differ; the message names the first that does.
+    """
+    ours, theirs = plan.model.shape.to_json(), model.shape.to_json()
+    for key, value in ours.items():
+        if key != "name" and theirs[key] != value:
+            raise UsageError(
+                f"the plan is for {plan.model.shape.name!r} with {key} {value}, and {model.shape.name!r} has "
+                f"{theirs[key]}: search for a plan of this model"
+            )
+    names = module_names(model)
+    if names != plan.model.modules:
+        _refuse_names(plan.model, names)
+
+
+def _refuse_names(planned: PlannedModel, names: Sequence[str]) -> None:
+    unknown = next((name for name in planned.modules if name not in names), None)
+    if unknown is not None:
+        raise UsageError(
+            f"the plan cuts at module {unknown!r}, which the model does not have{nearest(unknown, names)}: search "
+            "for a plan of this model"
+        )
+    extra = next((name for name in names if name not in planned.modules), None)
+    if extra is not None:
+        raise UsageError(
+            f"the model has a module {extra!r}, which the plan does not name{nearest(extra, planned.modules)}: "
+            "search for a plan of this model"
+        )
+    raise UsageError("the model runs its modules in another order than the plan names them: search again")
+
+
+def _check_ranks(plan: Plan) -> None:
+    count = plan.cluster.num_ranks
+    seen: dict[int, int] = {}
+    for place, rank in enumerate(plan.ranks):
+        if type(rank) is not int or not 0 <= rank < count:
+            raise UsageError(
+                f"mesh: place {place} is rank {rank!r}, and {plan.cluster.name} has ranks 0 to {count - 1}: "
+                "name one of them"
+            )
+        if rank in seen:
+            free = next((other for other in range(count) if other not in plan.ranks), None)
+            way = f"rank {free} is free" if free is not None else "each rank has one place"
+            raise UsageError(f"mesh: rank {rank} is at place {seen[rank]} and again at {place}; {way}")
+        seen[rank] = place
+
+
+def _check_cut(plan: Plan) -> None:
+    names = plan.model.modules
+    position = {name: place for place, name in enumerate(names)}
+    seen: dict[str, int] = {}
+    for stage, modules in enumerate(plan.cut):
+        if not modules:
+            raise UsageError(f"cut: stage {stage} has no modules: give it some, or plan one stage less")
+        for name in modules:
+            if name not in position:
+                raise UsageError(
+                    f"cut: stage {stage} holds {name!r}, which {plan.model.shape.name} does not have"
+                    f"{nearest(name, names)}"
+                )
+            if name in seen:
+                raise UsageError(f"cut: module {name!r} is on stage {seen[name]} and again on stage {stage}")
+            seen[name] = stage
+    missing = next((name for name in names if name not in seen), None)
+    if missing is not None:
+        raise UsageError(f"cut: module {missing!r} is on no stage: add it where its neighbours are")
+    flat = [name for modules in plan.cut for name in modules]
+    for place, name in enumerate(flat):
+        if position[name] != place:
+            raise UsageError(
+                f"cut: {name!r} on stage {seen[name]} is out of order: {names[place]!r} runs before it, and stages "
+                "run one after the other"
+            )
+
+
+def _check_stages(plan: Plan) -> None:
+    order = plan.order
+    job = plan.job
+    if order.ranks != job.mesh.pp:
+        raise UsageError(f"the order has {order.ranks} rows and the mesh pp={job.mesh.pp}; each place has one row")
+    if order.num_stages != plan.num_stages:
+        raise UsageError(f"the order has {order.num_stages} stages and the cut {plan.num_stages}; both must be equal")
+    if order.num_micro_batches != job.num_micro_batches:
+        raise UsageError(
+            f"the order treats {order.num_micro_batches} micro-batches, and batch {job.global_batch} over "
+            f"dp={job.mesh.dp} in micro-batches of {job.micro_batch} makes {job.num_micro_batches}"
+        )
+    if order.has_communication:
+        raise UsageError("the order has messages among its actions; a plan's order has computations only")
+    if order.routes is not None:
+        raise UsageError("the order lets micro-batches skip stages, which trains another model than the plan's")
+    for stage, ranks in enumerate(plan.stage_ranks):
+        expected = plan.group(order.rank_of(stage))
+        if ranks != expected:
+            wrong = next(
+                (at for at, pair in enumerate(zip(ranks, expected, strict=False)) if pair[0] != pair[1]), None
+            )
+            place = order.rank_of(stage)
+            told = (
+                f"{len(ranks)} ranks for the {len(expected)} of place {place}"
+                if wrong is None
+                else f"rank {ranks[wrong]} where the mesh has {expected[wrong]} at place {place}"
+            )
+            raise UsageError(f"stage_ranks: stage {stage} has {told}; it must be what the mesh and the order say")
+    for place in range(order.ranks):
+        held = len(order.stages_of(place))
+        if held != job.chunks:
+            raise UsageError(f"the order puts {held} stages at place {place}, and the job has {job.chunks} chunks")
+
+
+def _check_layouts(plan: Plan) -> None:
+    tp = plan.job.mesh.tp
+    if tp == 1:
+        if plan.layouts:
+            raise UsageError("layouts are of tensor parallelism, and tp is 1: leave them out, or plan with tp=2")
+        return
+    if not plan.layouts:
+        raise UsageError(
+            f"tp={tp}, and no module has a layout: nothing would be shared; describe the model with layouts, or plan "
+            "with tp=1"
+        )
+    seen: set[str] = set()
+    for pattern, layout in plan.layouts:
+        if layout not in LAYOUTS:
+            raise UsageError(
+                f"layouts: {pattern} is {layout!r}{nearest(layout, LAYOUTS)}; one of {', '.join(LAYOUTS)}"
+            )
+        if pattern in seen:
+            raise UsageError(f"layouts: {pattern} stands there a second time")
+        seen.add(pattern)
+        if not pattern_names(pattern, plan.model.modules):
+            others = [*plan.model.modules, *(other for other, _ in plan.layouts if other != pattern)]
+            raise UsageError(
+                f"layouts: {pattern!r} names no module of {plan.model.shape.name}{nearest(pattern, others)}"
+            )
+
+
+def _check_order(plan: Plan) -> None:
+    check(plan.order, executor="torch" if plan.job.executor == "torch" else "mycel")
+
+
+def _check_times(plan: Plan) -> None:
+    """A step cannot be shorter than what the busiest place computes."""
+    load = [0.0] * plan.order.ranks
+    for stage, seconds in enumerate(plan.stage_seconds):
+        load[plan.order.rank_of(stage)] += sum(seconds) * plan.order.num_micro_batches
+    busiest = max(range(len(load)), key=load.__getitem__)
+    if load[busiest] > plan.predicted.seconds * 1.001:
+        raise UsageError(
+            f"predicted: a step of {plan.predicted.seconds:.4g} s is shorter than what place {busiest} computes in "
+            f"it, {load[busiest]:.4g} s: the prediction or stage_seconds were changed; search again"
+        )
