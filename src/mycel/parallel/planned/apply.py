@@ -1,0 +1,320 @@
+"""Trains a model by a plan: ``apply(model, plan, optimizer=...)`` and ``step(batch, target)``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from mycel.comm.start import group_or_all
+from mycel.errors import UsageError
+from mycel.parallel.pipeline import Pipeline
+from mycel.parallel.planned import state
+from mycel.parallel.planned.boundary import InShares, Shares
+from mycel.parallel.planned.fit import check_fit, example_of
+from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
+from mycel.parallel.planned.parts import StageModule, part_of
+from mycel.parallel.planned.recompute import recompute
+from mycel.parallel.planned.replicas import average_gradients, shard_stage
+from mycel.parallel.planned.tensor import share_matrices
+from mycel.parallel.planned.times import planned_actions
+from mycel.planning.plan import Plan
+from mycel.topology.model import Topology
+
+__all__ = ["Planned", "apply"]
+
+_Optimizer = torch.optim.Optimizer
+
+
+def apply(
+    model: nn.Module,
+    plan: Plan,
+    *,
+    loss: Callable[..., Tensor] | None = None,
+    optimizer: Callable[[list[nn.Parameter]], _Optimizer] | None = None,
+    example: Tensor | tuple[Tensor, ...] | None = None,
+    device: torch.device | str | None = None,
+    wrap: Callable[[int, nn.Module], nn.Module] | None = None,
+    topology: Topology | None = None,
+    timeout_s: float | None = None,
+) -> Planned:
+    """Train a model by a plan: its mesh, stages, shards, shared matrices, recomputation and order.
+
+    Every rank of the job gives the same model with the same numbers, and the same plan. The model is changed in
+    place: this rank's stages are trained, and what belongs to other stages can be freed with the model.
+
+    Args:
+        model: the whole; a Hugging Face causal language model as it comes, or any module that passes its input
+            through the plan's modules one after the other.
+        plan: found by ``mycel plan search``, for as many ranks as the job has.
+        loss: of the model's result and a micro-batch's target, a mean over it; ``None``: cross entropy of the last
+            dimension, which is what language models have.
+        optimizer: makes one for a list of parameters, once a stage; ``None``: ``step`` leaves gradients alone.
+        example: arguments of a forward on one micro-batch; ``None``: tokens, as many as the plan says.
+        device: where stages compute; ``None``: where the model's parameters are.
+        wrap: called with each stage's number and module, gives what the pipeline runs in its place.
+        topology: for the flight record's planned times; ``None``: messages are planned to take no time.
+        timeout_s: longest wait for one message; ``None``: as long as the group waits.
+
+    Returns:
+        What trains.
+
+    Raises:
+        UsageError: a plan for another model or another number of ranks, or something that cannot be run; nothing
+            has been changed then.
+
+    Examples:
+        One rank, one stage:
+
+        >>> import tempfile
+        >>> from mycel.planning.plan import read_plan
+        >>> file = tempfile.NamedTemporaryFile()
+        >>> dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
+        >>> try:
+        ...     apply(nn.Linear(2, 2), read_plan("tests/data/plans/none.json"))
+        ... except UsageError as error:
+        ...     print(error)
+        tests/data/plans/none.json: cannot be read: No such file or directory
+        >>> dist.destroy_process_group()
+    """
+    group_or_all(None, "apply")
+    where = torch.device(device) if device is not None else _device_of(model)
+    given = (example,) if isinstance(example, Tensor) else example or example_of(plan)
+    check_fit(model, plan, dist.get_world_size(), where, given)
+    groups = groups_of(plan, where.type)
+    stages: dict[int, nn.Module] = {}
+    parts: dict[int, nn.Module] = {}
+    if groups is not None:
+        for stage in plan.order.stages_of(groups.place):
+            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where)
+    made = {stage: wrap(stage, module) for stage, module in stages.items()} if wrap else stages
+    pipeline = None
+    if groups is not None:
+        pipeline = Pipeline(
+            order_of_group(plan.order, groups.pipe_places),
+            made,
+            loss or _cross_entropy,
+            group=groups.pipe,
+            device=where,
+            timeout_s=timeout_s,
+            planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
+        )
+    return Planned(plan, groups, parts, pipeline, optimizer)
+
+
+def _stage(
+    model: nn.Module, plan: Plan, stage: int, groups: Groups, device: torch.device
+) -> tuple[nn.Module, nn.Module]:
+    job, names = plan.job, plan.cut[stage]
+    part = part_of(model, names, [name for other in plan.cut for name in other if other is not names])
+    if any(tensor.is_meta for tensor in part.parameters()):
+        part.to_empty(device=device)
+    else:
+        part.to(device)
+    if job.mesh.tp > 1:
+        share_matrices(part, names, plan.layouts, groups.tp)
+    recompute(part, [name for name in names if name in plan.model.layers], job.recompute)
+    module: nn.Module = StageModule(part)
+    if job.is_scattered and job.mesh.tp > 1:
+        shares = Shares(groups.tp.get_group(), groups.shards)
+        module = InShares(module, shares, gathers=stage > 0, splits=stage < plan.num_stages - 1)
+    if job.zero and job.mesh.dp > 1:
+        shard_stage(module, part, names, job.zero, groups.dp)
+    return part, module
+
+
+class Planned:
+    """A model that is trained by a plan; what ``apply`` gives.
+
+    Attributes:
+        plan: by which.
+        parts: this rank's parts of the model by stage; names of parameters are the whole model's.
+        optimizers: by stage; none where ``apply`` was given none.
+        pipeline: of this rank; ``None`` where the plan does not use it.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        groups: Groups | None,
+        parts: Mapping[int, nn.Module],
+        pipeline: Pipeline | None,
+        optimizer: Callable[[list[nn.Parameter]], _Optimizer] | None,
+    ) -> None:
+        self.plan, self.parts, self.pipeline = plan, dict(parts), pipeline
+        self._groups = groups
+        self.optimizers: dict[int, _Optimizer] = {}
+        if optimizer is not None:
+            made = {stage: optimizer(list(part.parameters())) for stage, part in self.parts.items()}
+            self.optimizers = made
+        self._seconds: list[float] = []
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of this rank's stages."""
+        for part in self.parts.values():
+            yield from part.parameters()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Of this rank's stages, by the whole model's names."""
+        for part in self.parts.values():
+            yield from part.named_parameters()
+
+    def step(self, batch: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
+        """One step of training on a global batch.
+
+        Args:
+            batch: the global batch, on every rank: this one takes its replica's part.
+            target: of the global batch, likewise.
+            kwargs: for the model's forward, divided along the first dimension as the batch is.
+
+        Returns:
+            The mean loss of the global batch, on every rank.
+
+        Raises:
+            UsageError: a batch of another size than the plan's.
+            PeerLostError: a rank is gone; the message names what of it was awaited.
+        """
+        begin = time.perf_counter()
+        self._run(batch, target, kwargs, trains=True)
+        if self._groups is not None and self.plan.job.mesh.dp > 1 and not self.plan.job.zero:
+            average_gradients(self.parameters(), self._groups.dp.get_group())
+        for each in self.optimizers.values():
+            each.step()
+            each.zero_grad()
+        loss = self._mean_loss()
+        self._seconds.append(time.perf_counter() - begin)
+        return loss
+
+    def eval(self, batch: Tensor, target: Tensor, **kwargs: Any) -> Tensor:
+        """The mean loss of a global batch, forwards only.
+
+        Args:
+            batch: as of ``step``.
+            target: as of ``step``.
+            kwargs: as of ``step``.
+        """
+        self._run(batch, target, kwargs, trains=False)
+        return self._mean_loss()
+
+    def _run(self, batch: Tensor, target: Tensor, kwargs: Mapping[str, Any], *, trains: bool) -> None:
+        job = self.plan.job
+        for what, value in (("batch", batch), ("target", target)):
+            if not value.dim() or value.shape[0] != job.global_batch:
+                size = value.shape[0] if value.dim() else "no"
+                raise UsageError(
+                    f"the plan is for a global batch of {job.global_batch} sequences, and the {what} has {size}: "
+                    f"give {job.global_batch} on every rank, or search with --batch {size}"
+                )
+        if self.pipeline is None or self._groups is None:
+            return
+        mine = [self._own_part(value) for value in (batch, target)]
+        more = {name: self._own_part(v) if isinstance(v, Tensor) else v for name, v in kwargs.items()}
+        first, last = 0 in self.parts, self.plan.num_stages - 1 in self.parts
+        if trains:
+            self.pipeline.step(
+                *mine[:1] if first else (), target=mine[1] if last else None, return_outputs=False, **more
+            )
+        else:
+            self.pipeline.eval(*mine[:1] if first else (), target=mine[1] if last else None, **more)
+
+    def _own_part(self, value: Tensor) -> Tensor:
+        assert self._groups is not None
+        each = self.plan.job.global_batch // self.plan.job.mesh.dp
+        return value[self._groups.replica * each : (self._groups.replica + 1) * each]
+
+    def _mean_loss(self) -> Tensor:
+        """Over all micro-batches of all replicas; ranks that do not have it learn it."""
+        total = torch.zeros(1, dtype=torch.float64)
+        if self.pipeline is not None and self._groups is not None and not self._groups.shard and self.pipeline.losses:
+            total += torch.stack([_whole(loss) for loss in self.pipeline.losses.values()]).double().mean().cpu()
+        if dist.get_backend() == "nccl":
+            total = total.cuda()
+        dist.all_reduce(total)
+        return (total / self.plan.job.mesh.dp).squeeze(0)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's parameters, buffers and optimizer state, by the names of the model without a plan.
+
+        ``torch.distributed.checkpoint`` saves it, and loads it under any other plan of the model.
+        """
+        return state.state_of(self.parts, self.optimizers)
+
+    def load_state_dict(self, states: Mapping[str, Any]) -> None:
+        """Take over what ``torch.distributed.checkpoint`` has loaded into ``state_dict()``.
+
+        Args:
+            states: of the form that ``state_dict`` gives.
+        """
+        state.load_state(self.parts, self.optimizers, states)
+
+    # -- what was seen --------------------------------------------------------------------------------------
+
+    def report(self) -> dict[str, Any]:
+        """What this rank has measured, beside what the plan predicts; the two are named apart.
+
+        Returns:
+            ``steps``, ``measured_s`` (median of steps after the first), ``predicted_s``, ``parameter_bytes`` that
+            this rank holds, and the buffers of its last step.
+        """
+        later = sorted(self._seconds[1:] or self._seconds)
+        held = sum(_local(p).numel() * _local(p).element_size() for p in self.parameters())
+        return {
+            "steps": len(self._seconds),
+            "measured_s": later[len(later) // 2] if later else None,
+            "predicted_s": self.plan.predicted.seconds,
+            "parameter_bytes": held,
+            "buffers": dict(self.pipeline.buffers()) if self.pipeline is not None and self._seconds else {},
+        }
+
+    def write_flight(self, folder: Path | str) -> Path | None:
+        """Write when each action of the last step was planned and when it was, for ``mycel report``.
+
+        Args:
+            folder: of all ranks' records.
+
+        Returns:
+            The file; ``None`` on ranks of other pipelines than the first.
+        """
+        if self.pipeline is None or self._groups is None or self._groups.replica or self._groups.shard:
+            return None
+        return self.pipeline.write_flight(folder)
+
+    def close(self) -> None:
+        """Give back the group of the pipeline; nothing can be trained afterwards."""
+        if self._groups is not None and self.pipeline is not None:
+            dist.destroy_process_group(self._groups.pipe)
+        self.pipeline = None
+
+    def __enter__(self) -> Planned:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(logits.flatten(0, -2), target.flatten())
+
+
+def _whole(loss: Tensor) -> Tensor:
+    return loss.full_tensor() if isinstance(loss, DTensor) else loss
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    found = next((p.device for p in model.parameters()), torch.device("cpu"))
+    return torch.device("cpu") if found.type == "meta" else found

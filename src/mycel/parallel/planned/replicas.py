@@ -1,0 +1,63 @@
+"""Replicas of a stage: their gradients summed after a step, or parameters and gradients sharded over them by FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from mycel.parallel.chain import module_of
+
+__all__ = ["average_gradients", "shard_stage"]
+
+
+def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: int, mesh: DeviceMesh) -> None:
+    """Shard a stage over its replicas, in place.
+
+    Up to ZeRO-2 the stage is gathered whole once a step, gradients are reduced to shards after the last micro-batch,
+    and each rank updates its own: a sum of gradients in two halves with the optimizer between them. ZeRO-3 gathers
+    module by module and frees each after its use.
+
+    Args:
+        stage: what the pipeline runs.
+        part: of the model, in it.
+        names: of the stage's modules.
+        zero: from 1 to 3.
+        mesh: of the replicas.
+
+    References:
+        Rajbhandari et al., "ZeRO", SC 2020; Jangda et al., "CoCoNet", ASPLOS 2022, section 3 (split and reorder).
+    """
+    if zero == 3:
+        for name in names:
+            module = module_of(part, name)
+            if any(True for _ in module.parameters()):
+                fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=zero == 3)
+
+
+@torch.no_grad()
+def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
+    """Gradients become their mean over replicas, in one message for each type.
+
+    Args:
+        parameters: of this rank; those without a gradient are passed over, as on all other replicas.
+        group: of the replicas.
+    """
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None:
+            own = grad.to_local() if isinstance(grad, DTensor) else grad
+            by_type.setdefault(own.dtype, []).append(own)
+    size = dist.get_world_size(group)
+    for grads in by_type.values():
+        flat = torch.cat([grad.reshape(-1) for grad in grads]).div_(size)
+        dist.all_reduce(flat, group=group)
+        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
+            grad.copy_(part.view_as(grad))
