@@ -20,10 +20,10 @@ from mycel.names import nearest
 from mycel.pipeline.order import Order
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models.json_format import from_json as model_from_json
-from mycel.planning.plan.plan import PLAN_VERSION, Plan, PlannedCluster, PlannedModel, RunnerUp
+from mycel.planning.plan.record import PLAN_VERSION, PlannedCluster, PlannedModel, PlanRecord, RunnerUp
 from mycel.planning.predict import Prediction
 
-__all__ = ["FORMAT", "plan_from_json", "plan_from_text", "plan_to_json", "plan_to_text", "read_plan"]
+__all__ = ["FORMAT", "fields_of_file", "fields_of_json", "fields_of_text", "json_of", "text_of"]
 
 FORMAT = "mycel.plan"
 #: Bytes of a file that is read: a plan for ten thousand ranks has a few million.
@@ -42,7 +42,7 @@ _Item = TypeVar("_Item")
 # -- writing ----------------------------------------------------------------------------------------------------
 
 
-def plan_to_json(plan: Plan) -> dict[str, Any]:
+def json_of(plan: PlanRecord) -> dict[str, Any]:
     """The JSON object of a plan.
 
     Args:
@@ -90,13 +90,13 @@ def plan_to_json(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_to_text(plan: Plan) -> str:
+def text_of(plan: PlanRecord) -> str:
     """The JSON of a plan as a file has it: one line for each part.
 
     Args:
         plan: to be written.
     """
-    rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in plan_to_json(plan).items())
+    rows = (f"{json.dumps(key)}: {json.dumps(value)}" for key, value in json_of(plan).items())
     return "{\n" + ",\n".join(rows) + "\n}\n"
 
 
@@ -111,8 +111,8 @@ def _rest_of(job: Job) -> dict[str, Any]:
 # -- reading ----------------------------------------------------------------------------------------------------
 
 
-def read_plan(file: Path) -> Plan:
-    """The plan in a file.
+def fields_of_file(file: Path) -> dict[str, Any]:
+    """The fields of the plan in a file.
 
     Args:
         file: its name.
@@ -128,11 +128,11 @@ def read_plan(file: Path) -> Plan:
         raise UsageError(f"{file}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UsageError(f"{file}: no plan: not JSON in UTF-8") from None
-    return plan_from_text(text, where=str(file))
+    return fields_of_text(text, where=str(file))
 
 
-def plan_from_text(text: str, *, where: str = "plan") -> Plan:
-    """The plan that a JSON text describes.
+def fields_of_text(text: str, *, where: str = "plan") -> dict[str, Any]:
+    """The fields of the plan that a JSON text describes.
 
     Args:
         text: of the object.
@@ -149,26 +149,26 @@ def plan_from_text(text: str, *, where: str = "plan") -> Plan:
         raise UsageError(f"{where}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{where}: not JSON: {error}") from None
-    return plan_from_json(data, where=where)
+    return fields_of_json(data, where=where)
 
 
-def plan_from_json(data: object, *, where: str = "plan") -> Plan:
-    """The plan that a decoded JSON object describes.
+def fields_of_json(data: object, *, where: str = "plan") -> dict[str, Any]:
+    """The fields of the plan that a decoded JSON object describes.
 
     Args:
-        data: an object as ``plan_to_json`` gives it.
+        data: an object as ``json_of`` gives it.
         where: it is from, for messages.
 
     Raises:
         UsageError: a key is missing, unknown or of the wrong kind; a newer version; parts that do not go together.
     """
     try:
-        return _plan(_object(data, "the plan"))
+        return _fields(_object(data, "the plan"))
     except MycelError as error:
         raise UsageError(f"{where}: {error}") from None
 
 
-def _plan(data: Mapping[str, Any]) -> Plan:
+def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
     if data.get("format") != FORMAT:
         raise UsageError(f'a plan\'s JSON has "format": "{FORMAT}"; got {data.get("format")!r}')
     version = data.get("version")
@@ -180,22 +180,22 @@ def _plan(data: Mapping[str, Any]) -> Plan:
     mesh = _object(_value(data, "mesh", "the plan"), "mesh")
     _only(mesh, (*_MESH, "ranks"), "mesh")
     layouts = _object(_value(data, "layouts", "the plan"), "layouts")
-    return Plan(
-        model=_model(_object(_value(data, "model", "the plan"), "model")),
-        cluster=_cluster(_object(_value(data, "cluster", "the plan"), "cluster")),
-        job=_job(mesh, _object(_value(data, "job", "the plan"), "job"), "job"),
-        ranks=_each(mesh, "ranks", "mesh", _rank),
-        cut=_each(data, "cut", "the plan", lambda item, at: _list(item, at, _text)),
-        stage_ranks=_each(data, "stage_ranks", "the plan", lambda item, at: _list(item, at, _rank)),
-        layouts=tuple((_text(key, "layouts"), _text(value, f"layouts: {key}")) for key, value in layouts.items()),
-        order=Order.from_json(_object(_value(data, "order", "the plan"), "order")),
-        stage_seconds=_each(data, "stage_seconds", "the plan", _pair),
-        predicted=_prediction(_object(_value(data, "predicted", "the plan"), "predicted")),
-        memory=_each(data, "memory", "the plan", _bytes),
-        limits=_each(data, "limits", "the plan", _text),
-        runners_up=_each(data, "runners_up", "the plan", _runner_up),
-        binding=_text(_value(data, "binding", "the plan"), "binding"),
-    )
+    return {
+        "model": _model(_object(_value(data, "model", "the plan"), "model")),
+        "cluster": _cluster(_object(_value(data, "cluster", "the plan"), "cluster")),
+        "job": _job(mesh, _object(_value(data, "job", "the plan"), "job"), "job"),
+        "ranks": _each(mesh, "ranks", "mesh", _rank),
+        "cut": _each(data, "cut", "the plan", lambda item, at: _list(item, at, _text)),
+        "stage_ranks": _each(data, "stage_ranks", "the plan", lambda item, at: _list(item, at, _rank)),
+        "layouts": tuple((_text(key, "layouts"), _text(value, f"layouts: {key}")) for key, value in layouts.items()),
+        "order": Order.from_json(_object(_value(data, "order", "the plan"), "order")),
+        "stage_seconds": _each(data, "stage_seconds", "the plan", _pair),
+        "predicted": _prediction(_object(_value(data, "predicted", "the plan"), "predicted")),
+        "memory": _each(data, "memory", "the plan", _bytes),
+        "limits": _each(data, "limits", "the plan", _text),
+        "runners_up": _each(data, "runners_up", "the plan", _runner_up),
+        "binding": _text(_value(data, "binding", "the plan"), "binding"),
+    }
 
 
 def _model(data: Mapping[str, Any]) -> PlannedModel:

@@ -43,8 +43,8 @@ def module_names(model: ModelDescription) -> tuple[str, ...]:
 def layers_among(model: ModelDescription) -> tuple[str, ...]:
     """Names of the modules that are transformer layers.
 
-    They are those numbered under one name, or those of the most frequent kind: whichever are as many as the model
-    has layers.
+    They are those numbered under one name, or of one kind, or of one kind and size: whichever are as many as the
+    model has layers.
 
     Args:
         model: sizes, and modules if it was described.
@@ -59,9 +59,11 @@ def layers_among(model: ModelDescription) -> tuple[str, ...]:
         if found is not None:
             by_prefix.setdefault(found[1], []).append(name)
     by_kind: dict[str, list[str]] = {}
+    by_size: dict[str, list[str]] = {}
     for module in model.modules:
         by_kind.setdefault(module.kind, []).append(module.name)
-    for groups in (by_prefix, by_kind):
+        by_size.setdefault(f"{module.kind} {module.num_parameters}", []).append(module.name)
+    for groups in (by_prefix, by_kind, by_size):
         for group in groups.values():
             if len(group) == model.shape.num_layers:
                 return tuple(group)

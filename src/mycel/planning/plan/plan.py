@@ -1,205 +1,120 @@
 """Plan: how one model is trained on one cluster. Which rank holds what, in what order stages work, what it costs.
 
-A plan says all that a run needs and nothing that it could look up differently elsewhere: ranks are explicit, stages
-are lists of module names, the order is a list of actions. Beside that stand the predictions that it was chosen by,
-so that whoever reads it later can compare.
-
-Construction checks the form. Whether a plan is *right* is for ``mycel.planning.plan.validate`` to say, which looks at
-nothing but the plan, and at the cluster and model that it is given.
+A plan is a ``PlanRecord`` with what can be done with it: written and read, proved, simulated, explained, exported.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from mycel.brief import brief
-from mycel.errors import UsageError
-from mycel.pipeline.order import Order
-from mycel.planning.job import Job
-from mycel.planning.models.shape import ModelShape
-from mycel.planning.predict import Prediction
+from mycel.errors import MycelError, UsageError
+from mycel.pipeline.simulate import Run
+from mycel.planning.cluster import Cluster
+from mycel.planning.models.json_format import ModelDescription
+from mycel.planning.plan.export import export_plan
+from mycel.planning.plan.json_form import fields_of_file, fields_of_json, fields_of_text, json_of, text_of
+from mycel.planning.plan.record import PlanRecord
+from mycel.planning.plan.replay import check_cluster, simulate_plan
+from mycel.planning.plan.validate import check_form, check_model
 
-__all__ = ["PLAN_VERSION", "Plan", "PlannedCluster", "PlannedModel", "RunnerUp"]
-
-PLAN_VERSION = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedModel:
-    """The model that a plan is for.
-
-    Attributes:
-        shape: its sizes.
-        digest: of sizes and module names (``digest_of_model``); two models with one digest can share a plan.
-        modules: names of what a pipeline may be cut between, in order of execution.
-        layers: those of them that are transformer layers.
-    """
-
-    shape: ModelShape
-    digest: str
-    modules: tuple[str, ...]
-    layers: tuple[str, ...]
-
-    __repr__ = brief
-
-    def __post_init__(self) -> None:
-        if not self.modules or len(set(self.modules)) < len(self.modules):
-            raise UsageError(f"model {self.shape.name!r}: its modules must have names, each of them once")
-        chosen = set(self.layers)
-        if len(self.layers) != self.shape.num_layers or self.layers != tuple(m for m in self.modules if m in chosen):
-            raise UsageError(
-                f"model {self.shape.name!r}: {len(self.layers)} modules are named as its {self.shape.num_layers} "
-                "layers; they must be as many, in the order of the modules"
-            )
+__all__ = ["Plan", "read_plan"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedCluster:
-    """The cluster that a plan is for.
-
-    Attributes:
-        name: what people call it.
-        digest: of its fabric and devices (``digest_of_cluster``).
-        rank_names: of every rank, by number.
-        memory_bytes: of every rank's device.
-        devices: names of the ranks' devices.
-    """
-
-    name: str
-    digest: str
-    rank_names: tuple[str, ...]
-    memory_bytes: tuple[int, ...]
-    devices: tuple[str, ...] = ()
-
-    __repr__ = brief
-
-    def __post_init__(self) -> None:
-        if not self.rank_names or len(self.rank_names) != len(self.memory_bytes):
-            raise UsageError(
-                f"cluster {self.name!r}: {len(self.rank_names)} names of ranks and {len(self.memory_bytes)} sizes of "
-                "memory; each rank has one of both"
-            )
-        if self.devices and len(self.devices) != len(self.rank_names):
-            raise UsageError(
-                f"cluster {self.name!r}: {len(self.devices)} devices for {len(self.rank_names)} ranks; one each"
-            )
-
-    @property
-    def num_ranks(self) -> int:
-        """How many ranks it has."""
-        return len(self.rank_names)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerUp:
-    """A way to train that lost against the plan.
-
-    Attributes:
-        job: degrees, batch and policy.
-        layers: of each stage.
-        seconds: that a step is expected to take.
-        memory_bytes: of its fullest rank.
-        binding: what keeps it from being faster.
-    """
-
-    job: Job
-    layers: tuple[int, ...]
-    seconds: float
-    memory_bytes: int
-    binding: str = ""
-
-    __repr__ = brief
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Plan(PlanRecord):
     """One way to train one model on one cluster. Frozen, with a JSON form that round-trips.
 
-    Attributes:
-        model: that is trained.
-        cluster: that it is trained on.
-        job: degrees, batch, recomputation, sharding, offloading.
-        ranks: of the cluster at every place of the mesh: tensor parallelism is innermost, then context, data, and
-            the pipeline outermost.
-        cut: names of the modules of every stage, in order of execution.
-        stage_ranks: ranks that hold each stage, in the order of the mesh.
-        layouts: pattern of module names (``*`` is a number) and how tensor parallelism shares the modules that it
-            names, one of ``mycel.planning.models.json_format.LAYOUTS``; empty without tensor parallelism.
-        order: what every place of the pipeline does, one row each.
-        stage_seconds: forward and backward of one micro-batch on each stage, with its exchanges.
-        predicted: time of a step.
-        memory: bytes that each rank of the cluster is expected to hold; 0 for one that the plan does not use.
-        limits: that the user wrote and the search kept.
-        runners_up: what lost, the fastest first.
-        binding: what keeps it from being faster, as the search saw it.
-        version: of this form.
-
-    Raises:
-        UsageError: parts that do not go together: a mesh that does not multiply to its ranks, lists whose lengths
-            differ.
+    Attributes are those of ``PlanRecord``: ``model``, ``cluster``, ``job``, ``ranks``, ``cut``, ``stage_ranks``,
+    ``layouts``, ``order``, ``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up``, ``binding``.
     """
 
-    model: PlannedModel
-    cluster: PlannedCluster
-    job: Job
-    ranks: tuple[int, ...]
-    cut: tuple[tuple[str, ...], ...]
-    stage_ranks: tuple[tuple[int, ...], ...]
-    layouts: tuple[tuple[str, str], ...]
-    order: Order
-    stage_seconds: tuple[tuple[float, float], ...]
-    predicted: Prediction
-    memory: tuple[int, ...]
-    limits: tuple[str, ...] = ()
-    runners_up: tuple[RunnerUp, ...] = ()
-    binding: str = ""
-    version: int = field(default=PLAN_VERSION)
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that ``from_json`` reads back to an equal plan."""
+        return json_of(self)
 
-    __repr__ = brief
+    def to_text(self) -> str:
+        """Its JSON as a file has it, one line a part."""
+        return text_of(self)
 
-    def __post_init__(self) -> None:
-        mesh = self.job.mesh
-        if len(self.ranks) != mesh.num_ranks:
-            raise UsageError(
-                f"the mesh pp {mesh.pp} x dp {mesh.dp} x cp {mesh.cp} x tp {mesh.tp} has {mesh.num_ranks} ranks, and "
-                f"the plan names {len(self.ranks)}; their product must be equal"
-            )
-        stages = mesh.pp * self.job.chunks
-        for what, got in (
-            ("lists of modules", len(self.cut)),
-            ("lists of ranks", len(self.stage_ranks)),
-            ("pairs of seconds", len(self.stage_seconds)),
-        ):
-            if got != stages:
-                raise UsageError(f"{stages} stages (pp {mesh.pp} x {self.job.chunks} chunks), and {got} {what}")
-        if len(self.memory) != self.cluster.num_ranks:
-            raise UsageError(f"memory of {len(self.memory)} ranks, and the cluster has {self.cluster.num_ranks}")
-
-    @property
-    def num_stages(self) -> int:
-        """Stages of the pipeline, all chunks."""
-        return len(self.cut)
-
-    @property
-    def stage_places(self) -> tuple[int, ...]:
-        """Place in the pipeline, which is the row of the order, of each stage."""
-        return self.order.stage_ranks
-
-    def group(self, place: int) -> tuple[int, ...]:
-        """Ranks of one place of the pipeline, in the order of the mesh.
+    @classmethod
+    def from_json(cls, source: str | Mapping[str, Any], *, where: str = "plan") -> Plan:
+        """The plan that a JSON object describes.
 
         Args:
-            place: from 0 to ``pp - 1``.
-        """
-        size = len(self.ranks) // self.job.mesh.pp
-        return self.ranks[place * size : (place + 1) * size]
+            source: the object, or its text.
+            where: it is from, for messages.
 
-    def place_of(self, rank: int) -> int | None:
-        """Place in the pipeline of a rank of the cluster; ``None`` where the plan does not use it.
+        Raises:
+            UsageError: no such object, malformed, or of a newer version.
+        """
+        found = (
+            fields_of_text(source, where=where) if isinstance(source, str) else fields_of_json(source, where=where)
+        )
+        return _made(found, where)
+
+    def validate(self, cluster: Cluster | None = None, model: ModelDescription | None = None) -> None:
+        """Prove the plan right, without looking at how it was found.
 
         Args:
-            rank: of the cluster.
+            cluster: that it is to run on; then also that the plan is for it.
+            model: that is to be trained; then also that the plan is for it.
+
+        Raises:
+            UsageError: something is wrong; the message says what, where, and the nearest way out.
+            VerificationError: the order of actions is wrong.
         """
-        if rank not in self.ranks:
-            return None
-        return self.ranks.index(rank) // (len(self.ranks) // self.job.mesh.pp)
+        check_form(self)
+        if cluster is not None:
+            check_cluster(self, cluster)
+        if model is not None:
+            check_model(self, model)
+
+    def simulate(self, cluster: Cluster | None = None) -> Run:
+        """The plan's pipeline in simulation, action by action: one chain of ranks, the first replica's.
+
+        Args:
+            cluster: whose wires messages take; without one they take no time.
+
+        Returns:
+            Starts and ends of every action, messages, bounds. Simulated figures are no measurements.
+
+        Raises:
+            UsageError: the cluster has other ranks than the plan's.
+        """
+        return simulate_plan(self, cluster)
+
+    def export(self, form: str) -> dict[str, str]:
+        """The plan as another program reads it.
+
+        Args:
+            form: one of ``torchtitan``, ``megatron``, ``accelerate``, ``deepspeed``, ``csv``, ``mesh``.
+
+        Returns:
+            Text of each file, by its name, the most important first.
+
+        Raises:
+            UsageError: an unknown form, or a plan that its reader cannot carry out, with the reason.
+        """
+        return export_plan(self, form)
+
+
+def read_plan(file: str | Path) -> Plan:
+    """The plan in a file.
+
+    Args:
+        file: its name.
+
+    Raises:
+        UsageError: it cannot be read, or holds no plan; the message names the file and the key.
+    """
+    return _made(fields_of_file(Path(file)), str(file))
+
+
+def _made(found: dict[str, Any], where: str) -> Plan:
+    try:
+        return Plan(**found)
+    except MycelError as error:
+        raise UsageError(f"{where}: {error}") from None

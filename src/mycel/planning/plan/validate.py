@@ -14,12 +14,12 @@ from mycel.names import nearest
 from mycel.pipeline.check import check
 from mycel.planning.models.json_format import LAYOUTS, ModelDescription
 from mycel.planning.plan.modules import digest_of_model, module_names, pattern_names
-from mycel.planning.plan.plan import Plan, PlannedModel
+from mycel.planning.plan.record import PlannedModel, PlanRecord
 
 __all__ = ["check_form", "check_model"]
 
 
-def check_form(plan: Plan) -> None:
+def check_form(plan: PlanRecord) -> None:
     """Everything but memory and limits: mesh, ranks, stages, layouts, order, predictions.
 
     Args:
@@ -50,7 +50,7 @@ def check_form(plan: Plan) -> None:
     _check_times(plan)
 
 
-def check_model(plan: Plan, model: ModelDescription) -> None:
+def check_model(plan: PlanRecord, model: ModelDescription) -> None:
     """That a plan is for a model.
 
     Args:
@@ -88,7 +88,7 @@ def _refuse_names(planned: PlannedModel, names: Sequence[str]) -> None:
     raise UsageError("the model runs its modules in another order than the plan names them: search again")
 
 
-def _check_ranks(plan: Plan) -> None:
+def _check_ranks(plan: PlanRecord) -> None:
     count = plan.cluster.num_ranks
     seen: dict[int, int] = {}
     for place, rank in enumerate(plan.ranks):
@@ -104,7 +104,7 @@ def _check_ranks(plan: Plan) -> None:
         seen[rank] = place
 
 
-def _check_cut(plan: Plan) -> None:
+def _check_cut(plan: PlanRecord) -> None:
     names = plan.model.modules
     position = {name: place for place, name in enumerate(names)}
     seen: dict[str, int] = {}
@@ -132,7 +132,7 @@ def _check_cut(plan: Plan) -> None:
             )
 
 
-def _check_stages(plan: Plan) -> None:
+def _check_stages(plan: PlanRecord) -> None:
     order = plan.order
     job = plan.job
     if order.ranks != job.mesh.pp:
@@ -167,7 +167,7 @@ def _check_stages(plan: Plan) -> None:
             raise UsageError(f"the order puts {held} stages at place {place}, and the job has {job.chunks} chunks")
 
 
-def _check_layouts(plan: Plan) -> None:
+def _check_layouts(plan: PlanRecord) -> None:
     tp = plan.job.mesh.tp
     if tp == 1:
         if plan.layouts:
@@ -194,11 +194,11 @@ def _check_layouts(plan: Plan) -> None:
             )
 
 
-def _check_order(plan: Plan) -> None:
+def _check_order(plan: PlanRecord) -> None:
     check(plan.order, executor="torch" if plan.job.executor == "torch" else "mycel")
 
 
-def _check_times(plan: Plan) -> None:
+def _check_times(plan: PlanRecord) -> None:
     """A step cannot be shorter than what the busiest place computes."""
     load = [0.0] * plan.order.ranks
     for stage, seconds in enumerate(plan.stage_seconds):

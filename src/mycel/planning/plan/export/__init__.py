@@ -13,7 +13,7 @@ from mycel.planning.plan.export.deepspeed import deepspeed
 from mycel.planning.plan.export.megatron import layout_string, megatron
 from mycel.planning.plan.export.mesh import mesh
 from mycel.planning.plan.export.torchtitan import torchtitan
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["FORMS", "Form", "export_plan", "layout_string"]
 
@@ -21,7 +21,7 @@ __all__ = ["FORMS", "Form", "export_plan", "layout_string"]
 class Form(Protocol):
     """What writes a plan for one reader."""
 
-    def __call__(self, plan: Plan) -> dict[str, str]:
+    def __call__(self, plan: PlanRecord) -> dict[str, str]:
         """Text of each file, by its name, the most important first."""
 
 
@@ -38,7 +38,7 @@ FORMS: Mapping[str, Form] = MappingProxyType(
 )
 
 
-def export_plan(plan: Plan, form: str) -> dict[str, str]:
+def export_plan(plan: PlanRecord, form: str) -> dict[str, str]:
     """A plan in a form.
 
     Args:

@@ -8,12 +8,12 @@ References:
 from __future__ import annotations
 
 from mycel.planning.plan.export.places import layers_by_stage, one_a_rank, rank_order, refused
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["accelerate"]
 
 
-def accelerate(plan: Plan) -> dict[str, str]:
+def accelerate(plan: PlanRecord) -> dict[str, str]:
     """YAML: plain replicas, FSDP2 with tensor and context parallelism, DeepSpeed for ``zero=1``, Megatron-LM for
     pipelines.
 
@@ -59,13 +59,13 @@ def accelerate(plan: Plan) -> dict[str, str]:
     return {"accelerate.yaml": "\n".join(lines) + "\n", **rank_order(plan)}
 
 
-def _nodes(plan: Plan) -> int:
+def _nodes(plan: PlanRecord) -> int:
     """Machines that the plan's ranks are on, by what stands before the slash of their names."""
     names = plan.cluster.rank_names
     return len({names[rank].rpartition("/")[0] for rank in plan.ranks})
 
 
-def _fsdp(plan: Plan) -> list[str]:
+def _fsdp(plan: PlanRecord) -> list[str]:
     job, mesh = plan.job, plan.job.mesh
     return [
         "fsdp_config:",
@@ -85,7 +85,7 @@ def _fsdp(plan: Plan) -> list[str]:
     ]
 
 
-def _deepspeed(plan: Plan) -> list[str]:
+def _deepspeed(plan: PlanRecord) -> list[str]:
     job = plan.job
     return [
         "deepspeed_config:",
@@ -95,14 +95,14 @@ def _deepspeed(plan: Plan) -> list[str]:
     ]
 
 
-def _megatron(plan: Plan) -> list[str]:
+def _megatron(plan: PlanRecord) -> list[str]:
     job, mesh = plan.job, plan.job.mesh
     layers = layers_by_stage(plan)
     if len(set(layers)) > 1 or job.chunks > 1 or not one_a_rank(plan) or mesh.cp > 1:
         raise refused(
             "accelerate",
-            f"its pipelines have equal stages in turn, without chunks or context parallelism, and the plan has "
-            f"stages of {', '.join(map(str, layers[:8]))}{', ...' if len(layers) > 8 else ''} layers",
+            "its pipelines have equal stages, one a rank, without context parallelism, and the plan has "
+            f"{job.chunks} a rank of {', '.join(map(str, layers[:8]))}{', ...' if len(layers) > 8 else ''} layers",
             "export --to megatron, or run it by mycel.parallel.apply",
         )
     if job.zero not in (0, 1):

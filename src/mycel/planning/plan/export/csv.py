@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mycel.planning.plan.export.places import rank_order
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["csv"]
 
 
-def csv(plan: Plan) -> dict[str, str]:
+def csv(plan: PlanRecord) -> dict[str, str]:
     """One row a place of the pipeline, computations only.
 
     Args:

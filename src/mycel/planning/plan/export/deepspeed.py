@@ -11,12 +11,12 @@ import json
 
 from mycel.pipeline.known import known_order
 from mycel.planning.plan.export.places import layers_by_stage, one_a_rank, rank_order, refused
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["deepspeed"]
 
 
-def deepspeed(plan: Plan) -> dict[str, str]:
+def deepspeed(plan: PlanRecord) -> dict[str, str]:
     """JSON for ``deepspeed --deepspeed_config``.
 
     Args:
@@ -58,7 +58,7 @@ def deepspeed(plan: Plan) -> dict[str, str]:
     return {"deepspeed.json": json.dumps(config, indent=2) + "\n", **rank_order(plan)}
 
 
-def _pipeline(plan: Plan) -> dict[str, object]:
+def _pipeline(plan: PlanRecord) -> dict[str, object]:
     job, mesh = plan.job, plan.job.mesh
     if job.zero > 1:
         raise refused("DeepSpeed", f"its pipelines go with zero=1 at most, not {job.zero}", "limit to zero=1")

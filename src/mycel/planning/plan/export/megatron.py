@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from mycel.pipeline.known import known_order
 from mycel.planning.plan.export.places import layers_by_stage, one_a_rank, rank_order, refused
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["layout_string", "megatron"]
 
@@ -32,7 +32,7 @@ def layout_string(layers: Sequence[int]) -> str:
     return "|".join(stages)
 
 
-def megatron(plan: Plan) -> dict[str, str]:
+def megatron(plan: PlanRecord) -> dict[str, str]:
     """Arguments for ``pretrain_gpt.py``, one a line, quoted for a shell.
 
     Args:
@@ -81,13 +81,13 @@ def megatron(plan: Plan) -> dict[str, str]:
     return {"megatron.args": text, **rank_order(plan)}
 
 
-def _is_known(plan: Plan) -> bool:
+def _is_known(plan: PlanRecord) -> bool:
     name = "1f1b" if plan.job.chunks == 1 else "interleaved"
     known = known_order(name, plan.order.ranks, plan.order.num_micro_batches, plan.job.chunks)
     return known.rows == plan.order.rows
 
 
-def _switches(plan: Plan) -> list[tuple[str, bool]]:
+def _switches(plan: PlanRecord) -> list[tuple[str, bool]]:
     job = plan.job
     return [
         ("--sequence-parallel", job.is_sequence_parallel and job.mesh.tp > 1),
@@ -103,7 +103,7 @@ def _switches(plan: Plan) -> list[tuple[str, bool]]:
     ]
 
 
-def _model(plan: Plan) -> list[tuple[str, object]]:
+def _model(plan: PlanRecord) -> list[tuple[str, object]]:
     shape = plan.model.shape
     flags: list[tuple[str, object]] = [
         ("--num-layers", shape.num_layers),

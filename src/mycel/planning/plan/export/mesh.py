@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["mesh"]
 
 
-def mesh(plan: Plan) -> dict[str, str]:
+def mesh(plan: PlanRecord) -> dict[str, str]:
     """A ``DeviceMesh`` of torch, pipeline outermost, and the modules of each stage.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from mycel.errors import UsageError
-from mycel.planning.plan.plan import Plan
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["layers_by_stage", "one_a_rank", "rank_order", "refused"]
 
 
-def rank_order(plan: Plan) -> dict[str, str]:
+def rank_order(plan: PlanRecord) -> dict[str, str]:
     """A file that says where each rank has to start; none where ranks start in the order of the cluster.
 
     Every reader here nests its groups as a plan does, tensor parallelism innermost and the pipeline outermost, so
@@ -25,7 +25,7 @@ def rank_order(plan: Plan) -> dict[str, str]:
     return {"rank_order.txt": "\n".join([head, *rows]) + "\n"}
 
 
-def layers_by_stage(plan: Plan) -> tuple[int, ...]:
+def layers_by_stage(plan: PlanRecord) -> tuple[int, ...]:
     """How many layers each stage has.
 
     Args:
@@ -35,7 +35,7 @@ def layers_by_stage(plan: Plan) -> tuple[int, ...]:
     return tuple(sum(name in layers for name in modules) for modules in plan.cut)
 
 
-def one_a_rank(plan: Plan) -> bool:
+def one_a_rank(plan: PlanRecord) -> bool:
     """Whether stage ``s`` is at place ``s`` modulo ``pp``, as readers take it that have no map of stages.
 
     Args:

@@ -10,19 +10,22 @@ from __future__ import annotations
 import json
 import re
 
-from mycel.planning.plan.export.places import rank_order, refused
-from mycel.planning.plan.plan import Plan
+from mycel.errors import UsageError
+from mycel.pipeline.known import known_order
+from mycel.planning.plan.export.places import one_a_rank, rank_order, refused
+from mycel.planning.plan.record import PlanRecord
 
 __all__ = ["torchtitan", "torchtitan_name"]
 
 #: torchtitan's own decoders name the same parts otherwise than Hugging Face does.
 _NAMES = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output"}
 _LAYER = re.compile(r"model\.layers\.(\d+)", re.ASCII)
+_FOLDED = {"zb_v": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
 _RECOMPUTE = {"none": "none", "full": "full", "alternate": "selective"}
 
 
-def torchtitan(plan: Plan) -> dict[str, str]:
-    """TOML for ``--job.config_file``, beside it ``schedule.csv``.
+def torchtitan(plan: PlanRecord) -> dict[str, str]:
+    """TOML for ``--job.config_file``, and beside it ``schedule.csv`` where the order is none of torch's classes.
 
     Args:
         plan: a right one.
@@ -56,13 +59,14 @@ def torchtitan(plan: Plan) -> dict[str, str]:
     }
     files: dict[str, str] = {}
     if mesh.pp > 1:
+        schedule = _schedule(plan)
         parallelism |= {
-            "pipeline_parallel_schedule": "PipelineScheduleMulti",
-            "pipeline_parallel_schedule_csv": "schedule.csv",
+            "pipeline_parallel_schedule": schedule or "PipelineScheduleMulti",
+            **({} if schedule else {"pipeline_parallel_schedule_csv": "schedule.csv"}),
             "pipeline_parallel_microbatch_size": job.micro_batch,
             "module_fqns_per_model_part": [[torchtitan_name(name) for name in modules] for modules in plan.cut],
         }
-        files["schedule.csv"] = plan.order.torch_csv()
+        files = {} if schedule else {"schedule.csv": plan.order.torch_csv()}
     tables: dict[str, dict[str, object]] = {
         "training": {
             "local_batch_size": local,
@@ -81,6 +85,28 @@ def torchtitan(plan: Plan) -> dict[str, str]:
     for name, values in tables.items():
         text += ["", f"[{name}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
     return {"torchtitan.toml": "\n".join(text) + "\n", **files, **rank_order(plan)}
+
+
+def _schedule(plan: PlanRecord) -> str:
+    """Torch's class where stages lie in a V; empty where they lie in turn, which a CSV can order in any way.
+
+    torchtitan puts stage ``s`` at place ``s`` modulo ``pp`` whatever a CSV says, but for the two classes of a V.
+    """
+    if one_a_rank(plan):
+        return ""
+    pp, count = plan.job.mesh.pp, plan.job.num_micro_batches
+    for name, theirs in _FOLDED.items():
+        try:
+            known = known_order(name, pp, count)
+        except UsageError:
+            continue
+        if known.rows == plan.order.rows:
+            return theirs
+    raise refused(
+        "torchtitan",
+        "it places stages in turn, or in a V for its own ZBVZeroBubble and DualPipeV, and the plan does otherwise",
+        "run the plan by mycel.parallel.apply",
+    )
 
 
 def torchtitan_name(name: str) -> str:
