@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mycel.pipeline.known import known_order
@@ -11,12 +12,11 @@ from mycel.planning.job import Job, Mesh
 from mycel.planning.models import ModelDescription, named
 from mycel.planning.plan import Plan
 from mycel.planning.plan.build import plan_of
+from mycel.planning.plan.held import held_total
 from mycel.planning.predict import Prediction
 from mycel.planning.search import Candidate, Found
 
 __all__ = ["FIVE", "by_hand", "described", "five_plans"]
-
-GIB = 1 << 30
 
 
 def by_hand(
@@ -27,12 +27,11 @@ def by_hand(
     *,
     ranks: tuple[int, ...] | None = None,
     order: Order | None = None,
-    memory: int = 10 * GIB,
+    limits: tuple[str, ...] = (),
 ) -> Plan:
-    """A plan whose stages take a second a layer forward and two backward, and whose ranks hold what is said."""
+    """A plan whose stages take a second a layer forward and two backward, and whose ranks hold what they need."""
     places = tuple(range(job.mesh.num_ranks)) if ranks is None else ranks
     seconds = tuple((float(layers), 2.0 * layers) for layers in cut)
-    held = [memory if rank in places else 0 for rank in range(cluster.num_ranks)]
     step = 3.0 * sum(cut) * job.num_micro_batches
     candidate = Candidate(
         job=job,
@@ -40,11 +39,16 @@ def by_hand(
         cut=cut,
         seconds=Prediction(seconds=step, error=0.1, parts={"compute": step}, num_rows=12, source="by hand"),
         stage_seconds=seconds,
-        memory=tuple(held),
+        memory=(0,) * cluster.num_ranks,
         binding="compute",
     )
     found = Found(best=candidate, candidates=(candidate,))
-    return plan_of(found, candidate, model, cluster, order=order)
+    plan = plan_of(found, candidate, model, cluster, order=order, limits=limits)
+    held = [0] * cluster.num_ranks
+    for place, needed in enumerate(held_total(plan)):
+        for rank in plan.group(place):
+            held[rank] = round(needed)
+    return replace(plan, memory=tuple(held))
 
 
 def described(name: str = "llama3-8b") -> ModelDescription:
@@ -72,6 +76,7 @@ def five_plans() -> dict[str, Plan]:
             model,
             job(pp=4, dp=2, tp=2, zero=1, recompute="attention", is_sequence_parallel=True),
             (9, 9, 8, 6),
+            limits=("tp<=4", "tp in node", "stage 0 on node0", "memory<=70GiB"),
         ),
         "even": by_hand(eight, model, job(pp=4, dp=2, zero=1), (8, 8, 8, 8), ranks=(0, 4, 1, 5, 2, 6, 3, 7)),
         "interleaved": by_hand(

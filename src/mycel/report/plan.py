@@ -134,12 +134,12 @@ def _cluster(plan: PlanRecord) -> str:
         )
     places = {rank: place for place in range(plan.job.mesh.pp) for rank in plan.group(place)}
     nodes: dict[str, list[int]] = {}
-    for rank, name in enumerate(plan.cluster.rank_names):
-        nodes.setdefault(name.rpartition("/")[0], []).append(rank)
+    for rank in range(plan.cluster.num_ranks):
+        nodes.setdefault(plan.cluster.node_of(rank), []).append(rank)
     boxes = []
     for node, ranks in nodes.items():
         cells = "".join(_rank(plan, rank, places.get(rank)) for rank in ranks)
-        boxes.append(f'<div class="node"><b>{escape(node or "ranks")}</b><div class="ranks">{cells}</div></div>')
+        boxes.append(f'<div class="node"><b>{escape(node)}</b><div class="ranks">{cells}</div></div>')
     return f'<section><h2>Cluster</h2><p class="note">{note}</p><div class="nodes">{"".join(boxes)}</div></section>'
 
 

@@ -97,6 +97,7 @@ def planned_cluster(cluster: Cluster) -> PlannedCluster:
         rank_names=cluster.rank_names,
         memory_bytes=cluster.memory_bytes,
         devices=tuple(device.name for device in cluster.devices),
+        nodes=cluster.nodes,
     )
 
 

@@ -64,6 +64,7 @@ def json_of(plan: PlanRecord) -> dict[str, Any]:
             "rank_names": list(cluster.rank_names),
             "memory_bytes": list(cluster.memory_bytes),
             "devices": list(cluster.devices),
+            "nodes": list(cluster.nodes),
         },
         "mesh": {**_degrees(plan.job), "ranks": list(plan.ranks)},
         "job": _rest_of(plan.job),
@@ -210,13 +211,14 @@ def _model(data: Mapping[str, Any]) -> PlannedModel:
 
 
 def _cluster(data: Mapping[str, Any]) -> PlannedCluster:
-    _only(data, ("name", "digest", "rank_names", "memory_bytes", "devices"), "cluster")
+    _only(data, ("name", "digest", "rank_names", "memory_bytes", "devices", "nodes"), "cluster")
     return PlannedCluster(
         name=_text(_value(data, "name", "cluster"), "cluster: name"),
         digest=_text(_value(data, "digest", "cluster"), "cluster: digest"),
         rank_names=_each(data, "rank_names", "cluster", _text),
         memory_bytes=_each(data, "memory_bytes", "cluster", _bytes),
         devices=_each(data, "devices", "cluster", _text),
+        nodes=_each(data, "nodes", "cluster", _text),
     )
 
 

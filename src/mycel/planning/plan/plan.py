@@ -18,7 +18,7 @@ from mycel.planning.plan.export import export_plan
 from mycel.planning.plan.json_form import fields_of_file, fields_of_json, fields_of_text, json_of, text_of
 from mycel.planning.plan.record import PlanRecord
 from mycel.planning.plan.replay import check_cluster, simulate_plan
-from mycel.planning.plan.validate import check_form, check_model
+from mycel.planning.plan.validate import check_form, check_limits, check_memory, check_model
 
 __all__ = ["Plan", "read_plan"]
 
@@ -55,18 +55,19 @@ class Plan(PlanRecord):
         )
         return _made(found, where)
 
-    def validate(self, cluster: Cluster | None = None, model: ModelDescription | None = None) -> None:
+    def validate(self, model: ModelDescription | None = None, *, cluster: Cluster | None = None) -> None:
         """Prove the plan right, without looking at how it was found.
 
         Args:
-            cluster: that it is to run on; then also that the plan is for it.
             model: that is to be trained; then also that the plan is for it.
+            cluster: that it is to run on; then also that the plan is for it.
 
         Raises:
             UsageError: something is wrong; the message says what, where, and the nearest way out.
             VerificationError: the order of actions is wrong.
         """
-        check_form(self)
+        check_memory(self, check_form(self))
+        check_limits(self)
         if cluster is not None:
             check_cluster(self, cluster)
         if model is not None:

@@ -63,6 +63,7 @@ class PlannedCluster:
         rank_names: of every rank, by number.
         memory_bytes: of every rank's device.
         devices: names of the ranks' devices.
+        nodes: names of the ranks' nodes.
     """
 
     name: str
@@ -70,6 +71,7 @@ class PlannedCluster:
     rank_names: tuple[str, ...]
     memory_bytes: tuple[int, ...]
     devices: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
 
     __repr__ = brief
 
@@ -79,15 +81,24 @@ class PlannedCluster:
                 f"cluster {self.name!r}: {len(self.rank_names)} names of ranks and {len(self.memory_bytes)} sizes of "
                 "memory; each rank has one of both"
             )
-        if self.devices and len(self.devices) != len(self.rank_names):
-            raise UsageError(
-                f"cluster {self.name!r}: {len(self.devices)} devices for {len(self.rank_names)} ranks; one each"
-            )
+        for what, names in (("devices", self.devices), ("nodes", self.nodes)):
+            if names and len(names) != len(self.rank_names):
+                raise UsageError(
+                    f"cluster {self.name!r}: {len(names)} {what} for {len(self.rank_names)} ranks; name one for each"
+                )
 
     @property
     def num_ranks(self) -> int:
         """How many ranks it has."""
         return len(self.rank_names)
+
+    def node_of(self, rank: int) -> str:
+        """Name of a rank's node; its own where nodes are not known.
+
+        Args:
+            rank: from 0 on.
+        """
+        return self.nodes[rank] if self.nodes else self.rank_names[rank]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,22 +8,34 @@ plan says of memory is worked out again from the model's sizes, not believed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+
+import numpy as np
 
 from mycel.errors import UsageError
 from mycel.names import nearest
-from mycel.pipeline.check import check
+from mycel.pipeline.check import Report, check
 from mycel.planning.models.json_format import LAYOUTS, ModelDescription
+from mycel.planning.plan.held import held_parts, held_total
 from mycel.planning.plan.modules import digest_of_model, module_names, pattern_names
 from mycel.planning.plan.record import PlannedModel, PlanRecord
+from mycel.planning.search.limits import Limits
 
-__all__ = ["check_form", "check_model"]
+__all__ = ["check_form", "check_limits", "check_memory", "check_model"]
+
+#: Bytes that a plan says and that are worked out again may differ by this share: orders are counted action by action
+#: here, and by formula in a search.
+_TOLERANCE = 0.02
 
 
-def check_form(plan: PlanRecord) -> None:
+def check_form(plan: PlanRecord) -> Report:
     """Everything but memory and limits: mesh, ranks, stages, layouts, order, predictions.
 
     Args:
         plan: to be examined.
+
+    Returns:
+        What is known of its order.
 
     Raises:
         UsageError: something is wrong; the message says what, where, and the nearest way out.
@@ -46,8 +58,93 @@ def check_form(plan: PlanRecord) -> None:
     _check_cut(plan)
     _check_stages(plan)
     _check_layouts(plan)
-    _check_order(plan)
+    report = check(plan.order, executor="torch" if plan.job.executor == "torch" else "mycel")
     _check_times(plan)
+    return report
+
+
+def check_memory(plan: PlanRecord, report: Report) -> None:
+    """That what each rank holds is what the plan says, and fits.
+
+    Args:
+        plan: whose form is right.
+        report: of its order.
+
+    Raises:
+        UsageError: a rank holds more than it has, or another amount than the plan says.
+    """
+    shape, cluster = plan.model.shape, plan.cluster
+    used = set(plan.ranks)
+    for rank, held in enumerate(plan.memory):
+        if held and rank not in used:
+            raise UsageError(
+                f"memory: rank {rank} ({cluster.rank_names[rank]}) is said to hold {_gib(held)}, and it has no place"
+            )
+    parts = held_parts(plan, report.peaks)
+    for place, needed in enumerate(held_total(plan, report.peaks)):
+        for rank in plan.group(place):
+            name = f"rank {rank} ({cluster.rank_names[rank]})"
+            if needed > cluster.memory_bytes[rank] * (1 + 1e-9):
+                largest = max((f.name for f in fields(parts)), key=lambda what: getattr(parts, what)[place])
+                raise UsageError(
+                    f"{name} at place {place} of the pipeline needs {_gib(needed)} for {shape.name}, most of it "
+                    f"{largest}, and has {_gib(cluster.memory_bytes[rank])}: "
+                    f"{_gib(needed - cluster.memory_bytes[rank])} too much"
+                )
+            if abs(plan.memory[rank] - needed) > _TOLERANCE * needed:
+                raise UsageError(
+                    f"memory: {name} is said to hold {_gib(plan.memory[rank])}, and its stages need {_gib(needed)}: "
+                    "the plan was changed after it was searched; search again"
+                )
+
+
+def check_limits(plan: PlanRecord) -> None:
+    """That a plan keeps the limits it says it keeps.
+
+    Args:
+        plan: whose form is right.
+
+    Raises:
+        UsageError: a limit that cannot be read, or is broken; the message has where.
+    """
+    limits = Limits.from_text(*plan.limits)
+    broken = limits.broken_by(plan.job)
+    if broken is not None:
+        raise UsageError(f"the plan does not keep its limit {broken!r}: search again")
+    for limit in limits.of("memory"):
+        for rank, held in enumerate(plan.memory):
+            if not limit.allows(held):
+                raise UsageError(f"rank {rank} holds {_gib(held)}, against the plan's limit {limit.text!r}")
+    for limit in limits.of("in node"):
+        for group in _groups(plan, str(limit.values[0])):
+            nodes = {plan.cluster.node_of(rank) for rank in group}
+            if len(nodes) > 1:
+                raise UsageError(f"ranks {list(group)} are on {len(nodes)} nodes, against the limit {limit.text!r}")
+    for limit in limits.of("stage"):
+        number, name = int(limit.values[0]), str(limit.values[1])
+        if not -plan.num_stages <= number < plan.num_stages:
+            raise UsageError(f"the limit {limit.text!r} names a stage, and the plan has {plan.num_stages}")
+        for rank in plan.stage_ranks[number]:
+            if name not in (plan.cluster.node_of(rank), plan.cluster.rank_names[rank]):
+                raise UsageError(
+                    f"stage {number} is on rank {rank} ({plan.cluster.rank_names[rank]}), against the limit "
+                    f"{limit.text!r}"
+                )
+
+
+def _groups(plan: PlanRecord, degree: str) -> list[tuple[int, ...]]:
+    """Ranks of every group of one direction."""
+    mesh = plan.job.mesh
+    places = np.array(plan.ranks).reshape(mesh.pp, mesh.dp, mesh.cp, mesh.tp)
+    if degree == "ep":  # taken from replicas and contexts, neighbours first
+        return [tuple(map(int, row)) for row in np.moveaxis(places, -1, 1).reshape(-1, mesh.ep)]
+    axis = ("pp", "dp", "cp", "tp").index(degree)
+    rows = np.moveaxis(places, axis, -1).reshape(-1, places.shape[axis])
+    return [tuple(map(int, row)) for row in rows]
+
+
+def _gib(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"
 
 
 def check_model(plan: PlanRecord, model: ModelDescription) -> None:
@@ -192,10 +289,6 @@ def _check_layouts(plan: PlanRecord) -> None:
             raise UsageError(
                 f"layouts: {pattern!r} names no module of {plan.model.shape.name}{nearest(pattern, others)}"
             )
-
-
-def _check_order(plan: PlanRecord) -> None:
-    check(plan.order, executor="torch" if plan.job.executor == "torch" else "mycel")
 
 
 def _check_times(plan: PlanRecord) -> None:

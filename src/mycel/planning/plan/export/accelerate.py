@@ -44,7 +44,7 @@ def accelerate(plan: PlanRecord) -> dict[str, str]:
         kind, rows = "DEEPSPEED", _deepspeed(plan)
     else:
         kind, rows = "MULTI_GPU" if mesh.num_ranks > 1 else "NO", []
-    nodes = _nodes(plan)
+    nodes = len({plan.cluster.node_of(rank) for rank in plan.ranks})
     lines = [
         f"# {plan.model.shape.name} on {plan.cluster.name}: batches of {job.micro_batch} on each replica, and",
         f"# Accelerator(gradient_accumulation_steps={1 if mesh.pp > 1 else job.num_micro_batches}).",
@@ -57,12 +57,6 @@ def accelerate(plan: PlanRecord) -> dict[str, str]:
         *rows,
     ]
     return {"accelerate.yaml": "\n".join(lines) + "\n", **rank_order(plan)}
-
-
-def _nodes(plan: PlanRecord) -> int:
-    """Machines that the plan's ranks are on, by what stands before the slash of their names."""
-    names = plan.cluster.rank_names
-    return len({names[rank].rpartition("/")[0] for rank in plan.ranks})
 
 
 def _fsdp(plan: PlanRecord) -> list[str]:
