@@ -101,7 +101,7 @@ def module_of(model: nn.Module, name: str) -> nn.Module:
     Raises:
         UsageError: there is none; the message has the nearest.
     """
-    found = dict(model.named_modules()).get(name)
+    found: nn.Module | None = dict(model.named_modules()).get(name)
     if found is None:
         names = [known for known, _ in model.named_modules() if known]
         raise UsageError(f"{type(model).__name__} has no module {name!r}{nearest(name, names)}")
@@ -233,7 +233,9 @@ def check_chain(model: nn.Module, names: Sequence[str], args: tuple[Any, ...]) -
     seen = [call.name for call in calls]
     if seen != list(names):
         odd = next((name for name in names if seen.count(name) != 1), None)
-        what = f"{odd} is called {seen.count(odd)} times" if odd else f"they are called in the order {', '.join(seen)}"
+        what = (
+            f"{odd} is called {seen.count(odd)} times" if odd else f"they are called in the order {', '.join(seen)}"
+        )
         raise UsageError(f"stages are cut between {', '.join(names)}, and in a forward {what}; each is called once")
     ends = [("the model's input", watched.got), *((call.name, call.gave) for call in calls)]
     starts = [*((call.name, call.got) for call in calls), ("the model's result", watched.gave)]

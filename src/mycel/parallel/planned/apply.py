@@ -22,8 +22,8 @@ from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
 from mycel.parallel.planned.recompute import recompute
-from mycel.parallel.planned.replicas import average_gradients, shard_stage
-from mycel.parallel.planned.tensor import share_matrices
+from mycel.parallel.planned.replicas import shard_stage, sum_gradients
+from mycel.parallel.planned.tensor import on_shares, share_matrices
 from mycel.parallel.planned.times import planned_actions
 from mycel.planning.plan import Plan
 from mycel.topology.model import Topology
@@ -69,25 +69,12 @@ def apply(
     Raises:
         UsageError: a plan for another model or another number of ranks, or something that cannot be run; nothing
             has been changed then.
-
-    Examples:
-        One rank, one stage:
-
-        >>> import tempfile
-        >>> from mycel.planning.plan import read_plan
-        >>> file = tempfile.NamedTemporaryFile()
-        >>> dist.init_process_group("gloo", init_method=f"file://{file.name}", rank=0, world_size=1)
-        >>> try:
-        ...     apply(nn.Linear(2, 2), read_plan("tests/data/plans/none.json"))
-        ... except UsageError as error:
-        ...     print(error)
-        tests/data/plans/none.json: cannot be read: No such file or directory
-        >>> dist.destroy_process_group()
     """
     group_or_all(None, "apply")
     where = torch.device(device) if device is not None else _device_of(model)
     given = (example,) if isinstance(example, Tensor) else example or example_of(plan)
     check_fit(model, plan, dist.get_world_size(), where, given)
+    in_parts = on_shares(model, plan.layouts, given) if plan.job.mesh.tp > 1 else frozenset()
     groups = groups_of(plan, where.type)
     stages: dict[int, nn.Module] = {}
     parts: dict[int, nn.Module] = {}
@@ -106,7 +93,7 @@ def apply(
             timeout_s=timeout_s,
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
         )
-    return Planned(plan, groups, parts, pipeline, optimizer)
+    return Planned(plan, groups, parts, pipeline, optimizer, in_parts)
 
 
 def _stage(
@@ -147,6 +134,7 @@ class Planned:
         parts: Mapping[int, nn.Module],
         pipeline: Pipeline | None,
         optimizer: Callable[[list[nn.Parameter]], _Optimizer] | None,
+        in_parts: frozenset[str],
     ) -> None:
         self.plan, self.parts, self.pipeline = plan, dict(parts), pipeline
         self._groups = groups
@@ -154,6 +142,7 @@ class Planned:
         if optimizer is not None:
             made = {stage: optimizer(list(part.parameters())) for stage, part in self.parts.items()}
             self.optimizers = made
+        self._in_parts = [parameter for name, parameter in self.named_parameters() if name in in_parts]
         self._seconds: list[float] = []
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -183,8 +172,7 @@ class Planned:
         """
         begin = time.perf_counter()
         self._run(batch, target, kwargs, trains=True)
-        if self._groups is not None and self.plan.job.mesh.dp > 1 and not self.plan.job.zero:
-            average_gradients(self.parameters(), self._groups.dp.get_group())
+        self._sum_gradients()
         for each in self.optimizers.values():
             each.step()
             each.zero_grad()
@@ -215,14 +203,24 @@ class Planned:
         if self.pipeline is None or self._groups is None:
             return
         mine = [self._own_part(value) for value in (batch, target)]
-        more = {name: self._own_part(v) if isinstance(v, Tensor) else v for name, v in kwargs.items()}
+        more: dict[str, Any] = {n: self._own_part(v) if isinstance(v, Tensor) else v for n, v in kwargs.items()}
         first, last = 0 in self.parts, self.plan.num_stages - 1 in self.parts
+        inputs: tuple[Any, ...] = (mine[0],) if first else ()
+        aim = mine[1] if last else None
         if trains:
-            self.pipeline.step(
-                *mine[:1] if first else (), target=mine[1] if last else None, return_outputs=False, **more
-            )
+            self.pipeline.step(*inputs, target=aim, return_outputs=False, **more)
         else:
-            self.pipeline.eval(*mine[:1] if first else (), target=mine[1] if last else None, **more)
+            self.pipeline.eval(*inputs, target=aim, **more)
+
+    def _sum_gradients(self) -> None:
+        """Over what the pipeline does not sum: shares of whole parameters, and replicas that nothing shards."""
+        if self._groups is None:
+            return
+        if self._in_parts:
+            sum_gradients(self._in_parts, self._groups.tp.get_group())
+        replicas = self.plan.job.mesh.dp
+        if replicas > 1 and not self.plan.job.zero:
+            sum_gradients(self.parameters(), self._groups.dp.get_group(), divisor=replicas)
 
     def _own_part(self, value: Tensor) -> Tensor:
         assert self._groups is not None

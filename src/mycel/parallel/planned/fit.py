@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from mycel.errors import UsageError
-from mycel.parallel.describe import describe
 from mycel.parallel.chain import check_chain
+from mycel.parallel.description import describe
 from mycel.planning.models import read_model
 from mycel.planning.plan import Plan
 

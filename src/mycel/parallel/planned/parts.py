@@ -6,7 +6,6 @@ import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from mycel.parallel.chain import first_tensor, options_of
@@ -38,6 +37,7 @@ def part_of(model: nn.Module, names: Sequence[str], others: Sequence[str]) -> Pa
         others: of those that go.
 
     Examples:
+        >>> import torch
         >>> whole = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
         >>> part = part_of(whole, ["1"], ["0"])
         >>> [name for name, _ in part.named_parameters()], part(torch.ones(1, 3)).shape

@@ -28,6 +28,8 @@ _ATTENTION = frozenset(
     }
 )
 _PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default})
+#: Without a type of torch's own.
+_contexts: Callable[..., Any] = create_selective_checkpoint_contexts
 _PolicyOf = Callable[[], Callable[..., CheckpointPolicy]]
 
 
@@ -49,8 +51,8 @@ def recompute(model: nn.Module, layers: Sequence[str], what: Recompute) -> None:
     policies: dict[str, _PolicyOf] = {"attention": lambda: _but_attention, "alternate": _every_second}
     more: dict[str, Any] = {}
     if what in policies:
-        make = policies[what]
-        more["context_fn"] = lambda: create_selective_checkpoint_contexts(make())
+        make, contexts = policies[what], _contexts
+        more["context_fn"] = lambda: contexts(make())
     for name in layers:
         layer = module_of(model, name)
         # The forward of this one module: a wrapper would rename its parameters.

@@ -1,4 +1,4 @@
-"""Replicas of a stage: their gradients summed after a step, or parameters and gradients sharded over them by FSDP2."""
+"""Replicas of a stage: gradients summed after a step, or parameters and gradients sharded over them by FSDP2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from mycel.parallel.chain import module_of
 
-__all__ = ["average_gradients", "shard_stage"]
+__all__ = ["shard_stage", "sum_gradients"]
 
 
 def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: int, mesh: DeviceMesh) -> None:
@@ -42,12 +42,13 @@ def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: i
 
 
 @torch.no_grad()
-def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup) -> None:
-    """Gradients become their mean over replicas, in one message for each type.
+def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, *, divisor: int = 1) -> None:
+    """Gradients become their sum over ranks, divided, in one message for each type.
 
     Args:
-        parameters: of this rank; those without a gradient are passed over, as on all other replicas.
-        group: of the replicas.
+        parameters: of this rank; those without a gradient are passed over, as on all other ranks.
+        group: whose ranks have the same parameters.
+        divisor: the number of replicas, for a mean.
     """
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
@@ -55,9 +56,10 @@ def average_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGro
         if grad is not None:
             own = grad.to_local() if isinstance(grad, DTensor) else grad
             by_type.setdefault(own.dtype, []).append(own)
-    size = dist.get_world_size(group)
     for grads in by_type.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads]).div_(size)
+        flat = torch.cat([grad.reshape(-1) for grad in grads]).div_(divisor)
         dist.all_reduce(flat, group=group)
-        for grad, part in zip(grads, flat.split([grad.numel() for grad in grads]), strict=True):
-            grad.copy_(part.view_as(grad))
+        at = 0
+        for grad in grads:
+            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
+            at += grad.numel()

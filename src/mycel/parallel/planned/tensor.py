@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
 from mycel.errors import UsageError
+from mycel.parallel.chain import first_tensor, watch
 
-__all__ = ["layout_of", "share_matrices"]
+__all__ = ["layout_of", "on_shares", "share_matrices"]
 
 
 def layout_of(name: str, layouts: Sequence[tuple[str, str]]) -> str:
@@ -89,3 +92,72 @@ def _style(layout: str, module: nn.Module, *, is_whole: bool, name: str) -> Para
             return RowwiseParallel(input_layouts=Replicate())
         return RowwiseParallel()
     raise UsageError(f"layouts: {name} is {layout!r}; known are colwise, rowwise and replicate")
+
+
+def on_shares(model: nn.Module, layouts: Sequence[tuple[str, str]], args: tuple[Any, ...]) -> frozenset[str]:
+    """Parameters that every rank has whole and uses on its share only, such as those of norms of heads.
+
+    A rank's gradient of such a parameter is a part of it. They are found by following each module's input back, on
+    tensors without numbers: if it comes from a matrix that is shared by columns, and through none that is shared by
+    rows, it is a share.
+
+    Args:
+        model: the whole, before anything is shared.
+        layouts: of the plan.
+        args: of a forward.
+    """
+    found: set[str] = set()
+    watch(model, args, around=lambda modules: _following(modules, layouts, found))
+    return frozenset(found)
+
+
+@contextmanager
+def _following(
+    modules: Mapping[str, nn.Module], layouts: Sequence[tuple[str, str]], found: set[str]
+) -> Iterator[None]:
+    columns: set[Any] = set()
+    rows: set[Any] = set()
+
+    def noting(into: set[Any]) -> Callable[..., None]:
+        def note(_: nn.Module, __: Any, result: Any) -> None:
+            tensor = first_tensor(result)
+            if tensor is not None:
+                into.add(tensor.grad_fn)
+
+        return note
+
+    def looking(name: str, own: Sequence[str]) -> Callable[..., None]:
+        def look(_: nn.Module, args: Any, kwargs: Any) -> None:
+            tensor = first_tensor((args, list(kwargs.values())))
+            if tensor is not None and _comes_from(tensor, columns, rows):
+                found.update(f"{name}.{one}" for one in own)
+
+        return look
+
+    handles: list[Any] = []
+    try:
+        for name, module in modules.items():
+            layout = layout_of(name, layouts)
+            own = [one for one, _ in module.named_parameters(recurse=False)]
+            if layout in ("colwise", "rowwise"):
+                handles.append(module.register_forward_hook(noting(columns if layout == "colwise" else rows)))
+            elif own:
+                handles.append(module.register_forward_pre_hook(looking(name, own), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _comes_from(tensor: Tensor, columns: set[Any], rows: set[Any]) -> bool:
+    """Whether a walk back along the graph meets a result shared by columns before one shared by rows."""
+    waiting, seen = [tensor.grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen or node in rows:
+            continue
+        if node in columns:
+            return True
+        seen.add(node)
+        waiting += [before for before, _ in node.next_functions]
+    return False

@@ -20,10 +20,16 @@ from mycel.planning.models.shape import ModelShape
 __all__ = ["describe"]
 
 #: Linear layers by what people call them: columns of the result are shared over ranks, or rows of it are summed.
-_COLWISE = frozenset("q k v q_proj k_proj v_proj wq wk wv gate_proj up_proj up gate w1 w3 fc1 c_fc".split())
-_ROWWISE = frozenset("out o o_proj wo down_proj down w2 fc2 c_proj out_proj".split())
+_COLWISE = frozenset(("q", "k", "v", "q_proj", "k_proj", "v_proj", "wq", "wk", "wv")) | frozenset(
+    ("gate_proj", "up_proj", "up", "gate", "w1", "w3", "fc1", "c_fc")
+)
+_ROWWISE = frozenset(("out", "o", "o_proj", "wo", "out_proj", "down_proj", "down", "w2", "fc2", "c_proj"))
+#: Without a type of torch's own.
+_flops_of_attention: Callable[..., int] = sdpa_flop_count
 #: Of a sequence that is made up for a Hugging Face model.
 _LENGTH = 128
+#: Of sequences, where nothing in a model says so.
+_LONGEST = 2048
 
 
 def describe(
@@ -45,7 +51,7 @@ def describe(
         The object of ``mycel.planning.models.ModelDescription``.
 
     Raises:
-        UsageError: no example is given and none can be made up, the forward fails on it, or it is no chain of modules.
+        UsageError: no example is given and none can be made up, the forward fails on it, or it is no chain.
 
     Examples:
         >>> model = nn.Sequential(nn.Embedding(256, 32), *(nn.Linear(32, 32) for _ in range(3)), nn.Linear(32, 256))
@@ -101,7 +107,7 @@ def _measuring(modules: Mapping[str, nn.Module], seen: _Seen) -> Iterator[None]:
 
     def attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
         seen.heads = seen.heads or (query[1], key[1], query[3])
-        return int(sdpa_flop_count(query, key, value))
+        return int(_flops_of_attention(query, key, value))
 
     aten = torch.ops.aten
     counted: dict[Any, Callable[..., int]] = {
@@ -149,7 +155,7 @@ def _measuring(modules: Mapping[str, nn.Module], seen: _Seen) -> Iterator[None]:
 
 
 def _chain(model: nn.Module, prefix: str, calls: Sequence[Call], got: int | None, gave: int | None) -> list[str]:
-    """Modules below a prefix that hand on its input, one after the other, until its result; none if there are none."""
+    """Modules below a prefix that hand on its input, one after the other, until its result; or none."""
     module = model.get_submodule(prefix) if prefix else model
     start = f"{prefix}." if prefix else ""
     inside = [call for call in calls if call.name.startswith(start)]
@@ -222,7 +228,7 @@ def _shape(
     shapes: Mapping[str, tuple[int, ...]],
 ) -> ModelShape:
     config = getattr(model, "config", None)
-    if hasattr(config, "to_dict"):
+    if config is not None and hasattr(config, "to_dict"):
         return replace(from_hugging_face(config.to_dict(), where=name), name=name)
     numbered = [n for n in names if n.rpartition(".")[2].isdigit()]
     kinds = [type(modules[n]) for n in numbered]
@@ -251,7 +257,7 @@ def _shape(
         head_dim=width,
         ffn=inner,
         vocab=vocab,
-        max_seq=learned or ModelShape.__dataclass_fields__["max_seq"].default,
+        max_seq=learned or _LONGEST,
         is_gated=len(into) >= 2 and inner != hidden,
         is_tied=bool(tables) and head is tables[0].weight,
         num_positions=learned,
