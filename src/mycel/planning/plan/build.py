@@ -6,19 +6,18 @@ import hashlib
 import json
 
 from mycel.errors import UsageError
-from mycel.pipeline.known import known_order
 from mycel.pipeline.order import Order
 from mycel.planning.cluster import Cluster
-from mycel.planning.job import Job
 from mycel.planning.models.json_format import ModelDescription
 from mycel.planning.models.shape import ModelShape
 from mycel.planning.plan.modules import cut_modules, digest_of_model, layers_among, layouts_of, module_names
 from mycel.planning.plan.plan import Plan
 from mycel.planning.plan.record import PlannedCluster, PlannedModel, RunnerUp
-from mycel.planning.search.found import Candidate, Found
+from mycel.planning.search import Candidate, Found
+from mycel.planning.search.score import order_of
 from mycel.topology.device import device_to_json
 
-__all__ = ["digest_of_cluster", "order_of", "plan_of", "planned_cluster"]
+__all__ = ["digest_of_cluster", "plan_of", "planned_cluster"]
 
 #: Others that a plan remembers.
 _RUNNERS_UP = 7
@@ -52,7 +51,7 @@ def plan_of(
     described = model if isinstance(model, ModelDescription) else ModelDescription(shape=model)
     names, layers = module_names(described), layers_among(described)
     job = chosen.job
-    order = order or order_of(job)
+    order = order or order_of(job.mesh.pp, job.num_micro_batches, job.chunks)
     size = len(chosen.ranks) // job.mesh.pp
     places = [chosen.ranks[place * size : (place + 1) * size] for place in range(job.mesh.pp)]
     return Plan(
@@ -73,16 +72,6 @@ def plan_of(
         runners_up=tuple(_runner_up(other) for other in found.candidates if other is not chosen)[:_RUNNERS_UP],
         binding=chosen.binding,
     )
-
-
-def order_of(job: Job) -> Order:
-    """The usual order of a job's stages: 1F1B, or interleaved where a rank has several.
-
-    Args:
-        job: that says how many stages and micro-batches there are.
-    """
-    name = "1f1b" if job.chunks == 1 else "interleaved"
-    return known_order(name, job.mesh.pp, job.num_micro_batches, job.chunks)
 
 
 def planned_cluster(cluster: Cluster) -> PlannedCluster:

@@ -5,7 +5,7 @@ A plan is a ``PlanRecord`` with what can be done with it: written and read, prov
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from mycel.errors import MycelError, UsageError
 from mycel.pipeline.simulate import Run
 from mycel.planning.cluster import Cluster
 from mycel.planning.models.json_format import ModelDescription
+from mycel.planning.plan.explain import Explanation, explain_plan
 from mycel.planning.plan.export import export_plan
 from mycel.planning.plan.json_form import fields_of_file, fields_of_json, fields_of_text, json_of, text_of
 from mycel.planning.plan.record import PlanRecord
@@ -86,6 +87,21 @@ class Plan(PlanRecord):
             UsageError: the cluster has other ranks than the plan's.
         """
         return simulate_plan(self, cluster)
+
+    def explain(
+        self, cluster: Cluster, *, limit_s: float | None = None, told: Callable[[str], None] | None = None
+    ) -> Explanation:
+        """Why the plan is as it is: what binds, who came second, why each other degree lost, what more would buy.
+
+        Args:
+            cluster: that it is for.
+            limit_s: seconds for each of about ten searches.
+            told: called with what is being searched.
+
+        Raises:
+            UsageError: the plan is for another cluster.
+        """
+        return explain_plan(self, cluster, limit_s=limit_s, told=told)
 
     def export(self, form: str) -> dict[str, str]:
         """The plan as another program reads it.
