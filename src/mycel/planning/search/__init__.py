@@ -1,5 +1,7 @@
 """Search for the way to train a model on a cluster: degrees, sharding, cuts, ranks, orders."""
 
 from mycel.planning.search.found import Candidate, Found, Refusal
+from mycel.planning.search.limits import Limit, Limits
+from mycel.planning.search.search import Progress, search
 
-__all__ = ["Candidate", "Found", "Refusal"]
+__all__ = ["Candidate", "Found", "Limit", "Limits", "Progress", "Refusal", "search"]
