@@ -18,7 +18,7 @@ needs("mycel.parallel", "torch")
 from mycel.parallel.controller import Controller, Gang, Job, serve
 from mycel.parallel.description import describe
 from mycel.parallel.pipeline import Pipeline
-from mycel.parallel.planned import Planned, apply
+from mycel.parallel.planned import Paced, Planned, apply, paced
 from mycel.parallel.record import ActionTime, Flight, planned_times
 from mycel.parallel.shared import SharedBlock, Step
 
@@ -28,12 +28,14 @@ __all__ = [
     "Flight",
     "Gang",
     "Job",
+    "Paced",
     "Pipeline",
     "Planned",
     "SharedBlock",
     "Step",
     "apply",
     "describe",
+    "paced",
     "planned_times",
     "serve",
 ]

@@ -80,13 +80,12 @@ def apply(
     parts: dict[int, nn.Module] = {}
     if groups is not None:
         for stage in plan.order.stages_of(groups.place):
-            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where)
-    made = {stage: wrap(stage, module) for stage, module in stages.items()} if wrap else stages
+            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where, wrap)
     pipeline = None
     if groups is not None:
         pipeline = Pipeline(
             order_of_group(plan.order, groups.pipe_places),
-            made,
+            stages,
             loss or _cross_entropy,
             group=groups.pipe,
             device=where,
@@ -97,7 +96,12 @@ def apply(
 
 
 def _stage(
-    model: nn.Module, plan: Plan, stage: int, groups: Groups, device: torch.device
+    model: nn.Module,
+    plan: Plan,
+    stage: int,
+    groups: Groups,
+    device: torch.device,
+    wrap: Callable[[int, nn.Module], nn.Module] | None,
 ) -> tuple[nn.Module, nn.Module]:
     job, names = plan.job, plan.cut[stage]
     part = part_of(model, names, [name for other in plan.cut for name in other if other is not names])
@@ -112,6 +116,8 @@ def _stage(
     if job.is_scattered and job.mesh.tp > 1:
         shares = Shares(groups.tp.get_group(), groups.shards)
         module = InShares(module, shares, gathers=stage > 0, splits=stage < plan.num_stages - 1)
+    if wrap is not None:
+        module = wrap(stage, module)
     if job.zero and job.mesh.dp > 1:
         shard_stage(module, part, names, job.zero, groups.dp)
     return part, module
