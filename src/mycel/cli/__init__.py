@@ -37,7 +37,7 @@ COMMANDS = {
     "synth": "Find a schedule for a collective on a fabric, verify it, and compare it with the bound.",
     "select": "Simulate all methods at several sizes and say which to use where.",
     "steps": "Schedules from the fewest steps to the most bandwidth, proven one by one (small fabrics).",
-    "plan": "In what order the stages of a pipeline work: check an order, write a known one, search for one.",
+    "plan": "Which parallelism for a model, will it fit, and in what order its stages work: search, explain, export.",
     "verify": "Check a schedule file: exit 0 if it is right, 1 if it is not.",
     "export": "Verify a schedule file and write it in a form that another tool reads.",
     "bench": "Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests.",

@@ -1,10 +1,10 @@
-"""``mycel plan``: in what order the stages of a pipeline work. One module a command."""
+"""``mycel plan``: which parallelism for a model, and in what order its stages work. One module a command."""
 
 from __future__ import annotations
 
 import typer
 
-from mycel.cli import COMMANDS, plan_check, plan_known, plan_order
+from mycel.cli import COMMANDS, plan_check, plan_explain, plan_export, plan_known, plan_order, plan_search
 
 __all__ = ["register"]
 
@@ -16,6 +16,9 @@ def register(app: typer.Typer) -> None:
     def plan() -> None:
         pass
 
+    plan_search.register(app)
+    plan_explain.register(app)
+    plan_export.register(app)
     plan_check.register(app)
     plan_known.register(app)
     plan_order.register(app)
