@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
 from mycel.pipeline import known_order, simulate
-from mycel.pipeline.needs import Result, needs_of, result_of
-from mycel.pipeline.order import Action, Kind, Order
+from mycel.pipeline.known.interleaved import interleaved_cells
+from mycel.pipeline.known.one_f_one_b import one_f_one_b_cells
+from mycel.pipeline.needs import Result
+from mycel.pipeline.order import Kind, Order
 from mycel.planning.cuts import cut_bound
 from mycel.planning.job import Job
 from mycel.planning.predict import Prediction
@@ -20,7 +21,7 @@ from mycel.planning.step.wires import message_rate
 __all__ = ["candidate_of", "order_of", "pipeline_seconds", "unhindered_seconds"]
 
 #: Actions that are played; of more, the rest is taken from the pace of the last half.
-_MOST_PLAYED = 1500
+_MOST_PLAYED = 3000
 
 
 def order_of(pp: int, micro_batches: int, chunks: int) -> Order:
@@ -41,45 +42,38 @@ def _order(pp: int, micro_batches: int, chunks: int) -> Order:
     return known_order("interleaved", pp, micro_batches, chunks)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Turn:
-    """One action of an order, after all that it needs."""
-
-    place: int
-    stage: int
-    is_forward: bool
-    needed: tuple[tuple[int, int, int], ...]  # turn that makes it, from which place, over which boundary
+#: Place, stage, whether it is a forward, the turn that makes what it needs (-1 for none), and that one's place.
+_Turn = tuple[int, int, bool, int, int]
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _turns(pp: int, micro_batches: int, chunks: int) -> tuple[_Turn, ...]:
-    """Actions of all places in an order in which everything that one needs comes before it."""
-    order = _order(pp, micro_batches, chunks)
-    needs = needs_of(order)
-    made: dict[object, tuple[int, int, int]] = {}
+    """Actions of all places in an order in which everything that one needs comes before it.
+
+    A forward needs the one of the stage before, a backward that of the stage after; what a place itself has made is
+    there, since orders of one place are in turn.
+    """
+    rows = one_f_one_b_cells(pp, micro_batches) if chunks == 1 else interleaved_cells(pp, micro_batches, chunks)
+    last = pp * chunks - 1
+    made: dict[tuple[int, bool, int], int] = {}
     at = [0] * pp
     turns: list[_Turn] = []
-    left = sum(map(len, order.rows))
+    left = sum(map(len, rows))
     while left:
-        for place, row in enumerate(order.rows):
+        for place, row in enumerate(rows):
             while at[place] < len(row):
-                action = row[at[place]]
-                wanted = list(needs(action))
-                if any(result not in made for result in wanted):
-                    break
-                needed = []
-                for result in wanted:
-                    turn, source, stage = made[result]
-                    needed.append((turn, source, min(stage, action.stage)))
-                made[result_of(action)] = (len(turns), place, action.stage)
-                turns.append(_made(place, action, needed))
+                stage, is_forward, batch = row[at[place]]
+                other = stage - 1 if is_forward else stage + 1
+                needed = -1
+                if 0 <= other <= last:
+                    needed = made.get((other, is_forward, batch), -1)
+                    if needed < 0:
+                        break
+                made[stage, is_forward, batch] = len(turns)
+                turns.append((place, stage, is_forward, needed, other % pp))
                 at[place] += 1
                 left -= 1
     return tuple(turns)
-
-
-def _made(place: int, action: Action, needed: list[tuple[int, int, int]]) -> _Turn:
-    return _Turn(place=place, stage=action.stage, is_forward=action.kind is Kind.FORWARD, needed=tuple(needed))
 
 
 def unhindered_seconds(
@@ -108,24 +102,20 @@ def _play(
 ) -> float:
     free = [0.0] * places
     ends: list[float] = []
-    there: dict[tuple[int, int], float] = {}
     line: dict[tuple[int, int], float] = {}
-    for turn in turns:
-        start = free[turn.place]
-        for made, source, boundary in turn.needed:
-            ready = ends[made]
-            if source != turn.place:
-                key = (made, turn.place)
-                if key not in there:
-                    pair = (source, turn.place)
-                    # Between the last and the first place chunks meet over no boundary of their own.
-                    seconds = message[boundary % places] if boundary % places < len(message) else max(message)
-                    line[pair] = max(ready, line.get(pair, 0.0)) + seconds
-                    there[key] = line[pair]
-                ready = there[key]
+    for place, stage, is_forward, needed, source in turns:
+        start = free[place]
+        if needed >= 0:
+            ready = ends[needed]
+            if source != place:
+                # Between the last and the first place chunks meet over no boundary of their own.
+                boundary = (stage - 1 if is_forward else stage) % places
+                seconds = message[boundary] if boundary < len(message) else max(message)
+                ready = max(ready, line.get((source, place), 0.0)) + seconds
+                line[source, place] = ready
             start = max(start, ready)
-        end = start + times[turn.stage][0 if turn.is_forward else 1]
-        free[turn.place] = end
+        end = start + times[stage][0 if is_forward else 1]
+        free[place] = end
         ends.append(end)
     return max(ends)
 
