@@ -121,8 +121,8 @@ def _check_plan(file: Path, cluster: str | None, model: str | None, *, json_outp
         print(json.dumps({**facts, "seconds": seconds, "memory": list(plan.memory)}))
         return
     print(
-        f"right: {plan.model.shape.name} on {plan.cluster.name}, {ways(plan.job)}; {plan.predicted} a step, modelled; "
-        f"{fullest / 2**30:.1f} GiB on the fullest of {len(plan.ranks)} ranks"
+        f"right: {plan.model.shape.name} on {plan.cluster.name}, {ways(plan.job)}; {plan.predicted} a step, "
+        f"modelled; {fullest / 2**30:.1f} GiB on the fullest of {len(plan.ranks)} ranks"
     )
 
 

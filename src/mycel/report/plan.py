@@ -29,15 +29,18 @@ _STYLE = """<style>
 .rank.idle { background: none; border: 1px dashed var(--link); color: var(--muted); }
 .rank small { display: block; font-size: .68rem; }
 .bars { margin: .6rem 0 2.6rem; max-width: 46rem; }
-.bar { display: grid; grid-template-columns: 6.5rem minmax(0, 1fr) 5.5rem; gap: .6rem; align-items: center;
+.bar { display: grid; grid-template-columns: 10rem minmax(0, 1fr) 5.5rem; gap: .6rem; align-items: center;
   font-size: .85rem; font-variant-numeric: tabular-nums; margin: .22rem 0; }
-.bar > span:first-child { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; color: var(--muted); }
+.bar > span:first-child { color: var(--muted); overflow-wrap: anywhere; }
 .bar > span:last-child { text-align: right; white-space: nowrap; }
 .track { height: .95rem; background: var(--hairline); border-radius: .25rem; overflow: hidden; }
 .fill { height: 100%; background: hsl(var(--hue) 40% 58%); }
 .fill.over { background: #b3541e; }
 .said { margin: .5rem 0 2.6rem; padding-left: 1.2rem; max-width: 56rem; } .said li { margin: .25rem 0; }
-@media (max-width: 560px) { .bar { grid-template-columns: 4.6rem minmax(0, 1fr) 4.8rem; font-size: .8rem; } }
+.actions svg { min-width: 1300px; }
+@media (max-width: 560px) {
+  .bar { grid-template-columns: minmax(0, 1fr) 5rem; } .bar > span:first-child { grid-column: 1 / -1; }
+}
 </style>"""
 
 
@@ -67,10 +70,10 @@ def render_plan(plan: PlanRecord, *, run: Run | None = None, sentences: Sequence
             _STYLE,
             f'<p class="lead">{escape(_lead(plan))}</p>',
             _cards(plan, run),
-            _sentences(sentences),
             _cluster(plan),
             _memory(plan),
             _timeline(run),
+            _sentences(sentences),
             _stages(plan),
             _runners_up(plan),
             _footer(plan),
@@ -189,7 +192,7 @@ def _timeline(run: Run | None) -> str:
     return (
         '<section><h2>Timeline</h2><p class="note">One replica\'s pipeline, in simulation: forwards blue, backwards '
         "orange or in two halves, messages as lines. Sums of gradients and the optimizer come after it.</p>"
-        f'<div class="scroll timeline" tabindex="0" role="region" aria-label="Timeline">{svg(run, caption=caption)}'
+        f'<div class="scroll actions" tabindex="0" role="region" aria-label="Timeline">{svg(run, caption=caption)}'
         "</div></section>"
     )
 

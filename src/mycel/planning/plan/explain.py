@@ -73,7 +73,7 @@ class Lost:
         degree: with its value: ``tp=8``.
         why: ``memory``, ``slower`` or ``limit``.
         told: to people.
-        seconds: of the fastest way with it that fits, where one does.
+        seconds: of the likeliest way with it that fits, where one does.
     """
 
     degree: str

@@ -39,11 +39,11 @@ def torchtitan(plan: PlanRecord) -> dict[str, str]:
         raise refused(
             "torchtitan", "it does not recompute attention alone", "limit the search to recompute=alternate"
         )
-    if job.zero in (1, 2) and mesh.dp > 1 and (job.zero == 1 or mesh.pp > 1):
+    if job.zero == 1 and mesh.dp > 1:
         raise refused(
             "torchtitan",
-            f"replicas shard by zero={job.zero}, and it replicates or shards parameters",
-            "limit the search to zero=0 or zero=3",
+            "replicas share the optimizer's state alone, and it replicates or shards parameters",
+            "limit the search to zero!=1",
         )
     shards = job.zero >= 2
     local = job.micro_batch * (job.num_micro_batches if mesh.pp > 1 else 1)
