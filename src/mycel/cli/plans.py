@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import typer
 
-from mycel.cli import COMMANDS, plan_check, plan_explain, plan_export, plan_known, plan_order, plan_search
+from mycel.cli import (
+    COMMANDS,
+    plan_check,
+    plan_explain,
+    plan_export,
+    plan_known,
+    plan_measure,
+    plan_order,
+    plan_search,
+)
 
 __all__ = ["register"]
 
@@ -20,5 +29,6 @@ def register(app: typer.Typer) -> None:
     plan_explain.register(app)
     plan_export.register(app)
     plan_check.register(app)
+    plan_measure.register(app)
     plan_known.register(app)
     plan_order.register(app)
