@@ -28,6 +28,7 @@ def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
         {"dp": 2, "zero": 1},
         {"dp": 2, "zero": 3},
         {"tp": 2, "recompute": "attention"},
+        {"tp": 2, "is_sequence_parallel": True},
     ]
     run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
 
@@ -37,6 +38,7 @@ def test_all_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
         {"pp": 2, "dp": 2, "ranks": [2, 3, 0, 1], "zero": 1, "counts": [1, 3]},
         {"pp": 2, "tp": 2, "is_scattered": True},
         {"dp": 2, "tp": 2, "zero": 2},
+        {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "recompute": "full"},
         {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3]},
     ]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
@@ -44,7 +46,7 @@ def test_all_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_hugging_face_models_without_edits(run_ranks: Callable[..., list[Any]], name: str) -> None:
-    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2}]
+    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2}, {"tp": 2, "is_sequence_parallel": True}]
     run_ranks(2, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=120)
 
 

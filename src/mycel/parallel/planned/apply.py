@@ -23,6 +23,7 @@ from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
 from mycel.parallel.planned.recompute import recompute
 from mycel.parallel.planned.replicas import shard_stage, sum_gradients
+from mycel.parallel.planned.sequence import share_sequences
 from mycel.parallel.planned.tensor import on_shares, share_matrices
 from mycel.parallel.planned.times import planned_actions
 from mycel.planning.plan import Plan
@@ -109,9 +110,12 @@ def _stage(
         part.to_empty(device=device)
     else:
         part.to(device)
+    layers = [name for name in names if name in plan.model.layers]
     if job.mesh.tp > 1:
-        share_matrices(part, names, plan.layouts, groups.tp)
-    recompute(part, [name for name in names if name in plan.model.layers], job.recompute)
+        divided = layers if job.is_sequence_parallel else []
+        share_sequences(part, divided, plan.layouts, groups.tp)
+        share_matrices(part, [name for name in names if name not in divided], plan.layouts, groups.tp)
+    recompute(part, layers, job.recompute)
     module: nn.Module = StageModule(part)
     if job.is_scattered and job.mesh.tp > 1:
         shares = Shares(groups.tp.get_group(), groups.shards)
@@ -222,6 +226,10 @@ class Planned:
         """Over what the pipeline does not sum: shares of whole parameters, and replicas that nothing shards."""
         if self._groups is None:
             return
+        for parameter in self.parameters():  # of norms on shared positions each rank has a part
+            grad = parameter.grad
+            if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
+                parameter.grad = grad.redistribute(placements=parameter.placements)
         if self._in_parts:
             sum_gradients(self._in_parts, self._groups.tp.get_group())
         replicas = self.plan.job.mesh.dp
