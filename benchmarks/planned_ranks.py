@@ -31,6 +31,7 @@ from mycel.planning.plan.build import plan_of
 from mycel.planning.search import Found
 from mycel.planning.search.score import candidate_of, pipeline_seconds
 from mycel.planning.search.stages import stages_of
+from mycel.topology import load_topology
 from mycel.topology.model import Topology
 from record import ROOT
 
@@ -137,6 +138,7 @@ def be_rank(file: str) -> None:
             plan,
             optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, foreach=False),
             wrap=paced(plan),
+            topology=load_topology(os.environ["MYCEL_TOPOLOGY"]),
             timeout_s=120,
         )
         trained.append((case, planned, _Batches(plan)))
