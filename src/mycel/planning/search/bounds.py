@@ -123,7 +123,11 @@ def _least(p: Points, cluster: Cluster, links: Links, fullest: Numbers) -> Numbe
     message = np.where(p.pp > 1, 2.0 * p.tokens * p.hidden / share / rate, 0.0)
     # Messages put every later stage off; where the speeds of stages differ that is left out.
     passed = 2.0 * message * (p.pp - weights) if len(kinds) == 1 else np.zeros(len(p))
-    busy = np.where(p.chunks > 1, batches * work + one * later, batches * (work + passed)) / weights
+    late = batches * (work + passed) / weights
+    # ... and where messages alone leave the last stage no time, the formula holds no longer.
+    left = np.maximum(1.0 - 1.0 / batches, 0.0) ** (p.pp - 1.0)
+    late = np.where(late * left >= 2.0 * message * batches * (1.0 - left), late, batches * work / weights)
+    busy = np.where(p.chunks > 1, (batches * work + one * later) / weights, late)
     # Some rank has at least so many whole layers.
     whole = np.maximum(busy, batches * fullest * one)
     mean = replace(p, held=p.layers / p.pp, outer_parameters=np.where(p.pp > 1, 0.0, p.outer_parameters))

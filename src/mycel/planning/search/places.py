@@ -35,15 +35,17 @@ def places_of(cluster: Cluster, mesh: Mesh) -> tuple[tuple[int, ...], ...]:
     """
     pp, rows, tp = mesh.pp, mesh.dp * mesh.cp, mesh.tp
     seen: dict[tuple[int, ...], None] = {}
+    by_node = cluster.ranks_by_node
     for nodes in _node_orders(cluster):
-        ranks = [rank for node in nodes for rank in cluster.ranks_by_node[node]]
+        ranks = [rank for node in nodes for rank in by_node[node]]
         for order in _arranged(ranks, pp, rows, tp):
             seen.setdefault(order)
     if not cluster.is_uniform and cluster.num_ranks <= _MOST_RANKS:
         twins = _twins(cluster)
-        known = {_canonical(order, twins, pp, rows, tp) for order in seen}
+        is_row_free = mesh.cp == 1 and mesh.ep == 1
+        known = {_canonical(order, twins, pp, rows, tp, is_row_free=is_row_free) for order in seen}
         for order in permutations(range(cluster.num_ranks)):
-            key = _canonical(order, twins, pp, rows, tp)
+            key = _canonical(order, twins, pp, rows, tp, is_row_free=is_row_free)
             if key not in known:
                 known.add(key)
                 seen.setdefault(order)
@@ -126,11 +128,31 @@ def _wires(of: dict[tuple[int, int], float] | dict[tuple[int, int], int], vertex
 
 
 def _canonical(
-    order: Sequence[int], twins: tuple[int, ...], pp: int, rows: int, tp: int
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """The same for orders that differ by twins, by ranks of one tensor-parallel group, or by whole replicas."""
+    order: Sequence[int], twins: tuple[int, ...], pp: int, rows: int, tp: int, *, is_row_free: bool
+) -> tuple[tuple[int, ...], ...]:
+    """The same for orders that differ by twins, by replicas, or by the same change in all tensor-parallel groups.
+
+    Args:
+        order: rank at every place.
+        twins: of each rank the first that could take its place.
+        pp, rows, tp: of the mesh.
+        is_row_free: replicas can change places, as they cannot where they share sequences or experts.
+    """
     named = [twins[rank] for rank in order]
-    replicas = [
-        tuple(tuple(sorted(named[(stage * rows + row) * tp :][:tp])) for stage in range(pp)) for row in range(rows)
-    ]
-    return tuple(sorted(replicas))
+    best: tuple[tuple[int, ...], ...] | None = None
+    for change in permutations(range(tp)) if rows > 1 or pp == 1 else _sorted_once(named, pp, tp):
+        replicas = [
+            tuple(named[(stage * rows + row) * tp + t] for stage in range(pp) for t in change) for row in range(rows)
+        ]
+        key = tuple(sorted(replicas)) if is_row_free else tuple(replicas)
+        best = key if best is None or key < best else best
+        if rows == pp == 1:
+            return (tuple(sorted(named)),)
+    assert best is not None
+    return best
+
+
+def _sorted_once(named: Sequence[int], pp: int, tp: int) -> list[tuple[int, ...]]:
+    """Of one replica the change that puts its lanes in order."""
+    lanes = [tuple(named[stage * tp + t] for stage in range(pp)) for t in range(tp)]
+    return [tuple(sorted(range(tp), key=lambda t: lanes[t]))]

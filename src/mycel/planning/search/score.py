@@ -11,6 +11,7 @@ from mycel.pipeline.known.interleaved import interleaved_cells
 from mycel.pipeline.known.one_f_one_b import one_f_one_b_cells
 from mycel.pipeline.needs import Result
 from mycel.pipeline.order import Kind, Order
+from mycel.pipeline.wires import path_between
 from mycel.planning.cuts import cut_bound
 from mycel.planning.job import Job
 from mycel.planning.predict import Prediction
@@ -147,7 +148,7 @@ def pipeline_seconds(stages: Stages, cut: tuple[int, ...]) -> float:
         return unhindered_seconds(stages, cut, is_alone=False)
     times = stages.seconds(cut)
     places = job.mesh.pp
-    players = [group[0] for group in stages.groups]
+    players = _slowest_lane(stages)
     rate, alone = _alone(stages, players)
 
     def size(result: Result) -> float:
@@ -167,6 +168,22 @@ def pipeline_seconds(stages: Stages, cut: tuple[int, ...]) -> float:
         ).makespan
 
     return _extended(play, job)
+
+
+def _slowest_lane(stages: Stages) -> list[int]:
+    """Of the pipelines side by side, the ranks of the one whose messages take longest alone."""
+    topology = stages.cluster.topology
+    assert topology is not None
+    lanes = [tuple(group[i] for group in stages.groups) for i in range(len(stages.groups[0]))]
+
+    def seconds(lane: tuple[int, ...]) -> tuple[float, float]:
+        # Of equally wide ones, the one of the longest way.
+        pairs = list(pairwise(lane))
+        delay = sum(topology.latency_s[hop] for pair in pairs for hop in pairwise(path_between(topology, *pair)))
+        return sum(1.0 / message_rate(topology, (pair,)) for pair in pairs), delay
+
+    slowest = max(lanes, key=seconds)
+    return list(slowest)
 
 
 def _alone(stages: Stages, players: list[int]) -> tuple[list[float], float]:

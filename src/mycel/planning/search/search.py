@@ -73,7 +73,8 @@ def search(
 ) -> Found:
     """The fastest way to train a model on a cluster that fits and keeps the limits.
 
-    Ctrl-C and the time limit end it with the best so far and its distance from the bound.
+    Ctrl-C and the time limit end it with the best so far and its distance from the bound; where nothing is known yet,
+    the likeliest way is looked at first.
 
     Args:
         cluster: all of whose ranks are used.
@@ -172,12 +173,9 @@ class _Run:
         interrupted = False
         try:
             self._best_first(space)
-        except KeyboardInterrupt:
-            if self.known is None:
-                raise
+        except (KeyboardInterrupt, TimeoutError):
             interrupted = True
-        except TimeoutError:
-            interrupted = True
+            self._hurry(space)
         if not self.kept and self.known is not None:
             self.kept = [self.known]
         if not self.kept:
@@ -201,7 +199,6 @@ class _Run:
             bound, level, _, what = heappop(self.heap)
             try:
                 if time.monotonic() > self.until:
-                    self._hurry(level, what, space)
                     raise TimeoutError
                 if level is _Level.JOB:
                     assert isinstance(what, int)
@@ -216,23 +213,24 @@ class _Run:
                 else:
                     assert isinstance(what, tuple)
                     self._play(level, *what)
-            except KeyboardInterrupt:
-                heappush(self.heap, (bound, level, next(self.numbers), what))
+            except (KeyboardInterrupt, TimeoutError):
+                self._push(bound, level, what)
                 raise
 
-    def _hurry(self, level: _Level, what: object, space: Space) -> None:
+    def _hurry(self, space: Space) -> None:
         """Where time is over and nothing is known yet, the likeliest is looked at nevertheless."""
         while self.known is None:
-            if level is _Level.JOB:
-                assert isinstance(what, int)
-                self._expand(space.job(what), 0.0)
-            elif level is not _Level.EXACT:
+            cuts = [entry for entry in self.heap if entry[1] in (_Level.CUT, _Level.PLAYED)]
+            if cuts:
+                what = min(cuts)[3]
                 assert isinstance(what, tuple)
-                self._play(level, *what)
-            if self.known is None:
-                if not self.heap:
-                    return
-                _, level, _, what = heappop(self.heap)
+                self._play(_Level.PLAYED, *what)
+                return
+            if not self.heap:
+                return
+            bound, _, _, row = heappop(self.heap)
+            assert isinstance(row, int)
+            self._expand(space.job(row), bound)
 
     def _tell(self, doing: str, bound: float, total: int) -> None:
         if self.progress is not None:

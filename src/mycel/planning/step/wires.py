@@ -122,12 +122,12 @@ def ring_rate(
 
     Args:
         topology: the fabric.
-        groups: ranks of each, in the order of a ring.
+        groups: ranks of each, which form a ring from node to node.
         beside: other groups that exchange at the same time.
     """
-    rings = [_ring(group) for group in groups]
+    rings = [_ring(_by_node(topology, group)) for group in groups]
     mine = tuple(pair for ring in rings for pair in ring)
-    together = message_rate(topology, mine, tuple(pair for group in beside for pair in _ring(group)))
+    together = message_rate(topology, mine, tuple(p for group in beside for p in _ring(_by_node(topology, group))))
     # Groups that look alike have the same bound: the one whose own ring is slowest stands for all.
     alone = [message_rate(topology, tuple(ring)) for ring in rings]
     worst = int(np.argmin(alone))
@@ -139,6 +139,12 @@ def _best_alone(topology: Topology, group: tuple[int, ...]) -> float:
     part = topology.subset(group)
     best = bound(part, "all_gather")
     return float(best.algbw) * bytes_per_second(part) * (len(group) - 1) / len(group)
+
+
+def _by_node(topology: Topology, group: Sequence[int]) -> list[int]:
+    """Ranks of a group, those of a node one after the other, whatever their order in the mesh."""
+    of = {rank: topology.vertices[topology.ranks[rank]].node or "" for rank in group}
+    return sorted(group, key=lambda rank: (of[rank], rank))
 
 
 def _ring(group: Sequence[int]) -> list[tuple[int, int]]:
