@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from moe_ranks import join, mark, on_cluster, say, step_s
 from mycel.demo.corpus import load_corpus, sample_batch
@@ -164,10 +165,22 @@ def be_rank(file: str) -> None:
             case=case.name,
             seconds=seconds[place][1:],  # the first warms up
             losses=losses[place],
+            state_bytes=_state_bytes(planned),
             predicted_s=planned.plan.predicted.seconds,
             more=dict(case.more),
         )
     dist.destroy_process_group()
+
+
+def _state_bytes(planned: Planned) -> int:
+    """Of this rank's optimizers."""
+    return sum(
+        (value.to_local() if isinstance(value, DTensor) else value).nbytes
+        for optimizer in planned.optimizers.values()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
 
 
 def measure(
