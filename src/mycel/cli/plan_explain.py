@@ -12,6 +12,7 @@ from mycel.cli import consoles
 from mycel.cli.plan_files import cluster_of, write_page
 from mycel.errors import UsageError
 from mycel.planning.plan import read_plan
+from mycel.planning.plan.explain import SEARCH_S
 from mycel.planning.plan.rewrites import rewrites_of
 
 __all__ = ["register"]
@@ -30,12 +31,12 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option(help="Machine whose coefficients count, by name or file.")
         ] = None,
         time_limit: Annotated[
-            float | None, typer.Option("--time", help="Seconds for each of about ten searches.")
-        ] = None,
+            float, typer.Option("--time", help="Seconds for each of about ten searches; the best so far is taken.")
+        ] = SEARCH_S,
         page: Annotated[Path | None, typer.Option(help="File that gets the plan as a page of HTML.")] = None,
         json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
-        if time_limit is not None and not time_limit > 0:
+        if not time_limit > 0:
             raise UsageError(f"--time {time_limit:g}: must be above 0 seconds")
         plan = read_plan(file)
         where = cluster_of(plan, cluster, machine)

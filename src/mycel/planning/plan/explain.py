@@ -24,11 +24,13 @@ from mycel.planning.search.score import candidate_of, pipeline_seconds
 from mycel.planning.search.stages import stages_of
 from mycel.units import format_seconds
 
-__all__ = ["CHANGES", "Change", "Explanation", "Lost", "evaluate", "explain_plan"]
+__all__ = ["CHANGES", "SEARCH_S", "Change", "Explanation", "Lost", "evaluate", "explain_plan", "ways"]
 
 _GIB = 1 << 30
 #: Placements of a job that are tried where only its parts are wanted.
 _PLACES = 4
+#: Seconds for each of the searches if nobody says.
+SEARCH_S = 20.0
 #: Gains below this share are none: a search that is not proved may come out so much higher or lower.
 _NOTHING = 0.002
 #: What a part of a step is to people.
@@ -54,6 +56,7 @@ class Change:
         seconds: of a step, by a search; ``None`` where there is none.
         gain: how many times as fast as the plan; for more ranks also what that is a rank.
         job: the best there.
+        gap: by how much the search may be above the least where it was stopped; 0 where it came to its end.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Change:
     seconds: float | None
     gain: float
     job: Job | None = None
+    gap: float = 0.0
 
     __repr__ = brief
 
@@ -142,6 +146,7 @@ class Explanation:
                 "seconds": one.seconds,
                 "gain": one.gain,
                 "job": None if one.job is None else ways(one.job),
+                "gap": one.gap,
             }
 
         runner = self.runner_up
@@ -182,7 +187,7 @@ def explain_plan(
     plan: PlanRecord,
     cluster: Cluster,
     *,
-    limit_s: float | None = None,
+    limit_s: float | None = SEARCH_S,
     told: Callable[[str], None] | None = None,
 ) -> Explanation:
     """Why a plan is as it is.
@@ -296,20 +301,22 @@ class _Asking:
 
     def change(self, name: str, words: str, cluster: Cluster, limits: Limits, now_s: float) -> Change:
         try:
-            best = self.search(cluster, limits, words).best
+            found = self.search(cluster, limits, words)
         except UsageError as error:
             return Change(name=name, told=f"{words}: no plan ({error})", seconds=None, gain=0.0)
-        seconds = best.seconds.seconds
-        one = Change(name=name, told="", seconds=seconds, gain=now_s / seconds, job=best.job)
+        seconds = found.best.seconds.seconds
+        gap = found.gap if found.interrupted else 0.0
+        one = Change(name=name, told="", seconds=seconds, gain=now_s / seconds, job=found.best.job, gap=gap)
         return replace(one, told=_changed_told(words, one, now_s))
 
 
 def _changed_told(words: str, change: Change, now_s: float) -> str:
     if change.seconds is None or change.job is None:
         return words
+    stopped = f"; the search was stopped, at most {change.gap:.0%} above the least" if change.gap else ""
     if abs(change.seconds / now_s - 1.0) < _NOTHING:
-        return f"{words}, a step takes as long"
-    gain = f"{now_s / change.seconds:.2f}x"
+        return f"{words}, a step takes as long{stopped}"
+    gain = f"{now_s / change.seconds:.2f}x{stopped}"
     return f"{words}, a step takes {format_seconds(change.seconds)} ({gain}) by {ways(change.job)}"
 
 

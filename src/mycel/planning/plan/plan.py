@@ -14,7 +14,7 @@ from mycel.errors import MycelError, UsageError
 from mycel.pipeline.simulate import Run
 from mycel.planning.cluster import Cluster
 from mycel.planning.models.json_format import ModelDescription
-from mycel.planning.plan.explain import Explanation, explain_plan
+from mycel.planning.plan.explain import SEARCH_S, Explanation, explain_plan
 from mycel.planning.plan.export import export_plan
 from mycel.planning.plan.json_form import fields_of_file, fields_of_json, fields_of_text, json_of, text_of
 from mycel.planning.plan.record import PlanRecord
@@ -89,7 +89,7 @@ class Plan(PlanRecord):
         return simulate_plan(self, cluster)
 
     def explain(
-        self, cluster: Cluster, *, limit_s: float | None = None, told: Callable[[str], None] | None = None
+        self, cluster: Cluster, *, limit_s: float | None = SEARCH_S, told: Callable[[str], None] | None = None
     ) -> Explanation:
         """Why the plan is as it is: what binds, who came second, why each other degree lost, what more would buy.
 
