@@ -2,6 +2,19 @@
 
 from mycel.planning.search.found import Candidate, Found, Refusal
 from mycel.planning.search.limits import Limit, Limits
+from mycel.planning.search.refine import Failure, Refined, Trial, refine
 from mycel.planning.search.search import Progress, search
 
-__all__ = ["Candidate", "Found", "Limit", "Limits", "Progress", "Refusal", "search"]
+__all__ = [
+    "Candidate",
+    "Failure",
+    "Found",
+    "Limit",
+    "Limits",
+    "Progress",
+    "Refined",
+    "Refusal",
+    "Trial",
+    "refine",
+    "search",
+]
