@@ -178,6 +178,18 @@ def test_wrong_calls_write_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_search_that_is_stopped_keeps_the_best_so_far_and_its_distance(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    words = ("search", "h100:nodes=2", "--model", "llama3-8b", "--batch", "64", "--seq", "8192", "--time", "1e-9")
+    said = run(*words, "-o", str(file))
+    assert re.search(r"stopped; the best so far, at most \d+\.\d% above the least that is possible", said)
+    read_plan(file).validate()
+    record = json.loads(run(*words, "--json"))
+    assert record["interrupted"]
+    assert not record["is_proved"]
+    assert record["gap"] == pytest.approx(record["seconds"] / record["bound_s"] - 1.0)
+
+
 def test_a_plan_of_no_preset_needs_its_cluster(tmp_path: Path) -> None:
     plan = five_plans()["even"]
     file = tmp_path / "plan.json"

@@ -1,7 +1,8 @@
 """Why a plan is as it is: what binds, who came second, why each other degree lost, what more of everything would buy.
 
 Nothing here is read off the plan: every answer is a search. What binds is what gains most when it is relaxed and the
-search is made again; a what-if is the search on the cluster that would then be there.
+search is made again, of memory, links and limits; where none of them gains, it is computation, which always would. A
+what-if is the search on the cluster that would then be there.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mycel.planning.search.score import candidate_of, pipeline_seconds
 from mycel.planning.search.stages import stages_of
 from mycel.units import format_seconds
 
-__all__ = ["CHANGES", "SEARCH_S", "Change", "Explanation", "Lost", "evaluate", "explain_plan", "ways"]
+__all__ = ["BINDS", "CHANGES", "SEARCH_S", "Change", "Explanation", "Lost", "evaluate", "explain_plan", "ways"]
 
 _GIB = 1 << 30
 #: Placements of a job that are tried where only its parts are wanted.
@@ -33,6 +34,8 @@ _PLACES = 4
 SEARCH_S = 20.0
 #: Gains below this share are none: a search that is not proved may come out so much higher or lower.
 _NOTHING = 0.002
+#: What is relaxed binds if that gains this share; where nothing does, computation is all that is left.
+BINDS = 0.02
 #: What a part of a step is to people.
 _WORDS = {
     "compute": "computation",
@@ -94,7 +97,7 @@ class Explanation:
 
     Attributes:
         step: of the plan.
-        binding: what gains most when it is relaxed.
+        binding: of memory, links and limits what gains most when it is relaxed; computation where none gains 2 %.
         relaxed: everything that was relaxed, the largest gain first.
         what_ifs: 10 GiB more a rank, one node more, links twice as fast.
         runner_up: the fastest of the others.
@@ -124,7 +127,7 @@ class Explanation:
             )
         others = [change.told for change in self.relaxed if change is not self.binding]
         if others:
-            said.append(f"Less so: {'; '.join(others)}.")
+            said.append(f"Beside it: {'; '.join(others)}.")
         if self.runner_up is not None:
             behind = self.runner_up.seconds.seconds / self.step.seconds - 1.0
             inside = ", within the error of the model" if behind <= self.step.error else ""
@@ -227,7 +230,7 @@ def explain_plan(
     others = [one for one in now.candidates if one.job != plan.job]
     return Explanation(
         step=plan.predicted,
-        binding=relaxed[0],
+        binding=_binding(relaxed),
         relaxed=tuple(relaxed),
         what_ifs=tuple(what_ifs),
         runner_up=others[0] if others else None,
@@ -325,6 +328,14 @@ def _step_told(step: Prediction) -> str:
     total = sum(seconds for _, seconds in parts) or 1.0
     shown = [f"{seconds / total:.0%} {_WORDS.get(name, name)}" for name, seconds in parts if seconds > 0.01 * total]
     return f"A step takes {step}, modelled: {', '.join(shown)}."
+
+
+def _binding(relaxed: list[Change]) -> Change:
+    """What gains most beside computation, if it gains; else computation."""
+    others = [change for change in relaxed if change.name != "compute"]
+    if others and others[0].gain >= 1.0 + BINDS:
+        return others[0]
+    return next(change for change in relaxed if change.name == "compute")
 
 
 # -- relaxations ------------------------------------------------------------------------------------------------
