@@ -24,7 +24,7 @@ def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
         {"pp": 2, "counts": [3, 1]},
         {"pp": 2, "ranks": [1, 0], "recompute": "full"},
         {"pp": 2, "chunks": 2, "counts": [1, 1, 1, 1], "recompute": "alternate"},
-        {"dp": 2, "zero": 1},
+        {"dp": 2, "zero": 1, "max_norm": 0.05},
         {"dp": 2, "zero": 3},
         {"tp": 2, "recompute": "attention"},
         {"tp": 2, "is_sequence_parallel": True},
@@ -35,7 +35,7 @@ def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
 def test_all_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
         {"pp": 2, "dp": 2, "ranks": [2, 3, 0, 1], "zero": 1, "counts": [1, 3]},
-        {"pp": 2, "tp": 2, "is_scattered": True},
+        {"pp": 2, "tp": 2, "is_scattered": True, "max_norm": 0.05},
         {"dp": 2, "tp": 2, "zero": 2},
         {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "recompute": "full"},
         {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3]},

@@ -126,7 +126,9 @@ def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
 
 
-def in_one_process(model: nn.Module, steps: range) -> list[float]:
+def in_one_process(
+    model: nn.Module, steps: range, max_norm: float | None = None, norms: list[float] | None = None
+) -> list[float]:
     """Losses of the whole model, trained on whole batches, sequence by sequence; the model is changed."""
     optimizer = adam(list(model.parameters()))
     losses = []
@@ -139,6 +141,10 @@ def in_one_process(model: nn.Module, steps: range) -> list[float]:
             loss = functional.cross_entropy(logits.flatten(0, 1), target.flatten()) / BATCH
             loss.backward()
             total += loss.item()
+        if max_norm is not None:
+            found = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            if norms is not None:
+                norms.append(found.item())
         optimizer.step()
         optimizer.zero_grad()
         losses.append(total)
@@ -154,13 +160,18 @@ def compare_parameters(planned: Planned, right: nn.Module) -> None:
         assert off <= 2e-5, f"{name} is off by {off:.1e}"
 
 
-def carry_out(plan: Plan, name: str) -> list[float]:
+def carry_out(plan: Plan, name: str, max_norm: float | None = None) -> list[float]:
     """Losses of some steps by a plan; they, and all parameters afterwards, are those of one process."""
     model = model_called(name)
     right = copy.deepcopy(model)
-    with apply(model, plan, optimizer=adam, timeout_s=60) as planned:
+    with apply(model, plan, optimizer=adam, max_norm=max_norm, timeout_s=60) as planned:
         losses = [planned.step(*batch_of(step)).item() for step in range(STEPS)]
-        expected = in_one_process(right, range(STEPS))
+        norms: list[float] = []
+        expected = in_one_process(right, range(STEPS), max_norm, norms)
+        if max_norm is None:
+            assert planned.norm is None
+        else:
+            assert planned.norm is not None and abs(planned.norm / norms[-1] - 1) < 1e-4 and norms[-1] > max_norm
         for step, (mine, other) in enumerate(zip(losses, expected, strict=True)):
             assert abs(mine - other) <= 1e-5, f"step {step}: loss {mine} by the plan, {other} in one process"
         compare_parameters(planned, right)
@@ -169,7 +180,9 @@ def carry_out(plan: Plan, name: str) -> list[float]:
 
 def trains(rank: int, size: int, name: str, kinds: Sequence[dict[str, Any]]) -> None:
     for kind in kinds:
-        carry_out(plan_for(model_called(name), **kind), name)
+        max_norm = kind.get("max_norm")
+        given = {key: value for key, value in kind.items() if key != "max_norm"}
+        carry_out(plan_for(model_called(name), **given), name, max_norm)
 
 
 def resumes(rank: int, size: int, name: str, folder: str, before: dict[str, Any], after: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
 from mycel.parallel.planned.recompute import recompute
-from mycel.parallel.planned.replicas import shard_stage, sum_gradients
+from mycel.parallel.planned.replicas import clip_gradients, shard_stage, sum_gradients
 from mycel.parallel.planned.sequence import share_sequences
 from mycel.parallel.planned.tensor import on_shares, share_matrices
 from mycel.parallel.planned.times import planned_actions
@@ -44,6 +44,7 @@ def apply(
     device: torch.device | str | None = None,
     wrap: Callable[[int, nn.Module], nn.Module] | None = None,
     topology: Topology | None = None,
+    max_norm: float | None = None,
     timeout_s: float | None = None,
 ) -> Planned:
     """Train a model by a plan: its mesh, stages, shards, shared matrices, recomputation and order.
@@ -62,6 +63,7 @@ def apply(
         device: where stages compute; ``None``: where the model's parameters are.
         wrap: called with each stage's number and module, gives what the pipeline runs in its place.
         topology: for the flight record's planned times; ``None``: messages are planned to take no time.
+        max_norm: that all gradients together are scaled down to where they are larger; ``None``: they stay.
         timeout_s: longest wait for one message; ``None``: as long as the group waits.
 
     Returns:
@@ -72,6 +74,8 @@ def apply(
             has been changed then.
     """
     group_or_all(None, "apply")
+    if max_norm is not None and not max_norm > 0:
+        raise UsageError(f"max_norm is {max_norm!r}; expected a number above 0")
     where = torch.device(device) if device is not None else _device_of(model)
     given = (example,) if isinstance(example, Tensor) else example or example_of(plan)
     check_fit(model, plan, dist.get_world_size(), where, given)
@@ -93,7 +97,7 @@ def apply(
             timeout_s=timeout_s,
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
         )
-    return Planned(plan, groups, parts, pipeline, optimizer, in_parts)
+    return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm)
 
 
 def _stage(
@@ -135,6 +139,7 @@ class Planned:
         parts: this rank's parts of the model by stage; names of parameters are the whole model's.
         optimizers: by stage; none where ``apply`` was given none.
         pipeline: of this rank; ``None`` where the plan does not use it.
+        norm: of the last step's gradients, before they were scaled; ``None`` without ``max_norm``.
     """
 
     def __init__(
@@ -145,15 +150,17 @@ class Planned:
         pipeline: Pipeline | None,
         optimizer: Callable[[list[nn.Parameter]], _Optimizer] | None,
         in_parts: frozenset[str],
+        max_norm: float | None,
     ) -> None:
         self.plan, self.parts, self.pipeline = plan, dict(parts), pipeline
-        self._groups = groups
+        self._groups, self._max_norm = groups, max_norm
         self.optimizers: dict[int, _Optimizer] = {}
         if optimizer is not None:
             made = {stage: optimizer(list(part.parameters())) for stage, part in self.parts.items()}
             self.optimizers = made
         self._in_parts = [parameter for name, parameter in self.named_parameters() if name in in_parts]
         self._seconds: list[float] = []
+        self.norm: float | None = None
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of this rank's stages."""
@@ -183,6 +190,9 @@ class Planned:
         begin = time.perf_counter()
         self._run(batch, target, kwargs, trains=True)
         self._sum_gradients()
+        if self._max_norm is not None:
+            mesh = self.plan.job.mesh
+            self.norm = clip_gradients(list(self.parameters()), self._max_norm, mesh.dp * mesh.tp)
         for each in self.optimizers.values():
             each.step()
             each.zero_grad()

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from mycel.parallel.chain import module_of
 
-__all__ = ["shard_stage", "sum_gradients"]
+__all__ = ["clip_gradients", "shard_stage", "sum_gradients"]
 
 
 def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: int, mesh: DeviceMesh) -> None:
@@ -63,3 +63,41 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, 
         for grad in grads:
             grad.copy_(flat[at : at + grad.numel()].view_as(grad))
             at += grad.numel()
+
+
+@torch.no_grad()
+def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, ranks_of_place: int) -> float:
+    """Scale all gradients of a plan's ranks so that their norm together is no more than a limit.
+
+    Args:
+        parameters: of this rank.
+        max_norm: of all gradients of the whole model, as one vector.
+        ranks_of_place: that hold the same stages as this one: a parameter is on all of them, in as many shards as
+            its layout says, and counts once.
+
+    Returns:
+        The norm before; the same on all ranks.
+    """
+    total = torch.zeros(1, dtype=torch.float64)
+    for parameter in parameters:
+        grad = parameter.grad
+        if grad is not None:
+            own = grad.to_local() if isinstance(grad, DTensor) else grad
+            total += own.double().square().sum().cpu() * _shards_of(grad) / ranks_of_place
+    if dist.get_backend() == "nccl":
+        total = total.cuda()
+    dist.all_reduce(total)
+    norm = float(total.sqrt())
+    if norm > max_norm:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(max_norm / norm)
+    return norm
+
+
+def _shards_of(grad: Tensor) -> int:
+    count = 1
+    if isinstance(grad, DTensor):
+        for axis, placement in enumerate(grad.placements):
+            count *= grad.device_mesh.size(axis) if placement.is_shard() else 1
+    return count
