@@ -74,6 +74,7 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "search for a plan of this model" in said["another model"]
     assert "4 ranks" in said["more ranks"] and "this job has 2" in said["more ranks"]
     assert "embedding.of_byte.weight" in said["tied"] and "one parameter" in said["tied"]
+    assert "would make two of it" in said["tied and shared"]
     assert "8 bits" in said["float8"]
     assert "LayerNorm" in said["odd"]
     assert "global batch of 8" in said["batch"] and "has 3" in said["batch"]

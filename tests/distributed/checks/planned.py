@@ -274,6 +274,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "another model": message_of(lambda: apply(wider, good)),
         "more ranks": message_of(lambda: apply(model, plan_for(model, pp=4, num_ranks=4))),
         "tied": message_of(lambda: apply(tied, good)),
+        "tied and shared": message_of(lambda: apply(tied, with_tp)),
         "float8": message_of(lambda: apply(model, dataclasses.replace(good, job=job))),
         "odd": message_of(
             lambda: apply(model, dataclasses.replace(with_tp, layouts=(("blocks.*.attention_norm", "colwise"),)))

@@ -97,6 +97,13 @@ def _check_tied(model: nn.Module, plan: Plan) -> None:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if name.startswith(inside):
                 first = owner.setdefault(id(parameter), (stage, name))
+                job = plan.job
+                if first[1] != name and (job.mesh.tp > 1 or (job.zero == 3 and job.mesh.dp > 1)):
+                    what = f"tp={job.mesh.tp}" if job.mesh.tp > 1 else "zero=3"
+                    raise UsageError(
+                        f"{first[1]} and {name} are one parameter, and {what} would make two of it: search with "
+                        "--limit tp=1 and --limit zero<=2, or do not tie them (tie_word_embeddings=False)"
+                    )
                 if first[0] != stage:
                     raise UsageError(
                         f"{first[1]} of stage {first[0]} and {name} of stage {stage} are one parameter, and each "
