@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["Chain", "best_cut", "cut_bound", "cuts_below"]
+__all__ = ["Chain", "best_cut", "cut_bound", "cuts_below", "least_flight", "one_f_one_b_bound"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +147,44 @@ def cut_bound(chain: Chain, cut: tuple[int, ...]) -> float:
         if stage < len(cut) - 1:
             before += chain.passed_s(stage, layers)
     return most
+
+
+def one_f_one_b_bound(chain: Chain, cut: tuple[int, ...]) -> float:
+    """Seconds that 1F1B does not take less than, where it holds a stage's micro-batches back.
+
+    Stage ``s`` of ``p`` has ``p - s`` micro-batches under way at most. So one of every ``p - s`` passes the later
+    stages, forward and back, after the one before has come back: this is where slow messages take time.
+
+    Args:
+        chain: what is cut; one chunk a rank.
+        cut: layers of each stage.
+    """
+    messages = chain.batches * chain.chunks * max(chain.message_s, default=0.0)
+    most = max(cut_bound(chain, cut), messages)
+    if chain.chunks > 1:
+        return most
+    before = [0.0]
+    for stage, layers in enumerate(cut[:-1]):
+        before.append(before[-1] + chain.passed_s(stage, layers))
+    around = 0.0
+    for stage in reversed(range(len(cut))):
+        around += chain.work_s(stage, cut[stage])
+        if stage < len(cut) - 1:
+            around += 2.0 * chain.message_s[stage]
+        most = max(most, before[stage] + -(-chain.batches // (len(cut) - stage)) * around)
+    return most
+
+
+def least_flight(chain: Chain) -> float:
+    """The same for the first stage, over all cuts: every layer where it is fastest.
+
+    Args:
+        chain: what is cut.
+    """
+    if chain.chunks > 1:
+        return 0.0
+    around = chain.num_layers * min(chain.layer_s) + sum(chain.extra_s) + 2.0 * sum(chain.message_s)
+    return -(-chain.batches // len(chain.layer_s)) * around
 
 
 def cuts_below(chain: Chain, seconds: float) -> Iterator[tuple[float, tuple[int, ...]]]:

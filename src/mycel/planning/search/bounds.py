@@ -119,7 +119,8 @@ def _least(p: Points, cluster: Cluster, links: Links, fullest: Numbers) -> Numbe
     work = p.layers * one + (heads * (one / ones)).min(axis=0)
     weights, later = _speeds(p, cluster, kinds, ones, one)
     share = np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
-    rate = links.hop(p.tp * p.cp * p.dp, p.pp, c.link_efficiency, c.boundary_efficiency)
+    # Some boundaries may be inside a node where others are not: of two neighbours, the fastest there are.
+    rate = links.hop(p.tp * p.cp * p.dp, np.minimum(p.pp, 2.0), c.link_efficiency, c.boundary_efficiency)
     message = np.where(p.pp > 1, 2.0 * p.tokens * p.hidden / share / rate, 0.0)
     # Messages put every later stage off; where the speeds of stages differ that is left out.
     passed = 2.0 * message * (p.pp - weights) if len(kinds) == 1 else np.zeros(len(p))
@@ -127,8 +128,12 @@ def _least(p: Points, cluster: Cluster, links: Links, fullest: Numbers) -> Numbe
     # ... and where messages alone leave the last stage no time, the formula holds no longer.
     left = np.maximum(1.0 - 1.0 / batches, 0.0) ** (p.pp - 1.0)
     late = np.where(late * left >= 2.0 * message * batches * (1.0 - left), late, batches * work / weights)
+    # 1F1B has as many micro-batches under way as stages: one of so many waits until the one before is back.
+    around = np.ceil(batches / p.pp) * (work + 2.0 * message * (p.pp - 1.0))
+    late = np.maximum(late, around) if len(kinds) == 1 else late
     busy = np.where(p.chunks > 1, (batches * work + one * later) / weights, late)
-    # Some rank has at least so many whole layers.
+    # All messages of a boundary go one after the other, each way. Some rank has at least so many whole layers.
+    busy = np.maximum(busy, batches * p.chunks * message)
     whole = np.maximum(busy, batches * fullest * one)
     mean = replace(p, held=p.layers / p.pp, outer_parameters=np.where(p.pp > 1, 0.0, p.outer_parameters))
     gradients = gradient_seconds(mean, links, c, whole)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mycel.errors import UsageError
 from mycel.planning.cluster import Cluster
-from mycel.planning.cuts import best_cut, cut_bound, cuts_below
+from mycel.planning.cuts import best_cut, cut_bound, cuts_below, least_flight, one_f_one_b_bound
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models.shape import ModelShape
 from mycel.planning.search.bounds import Room, least_seconds, room_of
@@ -258,16 +258,18 @@ class _Run:
             if is_long:
                 best = best_cut(chain)
                 if best is not None:
-                    least = self._with_ending(stages, best, cut_bound(chain, best))
+                    least = self._with_ending(stages, best, one_f_one_b_bound(chain, best))
                     self._push(least, _Level.CUT, (stages, best))
                     # Another cut may be up to what messages and chunks make of this one faster than it.
-                    self.loose_s = min(self.loose_s, least) if len(best) > 1 else self.loose_s
+                    if len(best) > 1:
+                        any_cut = max(cut_bound(chain, best), least_flight(chain))
+                        self.loose_s = min(self.loose_s, self._with_ending(stages, best, any_cut))
                 continue
-            for number, (pipeline_s, cut) in enumerate(cuts_below(chain, goal)):
+            for number, (_, cut) in enumerate(cuts_below(chain, goal)):
                 if number >= _MOST_CUTS:
                     self.loose_s = min(self.loose_s, bound)
                     break
-                least = self._with_ending(stages, cut, pipeline_s)
+                least = self._with_ending(stages, cut, one_f_one_b_bound(chain, cut))
                 if least < goal:
                     self._push(least, _Level.CUT, (stages, cut))
 
