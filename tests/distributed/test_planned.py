@@ -38,7 +38,8 @@ def test_all_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
         {"pp": 2, "tp": 2, "is_scattered": True, "max_norm": 0.05},
         {"dp": 2, "tp": 2, "zero": 2},
         {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "recompute": "full"},
-        {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3]},
+        {"pp": 1, "dp": 4, "zero": 2},
+        {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3], "chunks": 2, "zero": 1},
     ]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
 

@@ -26,6 +26,8 @@ from mycel.parallel.planned.replicas import clip_gradients, shard_stage, sum_gra
 from mycel.parallel.planned.sequence import share_sequences
 from mycel.parallel.planned.tensor import on_shares, share_matrices
 from mycel.parallel.planned.times import planned_actions
+from mycel.pipeline.lower import lower
+from mycel.pipeline.order import Order
 from mycel.planning.plan import Plan
 from mycel.topology.model import Topology
 
@@ -89,7 +91,7 @@ def apply(
     pipeline = None
     if groups is not None:
         pipeline = Pipeline(
-            order_of_group(plan.order, groups.pipe_places),
+            _order(plan, groups),
             stages,
             loss or _cross_entropy,
             group=groups.pipe,
@@ -98,6 +100,14 @@ def apply(
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
         )
     return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm)
+
+
+def _order(plan: Plan, groups: Groups) -> Order:
+    """The plan's order as the group numbers its ranks; up to ZeRO-2 parameters stay gathered until a step's end."""
+    order = order_of_group(plan.order, groups.pipe_places)
+    if plan.job.zero in (1, 2) and plan.job.mesh.dp > 1 and not order.has_communication:
+        order = lower(order, most_gathered=plan.num_stages)
+    return order
 
 
 def _stage(
