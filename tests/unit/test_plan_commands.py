@@ -123,6 +123,17 @@ def test_what_binds_is_what_a_fresh_search_gains_most_from() -> None:
     assert more.seconds == pytest.approx(fresh.best.seconds.seconds, rel=1e-9)
 
 
+@pytest.mark.parametrize("texts", [("pp=2",), ("pp=4",), ("pp=2", "chunks=2"), ("pp=2", "tp=2")])
+def test_a_plan_in_simulation_takes_what_was_predicted(texts: tuple[str, ...]) -> None:
+    cluster, model = load_cluster("a100:nodes=2,ranks_per_node=2"), described()
+    found = search(cluster, model.shape, batch=16, seq=2048, limits=Limits.from_text(*texts))
+    plan = plan_of(found, model=model, cluster=cluster, limits=texts)
+    parts = plan.predicted.parts or {}
+    pipeline = sum(parts[name] for name in ("compute", "head", "tensor", "bubble", "boundary"))
+    assert plan.simulate(cluster).makespan == pytest.approx(pipeline, rel=0.01)
+    assert plan.simulate().makespan < pipeline
+
+
 def test_rewrites_send_less_and_hold_less() -> None:
     cluster = load_cluster("h100:nodes=2")
     plan = by_hand(cluster, described(), job(pp=2, dp=2, tp=4, recompute="full"), (16, 16))

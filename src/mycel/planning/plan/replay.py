@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+
 from mycel.errors import UsageError
+from mycel.pipeline.needs import Result
 from mycel.pipeline.order import Action, Kind
 from mycel.pipeline.simulate import Run, simulate
 from mycel.planning.cluster import Cluster
 from mycel.planning.plan.record import PlanRecord
+from mycel.planning.search.stages import stages_of
+from mycel.planning.step.wires import message_rate
 
-__all__ = ["boundary_bytes", "check_cluster", "simulate_plan"]
+__all__ = ["check_cluster", "simulate_plan"]
 
 #: Of a whole backward, the share that the gradient of a stage's input takes where the two are apart.
 _INPUT_SHARE = 0.5
-
-
-def boundary_bytes(plan: PlanRecord) -> float:
-    """Bytes of one message between stages, as one rank sends it: activations in 16 bits.
-
-    Args:
-        plan: whose stages.
-    """
-    job = plan.job
-    share = job.mesh.tp if job.is_scattered or job.is_sequence_parallel else 1
-    return 2.0 * job.micro_batch * job.seq / job.mesh.cp * plan.model.shape.hidden / share
 
 
 def simulate_plan(plan: PlanRecord, cluster: Cluster | None = None) -> Run:
@@ -50,7 +45,28 @@ def simulate_plan(plan: PlanRecord, cluster: Cluster | None = None) -> Run:
         return simulate(plan.order, lasts)
     check_cluster(plan, cluster)
     first = [plan.group(place)[0] for place in range(plan.order.ranks)]
-    return simulate(plan.order, lasts, topology=cluster.fabric, ranks=first, message_bytes=boundary_bytes(plan))
+    sizes = _sizes(plan, cluster, first)
+    return simulate(plan.order, lasts, topology=cluster.fabric, ranks=first, message_bytes=sizes)
+
+
+def _sizes(plan: PlanRecord, cluster: Cluster, first: list[int]) -> Callable[[Result], float]:
+    """Bytes of each message so that alone it takes as long as it does beside those of the other replicas."""
+    fabric = cluster.fabric
+    assert fabric is not None
+    stages = stages_of(cluster, plan.model.shape, plan.job, plan.ranks, cluster.memory_bytes)
+    rates = [message_rate(fabric, (pair,)) for pair in pairwise(first)]
+    between = [seconds * rate for seconds, rate in zip(stages.message_s, rates, strict=True)]
+    # Between the last and the first place chunks meet over no boundary of their own.
+    around = max(stages.message_s, default=0.0) * message_rate(fabric, ((first[-1], first[0]),)) if between else 0.0
+
+    def size(result: Result) -> float:
+        kind, stage, _ = result
+        assert isinstance(stage, int)  # a block on several ranks has a name; its results are no messages
+        other = stage + 1 if kind == "F" else stage - 1
+        ends = sorted((plan.order.rank_of(stage), plan.order.rank_of(other)))
+        return between[ends[0]] if ends[1] - ends[0] == 1 else around
+
+    return size
 
 
 def check_cluster(plan: PlanRecord, cluster: Cluster) -> None:
