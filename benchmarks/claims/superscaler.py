@@ -45,7 +45,7 @@ PAGE = ROOT / "docs" / "concepts" / "plan_search.md"
 SEARCHES = (
     ("h100:nodes=4", "llama3-8b", 128, 8192, ("tp in node", "micro_batch<=2", "cp<=2", "zero=2|3")),
     ("h100:nodes=16", "llama3-70b", 512, 8192, ("tp in node", "tp>=2", "cp<=4", "zero=1|2")),
-    ("a100:nodes=16", "llama3-8b", 512, 4096, ("pp<=4", "tp=1", "recompute=none", "micro_batch=1")),
+    ("h100", "llama3-8b", 16, 8192, ("pp<=2", "tp=1", "recompute=none|alternate", "zero>=1")),
 )
 #: Ranks, micro-batches, layers, and what a layer and the head take, forward; backward is twice.
 RANKS, BATCHES, LAYERS, LAYER, HEAD = 4, 8, 8, 2, 8
