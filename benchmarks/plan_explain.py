@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from mycel.bench.measurement import describe_hardware
 from mycel.planning.cluster import Cluster, load_cluster
 from mycel.planning.machines import load_machine
 from mycel.planning.machines.machine import to_json
@@ -35,7 +36,7 @@ from mycel.planning.models import load_model
 from mycel.planning.plan import plan_of
 from mycel.planning.plan.explain import BINDS, ways
 from mycel.planning.search import Limits, search
-from record import RECORDED, ROOT, append, markdown, stamp, write_section
+from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 PAGE = ROOT / "docs" / "guides" / "which_parallelism.md"
 GIB = 1 << 30
@@ -242,6 +243,24 @@ HEADS = [
 ]
 
 
+def record(results: list[dict[str, Any]]) -> None:
+    """Lines in place of those of the same cases, and the guide's table from all lines there are."""
+    file = RECORDED / "plan_explain.jsonl"
+    shared = {"hardware": describe_hardware(), **stamp()}
+    lines = {_case_of(line): line for line in read(file)}
+    lines |= {_case_of(one): {**one, **shared} for one in results}
+    file.unlink(missing_ok=True)
+    append(file, lines.values())
+    good = sum(line["confirmed"] for line in lines.values())
+    worst = max(max(line["what_if_errors"].values(), default=0.0) for line in lines.values())
+    told = f"{good} of {len(lines)} confirmed; what-ifs differ by {worst:.2%} at most.\n"
+    write_section(PAGE, "explained", markdown(HEADS, list(lines_of(list(lines.values())))) + "\n" + told)
+
+
+def _case_of(line: dict[str, Any]) -> tuple[str, ...]:
+    return (line["cluster"], line["model"], str(line["batch"]), str(line["seq"]), *line["limits"])
+
+
 def write_guide() -> None:
     """What the guide's commands print, in the guide; the page that they write is where this runs."""
     shown = re.findall(r"^\$ mycel (plan (?:search|explain) .+)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
@@ -275,8 +294,7 @@ def main() -> None:
     worst = max((max(one["what_if_errors"].values(), default=0.0) for one in results), default=0.0)
     print(f"{good} of {len(results)} confirmed; what-ifs differ by {worst:.2%} at most")
     if options.record:
-        append(RECORDED / "plan_explain.jsonl", [{**one, **stamp()} for one in results])
-        write_section(PAGE, "explained", table)
+        record(results)
 
 
 if __name__ == "__main__":
