@@ -73,6 +73,7 @@ def test_boundaries_in_shares(run_ranks: Callable[..., list[Any]]) -> None:
 def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     said = run_ranks(2, "planned", "refused", preload=HUGGING_FACE, timeout_s=120)[0]
     assert "search for a plan of this model" in said["another model"]
+    assert "hidden 32" in said["larger"] and "has 48" in said["larger"]
     assert "4 ranks" in said["more ranks"] and "this job has 2" in said["more ranks"]
     assert "embedding.of_byte.weight" in said["tied"] and "one parameter" in said["tied"]
     assert "would make two of it" in said["tied and shared"]

@@ -270,7 +270,10 @@ def refused(rank: int, size: int) -> dict[str, str]:
     tied.head.weight = tied.embedding.of_byte.weight
     with_tp = plan_for(model, tp=2)
     job = dataclasses.replace(good.job, is_float8=True)
+    example = module_of_example("model")
+    larger = example.TinyGPT(example.Sizes(width=48, num_layers=4, length=SEQ))
     found = {
+        "larger": message_of(lambda: apply(larger, good)),
         "another model": message_of(lambda: apply(wider, good)),
         "more ranks": message_of(lambda: apply(model, plan_for(model, pp=4, num_ranks=4))),
         "tied": message_of(lambda: apply(tied, good)),

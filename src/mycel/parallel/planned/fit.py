@@ -20,6 +20,9 @@ _NOT_RUN = (
     ("is_compiled", "compilation", "give apply(..., wrap=) a function that compiles a stage, and search without it"),
 )
 
+#: What a plan's times and memory follow from; lengths and names may differ.
+_SIZES = ("num_layers", "hidden", "num_heads", "num_kv_heads", "ffn", "vocab", "num_experts")
+
 
 def example_of(plan: Plan) -> tuple[torch.Tensor]:
     """A micro-batch of tokens, all 0.
@@ -75,8 +78,16 @@ def check_fit(
         )
     if mesh.tp > 1 and not any(layout != "replicate" for _, layout in plan.layouts):
         raise UsageError(f"tp={mesh.tp}, and the plan has no layout by which a module could be shared: set tp=1")
+    described = read_model(describe(model, example))
     if _differs(model, plan):
-        plan.validate(read_model(describe(model, example)))
+        plan.validate(described)
+    for name in _SIZES:
+        planned, real = getattr(shape, name), getattr(described.shape, name)
+        if planned != real:
+            raise UsageError(
+                f"the plan is for {shape.name} with {name} {planned}, and {type(model).__name__} has {real}: search "
+                "for a plan of this model"
+            )
     check_chain(model, [name for stage in plan.cut for name in stage], example)
     _check_tied(model, plan)
 
