@@ -18,7 +18,6 @@ from mycel.planning.cluster import load_cluster
 from mycel.planning.models import load_model
 from mycel.planning.plan import Plan, plan_of, read_plan
 from mycel.planning.plan.explain import explain_plan
-from mycel.planning.plan.rewrites import rewrites_of
 from mycel.planning.search import Limits, search
 from mycel.report.plan import render_plan
 
@@ -137,7 +136,7 @@ def test_a_plan_in_simulation_takes_what_was_predicted(texts: tuple[str, ...]) -
 def test_rewrites_send_less_and_hold_less() -> None:
     cluster = load_cluster("h100:nodes=2")
     plan = by_hand(cluster, described(), job(pp=2, dp=2, tp=4, recompute="full"), (16, 16))
-    found = {rewrite.name: rewrite for rewrite in rewrites_of(plan, cluster)}
+    found = {rewrite.name: rewrite for rewrite in plan.rewrites(cluster)}
     boundary = found["scatter_boundaries"]
     assert boundary.after.wire_bytes * 4 == boundary.before.wire_bytes
     assert boundary.after.part_s < boundary.before.part_s
@@ -146,7 +145,7 @@ def test_rewrites_send_less_and_hold_less() -> None:
     assert state.after.memory_bytes < state.before.memory_bytes
     assert state.after.part_s < state.before.part_s
     assert state.job.zero == 1
-    assert not rewrites_of(by_hand(cluster, described(), job(dp=8, zero=3, recompute="full"), (32,)), cluster)
+    assert not by_hand(cluster, described(), job(dp=8, zero=3, recompute="full"), (32,)).rewrites(cluster)
 
 
 def test_export_prints_or_writes_files(written: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from mycel.cli.plan_files import cluster_of, write_page
 from mycel.errors import UsageError
 from mycel.planning.plan import read_plan
 from mycel.planning.plan.explain import SEARCH_S
-from mycel.planning.plan.rewrites import rewrites_of
 
 __all__ = ["register"]
 
@@ -43,7 +42,7 @@ def register(app: typer.Typer) -> None:
         plan.validate(cluster=where)
         with consoles.doing(f"{plan.model.shape.name} on {where.name}") as say:
             explanation = plan.explain(where, limit_s=time_limit, told=say)
-        rewrites = rewrites_of(plan, where)
+        rewrites = plan.rewrites(where)
         sentences = [*explanation.sentences(), *(rewrite.told for rewrite in rewrites)]
         if page is not None:
             write_page(plan, page, where, sentences)

@@ -19,6 +19,7 @@ from mycel.planning.plan.export import export_plan
 from mycel.planning.plan.json_form import fields_of_file, fields_of_json, fields_of_text, json_of, text_of
 from mycel.planning.plan.record import PlanRecord
 from mycel.planning.plan.replay import check_cluster, simulate_plan
+from mycel.planning.plan.rewrites import Rewrite, rewrites_of
 from mycel.planning.plan.validate import check_form, check_limits, check_memory, check_model
 
 __all__ = ["Plan", "read_plan"]
@@ -102,6 +103,17 @@ class Plan(PlanRecord):
             UsageError: the plan is for another cluster.
         """
         return explain_plan(self, cluster, limit_s=limit_s, told=told)
+
+    def rewrites(self, cluster: Cluster) -> tuple[Rewrite, ...]:
+        """What could be sent otherwise with the same result: boundaries in shares, the optimizer between two halves.
+
+        Args:
+            cluster: that the plan is for.
+
+        Returns:
+            Each with its cost before and after, done already or not.
+        """
+        return rewrites_of(self, cluster)
 
     def export(self, form: str) -> dict[str, str]:
         """The plan as another program reads it.
