@@ -21,8 +21,7 @@ HUGGING_FACE = [
 
 def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
-        {"pp": 2, "counts": [3, 1]},
-        {"pp": 2, "ranks": [1, 0], "recompute": "full"},
+        {"pp": 2, "counts": [3, 1], "ranks": [1, 0], "recompute": "full"},
         {"pp": 2, "chunks": 2, "counts": [1, 1, 1, 1], "recompute": "alternate"},
         {"dp": 2, "zero": 1, "max_norm": 0.05},
         {"dp": 2, "zero": 3},
@@ -32,22 +31,33 @@ def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
     run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
 
 
-def test_all_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
+def test_several_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
         {"pp": 2, "dp": 2, "ranks": [2, 3, 0, 1], "zero": 1, "counts": [1, 3]},
-        {"pp": 2, "tp": 2, "is_scattered": True, "max_norm": 0.05},
-        {"dp": 2, "tp": 2, "zero": 2},
-        {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "recompute": "full"},
-        {"pp": 1, "dp": 4, "zero": 2},
-        {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3], "chunks": 2, "zero": 1},
+        {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "max_norm": 0.05},
     ]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
-def test_hugging_face_models_without_edits(run_ranks: Callable[..., list[Any]], name: str) -> None:
-    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": name == "qwen3_moe"}]
-    run_ranks(2, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=120)
+def test_a_hugging_face_model_without_edits(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}]
+    run_ranks(2, "planned", "trains", "qwen3_moe", kinds, preload=HUGGING_FACE, timeout_s=120)
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    kinds = [
+        {"dp": 4},
+        {"dp": 4, "zero": 2},
+        {"dp": 2, "tp": 2, "zero": 2, "max_norm": 0.05},
+        {"dp": 2, "tp": 2, "zero": 3, "is_sequence_parallel": True, "recompute": "full"},
+        {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3], "chunks": 2, "zero": 1},
+        {"pp": 2, "tp": 2, "recompute": "alternate"},
+        {"pp": 4, "ranks": [3, 1, 0, 2], "order": "gpipe"},
+        {"pp": 4, "order": "zb_h1"},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
 
 
 def test_a_checkpoint_loads_under_another_plan(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
@@ -88,8 +98,8 @@ def test_hugging_face_models_in_all_directions(
     run_ranks: Callable[..., list[Any]], name: str, tmp_path: Path
 ) -> None:
     kinds = [
-        {"dp": 4},
         {"dp": 2, "tp": 2, "is_sequence_parallel": name == "llama"},
+        {"pp": 2, "tp": 2, "counts": [3, 1]},
         {"pp": 2, "dp": 2, "zero": 1, "counts": [1, 3]},
         {"dp": 2, "tp": 2, "zero": 3, "recompute": "full"},
         {"pp": 4, "ranks": [3, 1, 0, 2]},

@@ -68,7 +68,7 @@ def paced(plan: Plan) -> Callable[[int, nn.Module], nn.Module]:
     """For ``apply(..., wrap=paced(plan))``: every stage lasts as long as the plan says of it.
 
     Args:
-        plan: whose ``stage_seconds`` hold; backwards in two halves are each as long as a whole one.
+        plan: whose ``stage_seconds`` hold; of a backward in two halves the first takes all the time.
     """
     return lambda stage, module: Paced(module, *plan.stage_seconds[stage])
 

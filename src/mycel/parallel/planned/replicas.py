@@ -99,5 +99,6 @@ def _shards_of(grad: Tensor) -> int:
     count = 1
     if isinstance(grad, DTensor):
         for axis, placement in enumerate(grad.placements):
-            count *= grad.device_mesh.size(axis) if placement.is_shard() else 1
+            is_whole = placement.is_replicate() or placement.is_partial()  # FSDP2 over shared matrices is strided
+            count *= 1 if is_whole else grad.device_mesh.size(axis)
     return count

@@ -21,7 +21,9 @@ def planned_actions(
         shard: which of its ranks, where matrices are shared.
     """
     times = {f"{stage}F": forward for stage, (forward, _) in enumerate(plan.stage_seconds)}
-    times |= {f"{stage}B": backward for stage, (_, backward) in enumerate(plan.stage_seconds)}
+    for stage, (_, backward) in enumerate(plan.stage_seconds):
+        # Of a backward in two halves each is planned to take half of it.
+        times |= {f"{stage}B": backward, f"{stage}I": backward / 2, f"{stage}W": backward / 2}
     job, mesh = plan.job, plan.job.mesh
     width = mesh.dp * mesh.cp * mesh.tp
     ranks = [plan.ranks[place * width + replica * mesh.tp + shard] for place in range(mesh.pp)]
