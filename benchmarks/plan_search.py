@@ -136,7 +136,7 @@ def _cases() -> list[tuple[str, Cluster, ModelShape, Job, float | None]]:
 def _search_like(cluster: Cluster, shape: ModelShape, job: Job, *texts: str) -> Found:
     """With what the published run had: kernels, executor, batch; what limits do not say is free."""
     limits = Limits.from_text("cp=1", *texts)
-    return search(cluster, shape, batch=job.global_batch, seq=job.seq, base=job, limits=limits, top=3)
+    return search(cluster, shape, batch=job.global_batch, seq=job.seq, base=job, limits=limits, top=1)
 
 
 def published_clusters() -> list[dict[str, Any]]:
