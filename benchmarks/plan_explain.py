@@ -29,12 +29,13 @@ from typing import Any
 import yaml
 
 from mycel.bench.measurement import describe_hardware
+from mycel.errors import UsageError
 from mycel.planning.cluster import Cluster, load_cluster
 from mycel.planning.machines import load_machine
 from mycel.planning.machines.machine import to_json
 from mycel.planning.models import load_model
 from mycel.planning.plan import plan_of
-from mycel.planning.plan.explain import BINDS, ways
+from mycel.planning.plan.explain import BINDS, SEARCH_S, ways
 from mycel.planning.search import Limits, search
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
@@ -78,8 +79,8 @@ CASES = (
     Case(cluster=("h100", 2, 8), model="qwen3-32b", batch=32, seq=4096, limits=("tp in node", "cp=1")),
     Case(cluster=("mi250x", 2, 8), model="llama3-8b", batch=32, seq=4096),
     Case(cluster=("a100", 16, 1), model="llama3-8b", batch=32, seq=2048, limits=("micro_batch=1", "pp=1")),
-    Case(cluster=("two boxes", 25, 100), model="llama3-8b", batch=16, seq=2048),
-    Case(cluster=("two boxes", 5, 100), model="llama3-8b", batch=16, seq=2048),
+    Case(cluster=("two boxes", 25, 100), model="llama3-8b", batch=16, seq=2048, limits=("recompute=full",)),
+    Case(cluster=("two boxes", 5, 100), model="llama3-8b", batch=16, seq=2048, limits=("tp=2",)),
     Case(cluster=("two boxes", 1, 100), model="llama3-8b", batch=16, seq=2048, limits=("pp=2",)),
     Case(cluster=("two boxes", 5, 25), model="qwen3-8b", batch=16, seq=2048, limits=("recompute=full",)),
 )
@@ -128,7 +129,7 @@ class Described:
         return load_cluster(spec, machine=file, memory_bytes=size)
 
     def _boxes(self) -> Cluster:
-        """Four ranks with A100 and as many with half of one, in boxes with one uplink a rank."""
+        """Two ranks with an A100 and two with half of one, in boxes with one uplink each."""
         _, network, inside = self.kind
         boxes = []
         for name, share in [("left", 1.0), ("right", 0.5)] + [("right+2", 0.5)] * self.nodes:
@@ -136,7 +137,7 @@ class Described:
             boxes.append(
                 {
                     "name": name,
-                    "ranks": 4,
+                    "ranks": 2,
                     "inside": {"bandwidth": f"{inside * self.inside} GB/s", "latency": "3us"},
                     "uplink": {
                         "to": "core",
@@ -167,8 +168,13 @@ def examined(case: Case, folder: Path) -> dict[str, Any]:
     cluster = Described(kind=case.cluster, folder=folder).load()
 
     def fresh(kept: Limits = limits, **changes: int) -> float:
+        """Seconds of the best; infinite where nothing divides or fits."""
         there = Described(kind=case.cluster, folder=folder, **changes).load()
-        return search(there, model.shape, batch=case.batch, seq=case.seq, limits=kept).best.seconds.seconds
+        try:
+            found = search(there, model.shape, batch=case.batch, seq=case.seq, limits=kept, limit_s=SEARCH_S)
+        except UsageError:
+            return float("inf")
+        return found.best.seconds.seconds
 
     found = search(cluster, model.shape, batch=case.batch, seq=case.seq, limits=limits)
     plan = plan_of(found, model=model, cluster=cluster, limits=case.limits)
@@ -186,11 +192,7 @@ def examined(case: Case, folder: Path) -> dict[str, Any]:
             again[change.name] = fresh(limits.without(change.name))
     what_ifs = {"10 GiB": fresh(memory=10 * GIB), "node": fresh(nodes=1)}
     what_ifs |= {name: again[name] for name in ("inside", "network") if name in again}
-    errors = {
-        change.name: abs(change.seconds / what_ifs[change.name] - 1.0)
-        for change in told.what_ifs
-        if change.seconds is not None
-    }
+    errors = {change.name: _apart(change.seconds, what_ifs[change.name]) for change in told.what_ifs}
     step = plan.predicted.seconds
     binding = told.binding.name
     others = sorted((name for name in again if name not in (binding, "compute")), key=lambda name: again[name])
@@ -218,6 +220,13 @@ def examined(case: Case, folder: Path) -> dict[str, Any]:
         "is_best": told.is_best,
         "explain_processor_s": round(explain_s, 2),
     }
+
+
+def _apart(told: float | None, again: float) -> float:
+    """By how much two answers differ; not at all where neither finds a plan."""
+    if told is None or again == float("inf"):
+        return 0.0 if told is None and again == float("inf") else 1.0
+    return abs(told / again - 1.0)
 
 
 def lines_of(results: list[dict[str, Any]]) -> Iterator[list[str]]:
