@@ -35,7 +35,7 @@ from record import CLUSTERS, RECORDED, ROOT, conclude, markdown
 OUTPUT = RECORDED / "planned.jsonl"
 PAGE = ROOT / "docs" / "guides" / "planned_training.md"
 ODD = CLUSTERS / "odd.yaml"
-BATCH, SEQ, ROUNDS = 8, 64, 10
+BATCH, SEQ, ROUNDS, SEARCH_S = 8, 64, 10, 20.0
 #: A head of three layers' products, as many large models have.
 HEAVY = {"vocabulary": 3072}
 FAST = "device: {name: fast, flops: 2e9, memory: 8GiB, memory_gbps: 8}"
@@ -82,7 +82,7 @@ def compared(
     topology = parse_topology(cluster_text, source="cluster.yaml")
     cluster = load_cluster(topology)
     model = describe_model(sizes, SEQ, name)
-    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=Limits.from_text(*limits))
+    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=Limits.from_text(*limits), limit_s=SEARCH_S)
     ranks = cluster.num_ranks
     job = Job(mesh=Mesh(pp=ranks), global_batch=BATCH, micro_batch=1, seq=SEQ)
     layers = model.shape.num_layers

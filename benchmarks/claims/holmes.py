@@ -49,7 +49,7 @@ def lines_of(between: str, *, by_hand: bool) -> list[dict[str, Any]]:
     """Measured steps on a cluster with such a link between the boxes."""
     topology = parse_topology(TEXT.format(between=between), source="cluster.yaml")
     cluster, model = load_cluster(topology), describe_model(SIZES, SEQ, "small")
-    found = search(cluster, model.shape, batch=BATCH, seq=SEQ)
+    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limit_s=20.0)
     best = plan_of(found, None, model, cluster)
     plans = {"found": best}
     if by_hand:

@@ -49,7 +49,7 @@ switches: [core]
 def measured() -> list[dict[str, Any]]:
     topology = parse_topology(TEXT, source="cluster.yaml")
     cluster, model = load_cluster(topology), describe_model(SIZES, SEQ, "heavy head")
-    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=Limits.from_text("tp=1", "dp=1"))
+    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=Limits.from_text("tp=1", "dp=1"), limit_s=20.0)
     tensor = Job(mesh=Mesh(pp=2, tp=2), global_batch=BATCH, micro_batch=1, seq=SEQ)
     chain = Job(mesh=Mesh(pp=4), global_batch=BATCH, micro_batch=1, seq=SEQ)
     plans = {
