@@ -35,8 +35,11 @@ def on_cluster(
     """Run a script on every rank; what rank 0 said, in order. Marks have ``crossed``: bytes between nodes so far."""
     nodes = nodes_of(topology)
     node_of = {topology.ranks[rank]: place for place, node in enumerate(nodes) for rank in node}
-    inside = {v: topology.vertices[v].node for v in range(len(topology.vertices))}
-    cables = [(a, b) for link in topology.links for a, b in [(link.src, link.dst)] if a in node_of and not inside[b]]
+    inside: dict[int, object] = {v: vertex.node for v, vertex in enumerate(topology.vertices)}
+    inside |= node_of  # a rank in no node is one of its own
+    cables = [
+        (link.src, link.dst) for link in topology.links if inside[link.src] is not None and inside[link.dst] is None
+    ]
     said: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder, EmulatedCluster(topology) as cluster:
 

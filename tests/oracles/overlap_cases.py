@@ -66,7 +66,7 @@ def inputs_of(program: Program, size: int) -> dict[str, Everywhere]:
 
 def rewritten(program: Program, most: int) -> Iterator[tuple[tuple[str, ...], Program]]:
     """Programs that splits and reorders come to, each also with stages, one after the other; and the steps to it."""
-    reached = {program.to_text(): (program, ())}
+    reached: dict[str, tuple[Program, tuple[str, ...]]] = {program.to_text(): (program, ())}
     queue: list[tuple[Program, tuple[str, ...]]] = [(program, ())]
     while queue:
         current, steps = queue.pop(0)

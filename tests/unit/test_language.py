@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -318,7 +320,7 @@ def test_programs_without_end() -> None:
         while True:
             array.block().add(0, 1)
 
-    module = __import__("mycel.collectives.language.array", fromlist=["MOST_STATEMENTS"])
+    module: Any = importlib.import_module("mycel.collectives.language.array")
     kept = module.MOST_STATEMENTS, module.MOST_SECONDS
     module.MOST_STATEMENTS = 1000
     try:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mycel.errors import ScheduleError
 from mycel.parallel.lists import Routes, answered, buffers_needed, receive_ahead
 from mycel.parallel.theirs import torch_name
+from mycel.pipeline.check import check
 from mycel.pipeline.known import gpipe, interleaved, one_f_one_b, zb_v
 from mycel.pipeline.lower import lower
 from mycel.pipeline.order import Action, Kind, Order
@@ -63,3 +64,13 @@ def test_torchs_orders_are_known() -> None:
     assert torch_name(one_f_one_b(3, 6)) == "1F1B" and torch_name(gpipe(3, 6)) == "GPipe"
     assert torch_name(interleaved(2, 4, 2)) == "Interleaved1F1B" and torch_name(zb_v(2, 4)) == "ZBVZeroBubble"
     assert torch_name(lower(gpipe(2, 2))) is None
+
+
+def test_parameters_are_gathered_once_where_all_stages_may_be_whole() -> None:
+    order = interleaved(2, 8, 4)
+    counts = {}
+    for most in (3, 4):
+        whole = lower(order, most_gathered=most)
+        counts[most] = sum(action.kind is Kind.UNSHARD for row in whole.rows for action in row)
+        check(whole, executor="mycel")
+    assert counts[4] == order.num_stages < counts[3]

@@ -130,7 +130,7 @@ def test_pairing_takes_the_longest_ways_that_can_all_be_had() -> None:
 
 
 #: What people, programs and slips put where something else belongs.
-ODD = (
+ODD: tuple[Any, ...] = (
     None, True, 0, -1, 2.5, 1e308, float("nan"), float("inf"), 10**30, -(10**30), 1 << 31, 1 << 63, "", "x", "\x00",
     "\ud800", "é" * 300, [], {}, [[]], [1], [None], {"a": 1}, [1, 2, 3],
 )  # fmt: skip

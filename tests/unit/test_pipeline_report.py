@@ -79,3 +79,23 @@ def test_planned_times_are_those_of_the_search() -> None:
     assert planned == {"0F0": (0.0, 0.25), "0B0": (0.25, 0.75)}
     with pytest.raises(UsageError, match="above 0"):
         planned_times(Timed(placement=one, starts=((0, 1),)), 0)
+
+
+def test_a_page_has_both_lanes_of_every_rank(tmp_path: Path) -> None:
+    written(tmp_path)
+    page = tmp_path / "page.html"
+    result = CliRunner().invoke(build_app(), ["report", str(tmp_path), "-o", str(page)])
+    assert result.exit_code == 0, result.output
+    text = page.read_text(encoding="utf-8")
+    assert text.count(">planned</text>") == text.count(">measured</text>") == 2
+    # Two computations a rank, each drawn as planned and as measured, and the waits of the backwards.
+    assert text.count("<rect") == 2 * (2 + 2 + 1)
+    assert "0B0: 500.0 to 1500.0 ms" in text
+    assert "http" not in text.replace("http://www.w3.org", "")
+
+
+def test_there_is_no_timeline_for_viewers(tmp_path: Path) -> None:
+    written(tmp_path)
+    result = CliRunner().invoke(build_app(), ["report", str(tmp_path), "-o", str(tmp_path / "out.json")])
+    assert isinstance(result.exception, UsageError) and "must end in .html" in str(result.exception)
+    assert not (tmp_path / "out.json").exists()

@@ -1,146 +1,207 @@
-"""``mycel plan sequences`` and ``mycel plan memory``: what they print, what they refuse, and Ctrl-C."""
+"""``mycel plan search``, ``explain``, ``export`` and ``check`` of plans: what they print, write and refuse."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import threading
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.plans_by_hand import by_hand, described, five_plans, job
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
-from mycel.errors import MycelError, UsageError
-from mycel.planning.grouping import SequenceInstance, SequencePlan
-from mycel.planning.grouping import check_plan as check_sequences
-from mycel.planning.residency import MemoryInstance, MemoryPlan
-from mycel.planning.residency import check_plan as check_memory
+from mycel.errors import MycelError
+from mycel.planning.cluster import load_cluster
+from mycel.planning.models import load_model
+from mycel.planning.plan import Plan, plan_of, read_plan
+from mycel.planning.plan.explain import explain_plan
+from mycel.planning.search import Limits, search
+from mycel.report.plan import render_plan
 
-pytest.importorskip("ortools")
-
-DATA = Path(__file__).parents[1] / "data" / "planning"
-SEQUENCES: dict[str, Any] = {
-    each["name"]: each for each in json.loads((DATA / "sequence_instances.json").read_text())["instances"]
-}
-MEMORY: dict[str, Any] = {
-    each["name"]: each for each in json.loads((DATA / "memory_instances.json").read_text())["instances"]
-}
-#: No search of these ends by itself in a minute.
-MANY_BLOCKS: dict[str, Any] = {
-    "blocks": [
-        {"forward_us": 7 + k % 13, "backward_us": 20 + k % 7, "saved": 50 + k % 31, "input": 5} for k in range(150)
-    ],
-    "capacity": 2000,
-    "out_bytes_per_us": 1.5,
-    "in_bytes_per_us": 1.5,
-}
-MANY_SEQUENCES: dict[str, Any] = SEQUENCES["wiki_16"] | {
-    "num_ranks": 32,
-    "lengths": [3000 + 977 * k % 20_011 for k in range(45)],
-    "max_micro_batches": 3,
-}
-
-
-@pytest.fixture
-def write(tmp_path: Path) -> Any:
-    def put(data: Any) -> str:
-        file = tmp_path / "instance.json"
-        file.write_text(data if isinstance(data, str) else json.dumps(data))
-        return str(file)
-
-    return put
+TINY = ("--model", "tiny", "--batch", "16", "--seq", "128")
 
 
 def run(*arguments: str) -> str:
     result = CliRunner().invoke(build_app(), ["plan", *arguments], catch_exceptions=False)
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.output
     return result.stdout
 
 
-def test_sequences_in_words_and_as_json(write: Any) -> None:
-    file = write(SEQUENCES["accumulate_2_of_4"])
-    words = run("sequences", file, "--limit", "60")
-    assert "8 sequences, 50400 tokens, on 4 ranks in 2 micro-batches: 4930.800 ms" in words
-    assert "no plan is better" in words
-    assert "micro-batch 0, ranks 0 to 3: 1 sequence, 26000 tokens" in words
-    record = json.loads(run("sequences", file, "--json"))
-    assert record["proved"] is True
-    assert record["total_us"] == pytest.approx(4930800.0)
-    one = SequenceInstance.from_json(SEQUENCES["accumulate_2_of_4"])
-    assert check_sequences(one, SequencePlan.from_json(record)) == pytest.approx(4930800.0)
-    assert json.loads(run("sequences", file, "--limit", "0", "--json"))["groups"]
+def refused(*arguments: str) -> str:
+    with pytest.raises(MycelError) as caught:
+        CliRunner().invoke(build_app(), ["plan", *arguments], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
-def test_memory_in_words_and_as_json(write: Any) -> None:
-    file = write(MEMORY["random_8_1"])
-    words = run("memory", file)
-    assert "1637 us, 8.1% above memory without end; bound 1637 us: no plan is better" in words
-    assert "recompute all: 2016 us, 1.23 times as long" in words
-    record = json.loads(run("memory", file, "--json"))
-    assert (record["iteration_us"], record["lower_bound_us"], record["proved"]) == (1637, 1637, True)
-    one = MemoryInstance.from_json(MEMORY["random_8_1"])
-    assert check_memory(one, MemoryPlan.from_json(record)) <= one.capacity
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("plans") / "plan.json"
+    said = run("search", "a100:nodes=2,ranks_per_node=2", *TINY, "--limit", "pp=2", "-o", str(file))
+    assert f"{file}: written" in said
+    return file
 
 
-@pytest.mark.parametrize("command", ["sequences", "memory"])
-@pytest.mark.parametrize(
-    ("text", "says"), [("{", "not JSON"), ("[]", "expected a JSON object"), ("{}", "there is no|comp")]
-)
-def test_what_cannot_be_read(command: str, text: str, says: str, write: Any) -> None:
-    with pytest.raises(UsageError, match=says):
-        run(command, write(text))
-    with pytest.raises(UsageError, match="--limit -1"):
-        run(command, write(SEQUENCES["wiki_16"] if command == "sequences" else MEMORY["uniform_9"]), "--limit=-1")
-    with pytest.raises(MycelError, match="cannot be read"):
-        run(command, "/nowhere/at/all.json")
+def test_search_writes_a_plan_that_is_right(written: Path) -> None:
+    plan = read_plan(written)
+    plan.validate(load_model("tiny"), cluster=load_cluster("a100:nodes=2,ranks_per_node=2"))
+    assert plan.job.mesh.pp == 2
+    assert plan.limits == ("pp=2",)
+    assert Plan.from_json(written.read_text()) == plan
 
 
-def interrupted(package: str, function: str, command: list[str]) -> dict[str, Any]:
-    """The record that is printed when Ctrl-C comes at a function's first call, in a search of minutes."""
-    program = (
-        "import signal, sys\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"from mycel.planning.{package} import search\n"
-        f"real = search.{function}\n"
-        "def said(*a, **k):\n"
-        "    print('searching', file=sys.stderr, flush=True)\n"
-        "    return real(*a, **k)\n"
-        f"search.{function} = said\n"
-        "sys.argv = ['mycel', *sys.argv[1:]]\n"
-        "from mycel.cli import main\n"
-        "main()\n"
+def test_search_in_json_has_the_plan_and_why_others_lost() -> None:
+    record = json.loads(run("search", "a100:nodes=1,ranks_per_node=2", *TINY, "--json"))
+    plan = Plan.from_json(record["plan"])
+    plan.validate()
+    assert record["seconds"] == plan.predicted.seconds
+    assert record["bound_s"] <= record["seconds"]
+    assert all(refusals for refusals in record["refused"].values())
+
+
+def test_a_page_is_whole_and_refers_to_nothing_else(written: Path, tmp_path: Path) -> None:
+    file = tmp_path / "plan.html"
+    run("search", "a100:nodes=2,ranks_per_node=2", *TINY, "--limit", "pp=2", "--page", str(file))
+    text = file.read_text()
+    seen: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            seen.append(tag)
+            assert not {"src", "href"} & {name for name, _ in attrs}
+
+    Reader().feed(text)
+    assert "script" not in seen
+    assert seen.count("svg") == 1
+    assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    for word in ("Cluster", "Memory", "Timeline", "Stages", "Runners-up", "modelled"):
+        assert word in text
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_the_page_marks_what_is_idle_and_escapes_names() -> None:
+    plan = five_plans()["even"]
+    odd = replace(plan.cluster, name="<b>&", rank_names=tuple(f"<{n}>" for n in plan.cluster.rank_names))
+    text = render_plan(replace(plan, cluster=odd))
+    assert "<b>&" not in text
+    assert "&lt;b&gt;&amp;" in text
+    eight = load_cluster("h100:nodes=1")
+    part = by_hand(eight, described(), job(dp=4, zero=3, recompute="full"), (32,))
+    assert render_plan(part).count("idle") >= 4
+
+
+def test_explain_says_what_binds_and_what_more_would_buy(written: Path) -> None:
+    lines = run("explain", str(written)).splitlines()
+    assert lines[0].startswith("A step takes")
+    assert lines[1].startswith("What binds is")
+    assert any(line.startswith("10 GiB more") for line in lines)
+    assert any(line.startswith("One more node") for line in lines)
+    assert any(re.match(r"dp=\d+: ", line) for line in lines)
+
+
+def test_what_binds_is_what_a_fresh_search_gains_most_from() -> None:
+    cluster, model = load_cluster("a100:nodes=1,ranks_per_node=4"), described()
+    limits = Limits.from_text("tp=4", "recompute=full")
+    found = search(cluster, model.shape, batch=16, seq=4096, limits=limits)
+    plan = plan_of(found, model=model, cluster=cluster, limits=limits.texts)
+    told = explain_plan(plan, cluster)
+    assert told.is_best
+    gains = [change.gain for change in told.relaxed]
+    assert gains == sorted(gains, reverse=True)
+    assert all(gain > 0.999 for gain in gains)
+    freed = search(cluster, model.shape, batch=16, seq=4096, limits=limits.without("tp=4"))
+    mine = next(change for change in told.relaxed if change.name == "tp=4")
+    assert mine.seconds == pytest.approx(freed.best.seconds.seconds, rel=1e-9)
+    assert {"memory", "inside", "compute", "tp=4", "recompute=full"} == {change.name for change in told.relaxed}
+    more = next(change for change in told.what_ifs if change.name == "10 GiB")
+    there = load_cluster("a100:nodes=1,ranks_per_node=4", memory_bytes=90 << 30)
+    fresh = search(there, model.shape, batch=16, seq=4096, limits=limits)
+    assert more.seconds == pytest.approx(fresh.best.seconds.seconds, rel=1e-9)
+
+
+@pytest.mark.parametrize("texts", [("pp=2",), ("pp=4",), ("pp=2", "chunks=2"), ("pp=2", "tp=2")])
+def test_a_plan_in_simulation_takes_what_was_predicted(texts: tuple[str, ...]) -> None:
+    cluster, model = load_cluster("a100:nodes=2,ranks_per_node=2"), described()
+    found = search(cluster, model.shape, batch=16, seq=2048, limits=Limits.from_text(*texts))
+    plan = plan_of(found, model=model, cluster=cluster, limits=texts)
+    parts = plan.predicted.parts or {}
+    pipeline = sum(parts[name] for name in ("compute", "head", "tensor", "bubble", "boundary"))
+    assert plan.simulate(cluster).makespan == pytest.approx(pipeline, rel=0.01)
+    assert plan.simulate().makespan < pipeline
+
+
+def test_rewrites_send_less_and_hold_less() -> None:
+    cluster = load_cluster("h100:nodes=2")
+    plan = by_hand(cluster, described(), job(pp=2, dp=2, tp=4, recompute="full"), (16, 16))
+    found = {rewrite.name: rewrite for rewrite in plan.rewrites(cluster)}
+    boundary = found["scatter_boundaries"]
+    assert boundary.after.wire_bytes * 4 == boundary.before.wire_bytes
+    assert boundary.after.part_s < boundary.before.part_s
+    assert not boundary.is_done
+    state = found["shard_optimizer"]
+    assert state.after.memory_bytes < state.before.memory_bytes
+    assert state.after.part_s < state.before.part_s
+    assert state.job.zero == 1
+    assert not by_hand(cluster, described(), job(dp=8, zero=3, recompute="full"), (32,)).rewrites(cluster)
+
+
+def test_export_prints_or_writes_files(written: Path, tmp_path: Path) -> None:
+    said = run("export", str(written), "--to", "csv")
+    assert said.startswith("0F0")
+    folder = tmp_path / "out"
+    run("export", str(written), "--to", "mesh", "-o", str(folder))
+    assert (folder / "mesh.py").read_text().startswith("import torch")
+    assert set(json.loads(run("export", str(written), "--to", "csv", "--json"))) >= {"schedule.csv"}
+
+
+def test_check_takes_plans_and_says_what_is_wrong(written: Path, tmp_path: Path) -> None:
+    assert run("check", str(written)).startswith("right: tiny on a100_x2")
+    broken = json.loads(written.read_text())
+    broken["cut"][0].pop()
+    file = tmp_path / "broken.json"
+    file.write_text(json.dumps(broken))
+    result = CliRunner().invoke(build_app(), ["plan", "check", str(file)])
+    assert result.exit_code == 2
+    assert "is on no stage" in result.output
+    result = CliRunner().invoke(build_app(), ["plan", "check", str(written), "--cluster", "a100:nodes=3"])
+    assert result.exit_code == 2
+    assert "search for a plan of this cluster" in result.output
+
+
+def test_wrong_calls_write_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    assert "did you mean 'llama3-8b'" in refused(
+        "search", "h100", "--model", "llama3-8", "--batch", "8", "--seq", "64"
     )
-    arguments = [sys.executable, "-c", program, "plan", *command, "--limit", "600", "--json"]
-    with subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
-    ) as process:
-        watch = threading.Timer(120, process.kill)
-        watch.start()
-        try:
-            assert process.stderr is not None
-            assert any("searching" in line for line in process.stderr)
-            process.send_signal(signal.SIGINT)
-            out, errors = process.communicate()
-        finally:
-            watch.cancel()
-    assert process.returncode == 0, errors
-    record: dict[str, Any] = json.loads(out)
-    assert record["interrupted"] is True
-    return record
+    assert "must be above 0" in refused("search", "h100", *TINY, "--time", "0")
+    assert "let its name end in .json" in refused("search", "h100", *TINY, "-o", str(tmp_path / "plan.txt"))
+    assert "nothing keeps the limit" in refused("search", "h100", *TINY, "--limit", "pp=3", "-o", str(file))
+    assert "nothing that can be limited" in refused("search", "h100", *TINY, "--limit", "tpp<=3", "-o", str(file))
+    assert "are known" in refused("search", "h100", *TINY, "--executor", "torhc")
+    big = ("--model", "llama3-405b", "--batch", "8", "--seq", "8192")
+    text = refused("search", "h100", *big, "-o", str(file))
+    assert "does not fit" in text
+    assert "saves" in text
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_keeps_the_best_plan_of_memory(write: Any) -> None:
-    record = interrupted("residency", "anneal", ["memory", write(MANY_BLOCKS)])
-    assert record["lower_bound_us"] <= record["iteration_us"]
-    check_memory(MemoryInstance.from_json(MANY_BLOCKS), MemoryPlan.from_json(record))
+def test_a_search_that_is_stopped_keeps_the_best_so_far_and_its_distance(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    words = ("search", "h100:nodes=2", "--model", "llama3-8b", "--batch", "64", "--seq", "8192", "--time", "1e-9")
+    said = run(*words, "-o", str(file))
+    assert re.search(r"stopped; the best so far, at most \d+\.\d% above the least that is possible", said)
+    read_plan(file).validate()
+    record = json.loads(run(*words, "--json"))
+    assert record["interrupted"]
+    assert not record["is_proved"]
+    assert record["gap"] == pytest.approx(record["seconds"] / record["bound_s"] - 1.0)
 
 
-def test_ctrl_c_keeps_the_best_plan_of_sequences(write: Any) -> None:
-    record = interrupted("grouping", "polish", ["sequences", write(MANY_SEQUENCES)])
-    assert 0 < record["lower_bound_us"] <= record["total_us"]
-    check_sequences(SequenceInstance.from_json(MANY_SEQUENCES), SequencePlan.from_json(record))
+def test_a_plan_of_no_preset_needs_its_cluster(tmp_path: Path) -> None:
+    plan = five_plans()["even"]
+    file = tmp_path / "plan.json"
+    file.write_text(replace(plan, cluster=replace(plan.cluster, name="ours")).to_text())
+    assert "give its file" in refused("explain", str(file))

@@ -38,7 +38,7 @@ COMMANDS = {
     "build": "Build the schedule that a Python file writes, verify it, and compare it with the bound.",
     "select": "Simulate all methods at several sizes and say which to use where.",
     "steps": "Schedules from the fewest steps to the most bandwidth, proven one by one (small fabrics).",
-    "plan": "Plans with proofs: orders of pipeline stages, groups of ranks for sequences, what memory keeps.",
+    "plan": "Plans with proofs: which parallelism, orders of stages, groups for sequences, what memory keeps.",
     "verify": "Check a schedule file: exit 0 if it is right, 1 if it is not.",
     "export": "Verify a schedule file and write it in a form that another tool reads.",
     "bench": "Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests.",

@@ -1,4 +1,4 @@
-"""``mycel plan check``: proves the order in a file right, or says what is wrong with it and where."""
+"""``mycel plan check``: proves the plan or order in a file right, or says what is wrong with it and where."""
 
 from __future__ import annotations
 
@@ -15,12 +15,17 @@ from mycel.errors import MycelError, ScheduleError, UsageError, VerificationErro
 from mycel.pipeline.check import Memory, check, check_mesh
 from mycel.pipeline.order import Order
 from mycel.pipeline.replay import Replay, replay
+from mycel.planning.cluster import load_cluster
+from mycel.planning.models import load_model
+from mycel.planning.plan import read_plan
+from mycel.planning.plan.explain import ways
 from mycel.units import format_size, parse_size
 
 __all__ = ["read_order", "register"]
 
 #: Bytes of a file that is read: an order of a thousand ranks and a thousand micro-batches.
 _LONGEST_FILE = 1 << 26
+_PLAN = re.compile(rb'"format"\s*:\s*"mycel\.plan"')
 
 
 def read_order(file: Path) -> Order:
@@ -97,12 +102,36 @@ def _told(order: Order, record: dict[str, Any], timed: Replay, in_bytes: bool) -
     return "\n".join([*lines, *record["notes"]])
 
 
+def _is_plan(file: Path) -> bool:
+    """Whether a file says of itself, near its beginning, that it is a plan."""
+    try:
+        with file.open("rb") as opened:
+            return _PLAN.search(opened.read(4096)) is not None
+    except OSError:
+        return False  # who reads it whole says why it cannot be read
+
+
+def _check_plan(file: Path, cluster: str | None, model: str | None, *, json_output: bool) -> None:
+    plan = read_plan(file)
+    where = None if cluster is None else load_cluster(cluster)
+    plan.validate(None if model is None else load_model(model), cluster=where)
+    seconds, fullest = plan.predicted.seconds, max(plan.memory)
+    if json_output:
+        facts = {"ok": True, "model": plan.model.shape.name, "cluster": plan.cluster.name, "ranks": len(plan.ranks)}
+        print(json.dumps({**facts, "seconds": seconds, "memory": list(plan.memory)}))
+        return
+    print(
+        f"right: {plan.model.shape.name} on {plan.cluster.name}, {ways(plan.job)}; {plan.predicted} a step, "
+        f"modelled; {fullest / 2**30:.1f} GiB on the fullest of {len(plan.ranks)} ranks"
+    )
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
 
-    @app.command("check", help="Prove the order in a file right: exit 0, or 2 with what is wrong and where.")
+    @app.command("check", help="Prove the plan or order in a file right: exit 0, or 2 with what is wrong and where.")
     def plan_check(
-        file: Annotated[Path, typer.Argument(help="Order, as torch's CSV or as JSON.", show_default=False)],
+        file: Annotated[Path, typer.Argument(help="Plan; or order, as torch's CSV or as JSON.", show_default=False)],
         ranks: Annotated[int | None, typer.Option(help="Ranks of the group that is to run it.")] = None,
         micro_batches: Annotated[int | None, typer.Option(help="Micro-batches that the job cuts.")] = None,
         executor: Annotated[
@@ -125,9 +154,16 @@ def register(app: typer.Typer) -> None:
         batch: Annotated[int | None, typer.Option(help="Samples a step, over all replicas.")] = None,
         layers: Annotated[int | None, typer.Option(help="Layers of the model.")] = None,
         heads: Annotated[int | None, typer.Option(help="Heads of its attention.")] = None,
+        cluster: Annotated[str | None, typer.Option(help="Of a plan: the cluster that it is to run on.")] = None,
+        model: Annotated[str | None, typer.Option(help="Of a plan: the model that is to be trained.")] = None,
         json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
         try:
+            if _is_plan(file):
+                _check_plan(file, cluster, model, json_output=json_output)
+                return
+            if cluster is not None or model is not None:
+                raise UsageError(f"{file}: --cluster and --model go with plans, and this is an order")
             order = read_order(file)
             in_bytes = activation is not None
             if (message or fixed) and not in_bytes:

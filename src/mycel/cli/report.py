@@ -78,7 +78,7 @@ def _print_pipelines(flights: Sequence[PipelineFlight], output: Path | None, *, 
     from mycel.report.pipeline import compare, sentences
 
     if output is not None:
-        raise UsageError(f"{output}: records of pipelines are printed, or given as --json; there is no page of them")
+        _write_pipelines(flights, output)
     rows = compare(flights)
     said = sentences(flights)
     if as_json:
@@ -95,6 +95,8 @@ def _print_pipelines(flights: Sequence[PipelineFlight], output: Path | None, *, 
         ]
         print(json.dumps({"findings": said, "actions": actions}))
         return
+    if output is not None:
+        return
     console = consoles.output(wide=True)
     for number, sentence in enumerate(said):
         console.print(sentence, style="bold" if number == 0 else None, highlight=False)
@@ -107,6 +109,18 @@ def _print_pipelines(flights: Sequence[PipelineFlight], output: Path | None, *, 
         measured = f"{1e3 * row.measured[0]:.1f} - {1e3 * row.measured[1]:.1f}"
         table.add_row(str(row.rank), row.action, planned, measured, f"{1e3 * row.waited_s:.1f}", late)
     console.print(table)
+
+
+def _write_pipelines(flights: Sequence[PipelineFlight], output: Path) -> None:
+    from mycel.report.pipeline_page import render_pipelines
+
+    if output.suffix != ".html":
+        raise UsageError(f"{output}: of pipelines there is a page: the name must end in .html; or --json")
+    try:
+        output.write_text(render_pipelines(flights), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{output}: cannot be written: {error.strerror}") from None
+    print(f"written to {output}", file=sys.stderr)
 
 
 def _print(findings: Findings, slow: Suspect | None) -> None:

@@ -5,11 +5,11 @@ schedules, ``collectives.simulate`` plays messages out, ``collectives.replay`` p
 weighs plans of experts. Here is what they must agree about. No torch.
 """
 
-from mycel.cost.device import Device
 from mycel.cost.line import Line
 from mycel.cost.links import LINK_CLASSES, LinkClass, LinkCosts, bytes_per_second, link_class, link_costs
 from mycel.cost.overlap import makespan
 from mycel.cost.processors import Costs
+from mycel.topology.device import Device
 
 __all__ = [
     "LINK_CLASSES",

@@ -2,6 +2,9 @@
 
 ::
 
+    planned = mycel.parallel.apply(model, plan, optimizer=torch.optim.AdamW)
+    planned.step(batch, target)
+
     pipeline = mycel.parallel.Pipeline(order, {stage: module}, loss)
     pipeline.step(batch, target=target)
 """
@@ -13,7 +16,9 @@ from mycel.extras import needs
 needs("mycel.parallel", "torch")
 
 from mycel.parallel.controller import Controller, Gang, Job, serve
+from mycel.parallel.description import describe
 from mycel.parallel.pipeline import Pipeline
+from mycel.parallel.planned import Paced, Planned, apply, paced
 from mycel.parallel.record import ActionTime, Flight, planned_times
 from mycel.parallel.shared import SharedBlock, Step
 
@@ -23,9 +28,14 @@ __all__ = [
     "Flight",
     "Gang",
     "Job",
+    "Paced",
     "Pipeline",
+    "Planned",
     "SharedBlock",
     "Step",
+    "apply",
+    "describe",
+    "paced",
     "planned_times",
     "serve",
 ]

@@ -29,11 +29,13 @@ _SENDS = {"F": Kind.SEND_F, "B": Kind.SEND_B}
 _RECEIVES = {"F": Kind.RECV_F, "B": Kind.RECV_B}
 
 
-def lower(order: Order) -> Order:
+def lower(order: Order, *, most_gathered: int = _MOST_GATHERED) -> Order:
     """The same computations with everything between them.
 
     Args:
         order: of computations only.
+        most_gathered: stages of a rank whose parameters are whole at once. As many as a rank has are gathered once a
+            step; fewer hold less and are gathered again.
 
     Raises:
         ScheduleError: it has communication already, or a stage takes its input from several stages, for which
@@ -59,7 +61,7 @@ def lower(order: Order) -> Order:
     needs = needs_of(order)
     rows = []
     for rank, computations in enumerate(order.rows):
-        row = tuple(_gathered(computations))
+        row = tuple(_gathered(computations, most_gathered))
         lowered: list[Action] = []
         received: set[Result] = set()
         last = _last_backwards(row)
@@ -125,9 +127,9 @@ def _last_backwards(row: Sequence[Action]) -> dict[int, list[int]]:
     return found
 
 
-def _gathered(row: Sequence[Action]) -> Iterable[Action]:
+def _gathered(row: Sequence[Action], most: int) -> Iterable[Action]:
     """The row with gathers and returns of parameters around its computations."""
-    following = _next_stages(row)
+    following = _next_stages(row, most)
     whole: dict[int, None] = {}  # in the order in which they were gathered
     for action, wanted in zip(row, following, strict=True):
         for stage in [stage for stage in whole if stage not in wanted]:
@@ -141,14 +143,14 @@ def _gathered(row: Sequence[Action]) -> Iterable[Action]:
     yield from (Action(stage=stage, kind=Kind.RESHARD) for stage in whole)
 
 
-def _next_stages(row: Sequence[Action]) -> list[tuple[int, ...]]:
+def _next_stages(row: Sequence[Action], most: int) -> list[tuple[int, ...]]:
     """At each position, the stages whose computations come next, from there on, soonest first."""
     found: list[tuple[int, ...]] = []
     soonest: tuple[int, ...] = ()
     for action in reversed(row):
         stages = [leaf.stage for leaf in action.leaves if leaf.kind.is_computation]
         if stages:
-            room = max(_MOST_GATHERED, len(set(stages)))
+            room = max(most, len(set(stages)))
             soonest = tuple(dict.fromkeys([*stages, *soonest]))[:room]
         found.append(soonest)
     return found[::-1]

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from matplotlib import font_manager
-
 __all__ = ["DARK", "LIGHT", "Palette", "css_variables", "figure_settings", "themed"]
 
 
@@ -67,6 +65,9 @@ def figure_settings() -> dict[Any, Any]:
 
     Untyped, because matplotlib types the keys as a literal of some three hundred names.
     """
+    # Here and not above: pages without figures use the colours too, and need no matplotlib.
+    from matplotlib import font_manager
+
     installed = {font.name for font in font_manager.fontManager.ttflist}
     family = next((name for name in _FAMILIES if name in installed), "DejaVu Sans")
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mycel.topology.builders import BUILDERS, build, hosts, loopback
+from mycel.topology.device import Device
 from mycel.topology.formats.description import Reading
 from mycel.topology.formats.networkx_graph import from_networkx, to_networkx
 from mycel.topology.json_format import from_json, to_json
@@ -12,6 +13,7 @@ from mycel.topology.yaml_format import to_yaml
 
 __all__ = [
     "BUILDERS",
+    "Device",
     "Link",
     "Reading",
     "Topology",

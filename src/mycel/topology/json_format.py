@@ -10,8 +10,9 @@
 Ids are ``0 .. V-1`` in any order; ``gpu`` and ``rank`` mean the same. ``label``, ``box`` and ``latency`` (seconds)
 may be left out, as may a link's ``class`` and what ``link_classes`` at the top says about classes, in seconds and
 bytes: ``{"rdma": {"latency": 3e-06, "work": 0, "wake": 0, "pieces": [65536]}}``. ``"computes": true`` marks a switch
-that can copy and add (SHARP). Links are directed. Anything else at the top level (``note``, ``family``) is for people
-and ignored.
+that can copy and add (SHARP). ``device`` of a rank is a known name or an object with the fields of ``Device``; at the
+top it is that of all ranks that say nothing. Links are directed. Anything else at the top level (``note``,
+``family``) is for people and ignored.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from mycel.errors import TopologyError
+from mycel.errors import TopologyError, UsageError
 from mycel.names import nearest
+from mycel.topology.device import Device, device_from_json, device_to_json
 from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.link_class import stated_from_json, stated_to_json
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
@@ -29,7 +31,7 @@ from mycel.topology.model import Link, Topology, Vertex, VertexKind
 __all__ = ["JSON", "from_json", "parse_json", "to_json"]
 
 _KINDS: dict[str, VertexKind] = {"gpu": "rank", "rank": "rank", "switch": "switch"}
-_NODE_KEYS = ("id", "type", "label", "box", "computes")
+_NODE_KEYS = ("id", "type", "label", "box", "computes", "device")
 _LINK_KEYS = ("src", "dst", "capacity", "latency", "class")
 
 
@@ -79,7 +81,8 @@ def from_json(data: object, *, source: str = "topology") -> Topology:
         raise TopologyError(f"{source}: the key 'unit' is missing{hint}")
     name = _text(data.get("name", source.rpartition("/")[2].removesuffix(".json")), f"{source}: name")
     unit = _text(data.get("unit", "link"), f"{source}: unit")
-    vertices = _vertices(data["nodes"], source)
+    usual = _device(data["device"], f"{source}: device") if "device" in data else None
+    vertices = _vertices(data["nodes"], source, usual)
     links = tuple(_link(position, item, vertices, source) for position, item in enumerate(data["links"]))
     stated = stated_from_json(data.get("link_classes", {}), source)
     try:
@@ -98,6 +101,8 @@ def to_json(topology: Topology) -> dict[str, Any]:
             node["box"] = vertex.node
         if vertex.computes:
             node["computes"] = True
+        if vertex.device is not None:
+            node["device"] = device_to_json(vertex.device)
         nodes.append(node)
     links: list[dict[str, Any]] = []
     for link in topology.links:
@@ -114,7 +119,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
 # -- parts ------------------------------------------------------------------------------------------------------
 
 
-def _vertices(nodes: list[Any], source: str) -> tuple[Vertex, ...]:
+def _vertices(nodes: list[Any], source: str, usual: Device | None) -> tuple[Vertex, ...]:
     found: dict[int, Vertex] = {}
     for position, node in enumerate(nodes):
         where = f"{source}: node {position}"
@@ -132,13 +137,24 @@ def _vertices(nodes: list[Any], source: str) -> tuple[Vertex, ...]:
         box, computes = node.get("box"), node.get("computes", False)
         if not isinstance(computes, bool):
             raise TopologyError(f"{where}: computes must be true or false, got {_kind_of(computes)}")
+        device = usual if _KINDS[kind] == "rank" else None
+        if "device" in node:
+            device = _device(node["device"], f"{where}: device")
         found[number] = Vertex(
             kind=_KINDS[kind],
             label=_text(node.get("label", str(number)), f"{where}: label"),
             node=None if box is None else _text(box, f"{where}: box"),
             computes=computes,
+            device=device,
         )
     return tuple(found[number] for number in range(len(nodes)))
+
+
+def _device(data: object, where: str) -> Device:
+    try:
+        return device_from_json(data, where=where)
+    except UsageError as error:
+        raise TopologyError(str(error)) from None
 
 
 def _link(position: int, item: object, vertices: tuple[Vertex, ...], source: str) -> Link:

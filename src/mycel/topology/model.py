@@ -13,6 +13,7 @@ from typing import Literal
 
 from mycel.brief import brief
 from mycel.errors import TopologyError
+from mycel.topology.device import Device, device_to_json
 from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass, stated_to_json
 from mycel.units import RATE_UNITS
 
@@ -34,6 +35,7 @@ class Vertex:
         node: the machine it belongs to, where that is known (used for drawing and placement).
         computes: the switch can copy what it receives to several ports, and add what it receives at several
             (NVLink SHARP, InfiniBand SHARP); other switches only forward. False for ranks, which always can.
+        device: of a rank, where it is known.
 
     Examples:
         >>> Vertex(kind="rank", label="gpu0", node="left").computes
@@ -46,6 +48,7 @@ class Vertex:
     label: str
     node: str | None = None
     computes: bool = False
+    device: Device | None = field(default=None, repr=False)
 
     __repr__ = brief
 
@@ -176,6 +179,11 @@ class Topology:
         return {node: tuple(ranks) for node, ranks in found.items()}
 
     @property
+    def devices(self) -> tuple[Device | None, ...]:
+        """Device of each rank; ``None`` where it is not known."""
+        return tuple(self.vertices[vertex].device for vertex in self.ranks)
+
+    @property
     def bytes_per_second_per_unit(self) -> Fraction | None:
         """Bytes a second of capacity 1; ``None`` where capacities are only relative (unit ``link``)."""
         return RATE_UNITS.get(self.unit)
@@ -193,6 +201,8 @@ class Topology:
             [[k.src, k.dst, k.capacity, k.latency_s, *([k.link_class] if k.link_class else [])] for k in self.links],
         ]
         payload += [stated_to_json(self.link_classes)] if self.link_classes else []
+        if any(self.devices):
+            payload.append([device and device_to_json(device) for device in self.devices])
         return hashlib.sha256(json.dumps(payload).encode()).hexdigest()[:12]
 
     # -- derived topologies -------------------------------------------------------------------------------
@@ -253,6 +263,20 @@ class Topology:
         """The same links between other vertices."""
         return replace(self, vertices=tuple(vertices))
 
+    def with_devices(self, devices: Sequence[Device | None]) -> Topology:
+        """The same fabric whose ranks have these devices.
+
+        Args:
+            devices: of each rank, ``None`` where it is not known.
+
+        Raises:
+            TopologyError: not one for each rank.
+        """
+        if len(devices) != self.num_ranks:
+            raise TopologyError(f"{self.name}: {len(devices)} devices for {self.num_ranks} ranks; give one for each")
+        of = dict(zip(self.ranks, devices, strict=True))
+        return self.with_vertices(replace(v, device=of.get(i, v.device)) for i, v in enumerate(self.vertices))
+
     def without_computing(self) -> Topology:
         """The fabric with switches that only forward: what programs over sockets can use."""
         if len(self.compute_vertices) == self.num_ranks:
@@ -267,6 +291,7 @@ class Topology:
                 label=self.vertices[old].label,
                 node=self.vertices[old].node,
                 computes=self.vertices[old].computes,
+                device=self.vertices[old].device if old in members else None,
             )
             for old in kept
         )
@@ -288,6 +313,8 @@ class Topology:
                 raise TopologyError(
                     f"{self.name}: rank {vertex.label!r} is marked 'computes'; every rank does, only switches differ"
                 )
+            if vertex.kind == "switch" and vertex.device is not None:
+                raise TopologyError(f"{self.name}: switch {vertex.label!r} has a device; only ranks compute")
             if vertex.label in seen:
                 raise TopologyError(f"{self.name}: two vertices are called {vertex.label!r}")
             seen.add(vertex.label)

@@ -18,6 +18,9 @@
     link_classes:                       # what messages cost on links of a class, where no more is known of a link
       rdma: {latency: 3us, work: 0, wake: 0, pieces: [64KB, 512KB]}
 
+``device: H100`` (or ``{name: X, flops: 60e12, memory: 10GiB, memory_gbps: 760}``) at the top or in a box says what
+its ranks compute with, ``devices: {left: A100, right0/1: T4}`` the same by box or rank, which goes before.
+
 ``inside: {bandwidth: ..., computes: true}`` says the same of the switch in a box (NVLink SHARP).
 
 Ranks are numbered in the order of the file, boxes first. ``vertices: [{rank: a}, {switch: core}, ...]`` instead of
@@ -40,14 +43,15 @@ from mycel.topology.formats.file_format import FileFormat
 from mycel.topology.limits import MAX_VERTICES
 from mycel.topology.link_class import LINK_CLASS_NAMES, StatedClass
 from mycel.topology.model import Link, Topology, Vertex, VertexKind
+from mycel.topology.yaml_devices import DeviceReader, device_lines
 from mycel.topology.yaml_nodes import YamlReader, compose
 from mycel.units import RATE_UNITS, format_size, parse_size
 
 __all__ = ["YAML", "parse_yaml", "to_yaml"]
 
-_TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links", "link_classes")
+_TOP = ("name", "unit", "boxes", "ranks", "switches", "vertices", "links", "link_classes", "device", "devices")
 _CLASS = ("latency", "wake", "work", "pieces")
-_BOX = ("name", "count", "ranks", "inside", "uplink", "overrides")
+_BOX = ("name", "count", "ranks", "inside", "uplink", "overrides", "device")
 _CABLE = ("bandwidth", "latency", "class")
 _INSIDE = (*_CABLE, "computes")
 _UPLINK = ("to", *_CABLE, "per", "ranks")
@@ -113,6 +117,7 @@ def to_yaml(topology: Topology) -> str:
         lines.append(f"  - {{{', '.join(parts)}}}")
     lines += ["link_classes:"] if topology.link_classes else []
     lines += [f"  {stated.name}: {{{', '.join(_class_parts(stated))}}}" for stated in topology.link_classes]
+    lines += device_lines(topology, quoted=_quoted)
     return "\n".join(lines) + "\n"
 
 
@@ -161,6 +166,7 @@ class _Description:
         self._switches: dict[str, tuple[Vertex, yaml.Node]] = {}
         self._ordered: dict[str, tuple[Vertex, yaml.Node]] = {}
         self._links: dict[tuple[str, str], _Cable] = {}
+        self._devices = DeviceReader(self._read)
 
     def topology(self) -> Topology:
         """The finished topology."""
@@ -251,6 +257,8 @@ class _Description:
         pending = []
         for box in names:
             members = [self._add("rank", f"{box}/{i}", box, node) for i in range(size)]
+            if "device" in found:
+                self._devices.of_box(box, found["device"])
             if "inside" in found:
                 inside = read.mapping(found["inside"], _INSIDE, required=("bandwidth",), what=f"box {box}: inside")
                 computes = "computes" in inside and read.flag(inside["computes"], what="computes")
@@ -443,11 +451,12 @@ class _Description:
             links.append(Link(**ends, capacity=int(capacity), latency_s=cable.latency_s, link_class=cable.link_class))
         name = read.text(self._top["name"], what="name") if "name" in self._top else self._stem
         stated = self._stated()
+        known = self._devices.given([vertex for vertex, _ in vertices], self._top)
         try:
             return Topology(
                 name=name,
                 unit=unit,
-                vertices=tuple(vertex for vertex, _ in vertices),
+                vertices=known,
                 links=tuple(links),
                 link_classes=tuple(stated),
             )

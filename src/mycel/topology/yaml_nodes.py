@@ -66,6 +66,11 @@ class YamlReader:
     def __init__(self, source: str) -> None:
         self._source = source
 
+    @property
+    def source(self) -> str:
+        """Name of the file."""
+        return self._source
+
     def error(self, node: yaml.Node, message: str) -> TopologyError:
         """An error whose message begins with the file and line of ``node``."""
         return TopologyError(f"{self._source}:{self.line(node)}: {message}")

@@ -160,7 +160,7 @@ def batches(rank: int, size: int) -> None:
 
 
 def gone_with_what_it_wanted(rank: int, size: int) -> None:
-    """A message is taken and its receiver leaves, all before its sender has looked at what the receiver said of it."""
+    """A message is taken and its receiver leaves, all before its sender has looked at what was said of it."""
     del size
     for length in (16_385, 20_000):  # longer than what is sent unasked, and sent early
         value = torch.full((length,), 3.0)

@@ -146,7 +146,7 @@ def killed(cluster: Controller) -> dict[str, Any]:
 def main() -> None:
     parts = {"values": values, "failures": failures, "clients": clients, "slots": slots, "killed": killed}
     cluster = Controller(2, timeout_s=90)
-    out = {name: parts[name](cluster) for name in sys.argv[1:]}
+    out: dict[str, Any] = {name: parts[name](cluster) for name in sys.argv[1:]}
     cluster.close()
     out["closed"] = said(lambda: cluster.mesh.call(same, 1))
     print(json.dumps(out))

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from mycel.pipeline.known.rounds import Rounds
 from mycel.pipeline.known.rows import act, check_counts, order_of_rows
-from mycel.pipeline.order import Action, Kind, Order
+from mycel.pipeline.order import Kind, Order
 
-__all__ = ["interleaved"]
+__all__ = ["interleaved", "interleaved_cells"]
 
 
 def interleaved(num_ranks: int, num_micro_batches: int, chunks: int = 2) -> Order:
@@ -34,21 +34,39 @@ def interleaved(num_ranks: int, num_micro_batches: int, chunks: int = 2) -> Orde
         1F0,1F1,3F0,3B0,3F1,3B1,1B0,1B1
     """
     check_counts("interleaved 1F1B", num_ranks, num_micro_batches, chunks)
+    rows = interleaved_cells(num_ranks, num_micro_batches, chunks)
+    return order_of_rows(
+        "interleaved 1F1B",
+        (
+            (act(stage, Kind.FORWARD if is_forward else Kind.BACKWARD, m) for stage, is_forward, m in row)
+            for row in rows
+        ),
+        num_stages=num_ranks * chunks,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def interleaved_cells(num_ranks: int, num_micro_batches: int, chunks: int) -> list[list[tuple[int, bool, int]]]:
+    """The same as plain tuples, for who only counts: of every rank stage, whether it is a forward, micro-batch.
+
+    Args:
+        num_ranks: p.
+        num_micro_batches: m.
+        chunks: v.
+
+    Raises:
+        UsageError: micro-batches that do not divide into rounds.
+    """
     rounds = Rounds(name="interleaved 1F1B", num_ranks=num_ranks, num_micro_batches=num_micro_batches, chunks=chunks)
 
-    def row(rank: int) -> Iterator[Action]:
+    def row(rank: int) -> Iterator[tuple[int, bool, int]]:
         ahead = rounds.warm_up(rank, a_hop=2)
         for turn in range(-ahead, rounds.total):
             if turn + ahead < rounds.total:
                 chunk, m = rounds.forward(turn + ahead)
-                yield act(chunk * num_ranks + rank, Kind.FORWARD, m)
+                yield chunk * num_ranks + rank, True, m
             if turn >= 0:
                 chunk, m = rounds.backward(turn)
-                yield act(chunk * num_ranks + rank, Kind.BACKWARD, m)
+                yield chunk * num_ranks + rank, False, m
 
-    return order_of_rows(
-        "interleaved 1F1B",
-        map(row, range(num_ranks)),
-        num_stages=num_ranks * chunks,
-        num_micro_batches=num_micro_batches,
-    )
+    return [list(row(rank)) for rank in range(num_ranks)]

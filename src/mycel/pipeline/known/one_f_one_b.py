@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from mycel.pipeline.known.rows import act, check_counts, order_of_rows
-from mycel.pipeline.order import Action, Kind, Order
+from mycel.pipeline.order import Kind, Order
 
-__all__ = ["one_f_one_b"]
+__all__ = ["one_f_one_b", "one_f_one_b_cells"]
 
 
 def one_f_one_b(num_ranks: int, num_micro_batches: int, chunks: int = 1) -> Order:
@@ -34,15 +34,33 @@ def one_f_one_b(num_ranks: int, num_micro_batches: int, chunks: int = 1) -> Orde
     """
     check_counts("1F1B", num_ranks, num_micro_batches, chunks, only=1)
 
-    def row(stage: int) -> Iterator[Action]:
+    rows = one_f_one_b_cells(num_ranks, num_micro_batches)
+    return order_of_rows(
+        "1F1B",
+        (
+            (act(stage, Kind.FORWARD if is_forward else Kind.BACKWARD, m) for stage, is_forward, m in row)
+            for row in rows
+        ),
+        num_stages=num_ranks,
+        num_micro_batches=num_micro_batches,
+    )
+
+
+def one_f_one_b_cells(num_ranks: int, num_micro_batches: int) -> list[list[tuple[int, bool, int]]]:
+    """The same as plain tuples, for who only counts: of every rank stage, whether it is a forward, micro-batch.
+
+    Args:
+        num_ranks: p.
+        num_micro_batches: m.
+    """
+
+    def row(stage: int) -> Iterator[tuple[int, bool, int]]:
         ahead = min(num_ranks - 1 - stage, num_micro_batches)
         for m in range(ahead):
-            yield act(stage, Kind.FORWARD, m)
+            yield stage, True, m
         for m in range(num_micro_batches):
             if m + ahead < num_micro_batches:
-                yield act(stage, Kind.FORWARD, m + ahead)
-            yield act(stage, Kind.BACKWARD, m)
+                yield stage, True, m + ahead
+            yield stage, False, m
 
-    return order_of_rows(
-        "1F1B", map(row, range(num_ranks)), num_stages=num_ranks, num_micro_batches=num_micro_batches
-    )
+    return [list(row(stage)) for stage in range(num_ranks)]

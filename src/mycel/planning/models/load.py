@@ -17,6 +17,8 @@ __all__ = ["load_model", "read_model"]
 
 #: Configurations are a few kilobytes; what is longer is no configuration.
 _LONGEST_FILE = 16 << 20
+#: Models that are known with their modules, by name: what ``mycel.parallel.describe`` has written of them.
+_DESCRIBED = {"tiny": Path(__file__).parent / "tiny.json"}
 
 
 def load_model(source: str | Path) -> ModelDescription:
@@ -26,7 +28,8 @@ def load_model(source: str | Path) -> ModelDescription:
     or mycel's own description; its keys say which.
 
     Args:
-        source: path of a file or folder, or a name such as ``llama3-8b``.
+        source: path of a file or folder, or a name such as ``llama3-8b``; ``tiny`` is the byte-level model of
+            ``examples/planned``.
 
     Raises:
         UsageError: no such file or name, or a file that cannot be read as a model.
@@ -47,6 +50,8 @@ def load_model(source: str | Path) -> ModelDescription:
             raise UsageError(
                 f"{source}: there is no such file; a model is a config.json, or a name such as llama3-8b"
             )
+        if str(source) in _DESCRIBED:
+            return load_model(_DESCRIBED[str(source)])
         return ModelDescription(shape=named(str(source)))
     try:
         if path.stat().st_size > _LONGEST_FILE:

@@ -21,7 +21,8 @@ class Points:
     """Columns of jobs and their models, one row each, in floating point.
 
     Attributes are those of ``ModelShape``, ``Mesh`` and ``Job`` by name; yes and no are 1 and 0. ``recompute`` is
-    three columns: ``full``, ``attention``, ``alternate``.
+    three columns: ``full``, ``attention``, ``alternate``. ``held`` is the layers of the stage in question, where a
+    pipeline is cut unevenly.
     """
 
     layers: Numbers
@@ -67,6 +68,7 @@ class Points:
     torch_executor: Numbers
     megatron_executor: Numbers
     gradient_bytes: Numbers
+    held: Numbers | None = None
 
     def __len__(self) -> int:
         return len(self.layers)
@@ -87,11 +89,12 @@ class Points:
             (1, array([8.]))
         """
         table = np.array([_row(shape, job) for shape, job in jobs], dtype=float).reshape(len(jobs), -1)
-        return Points(**{f.name: table[:, i].copy() for i, f in enumerate(fields(Points))})
+        return Points(**{name: table[:, i].copy() for i, name in enumerate(_COLUMNS)})
 
     def take(self, rows: NDArray[np.int_] | NDArray[np.bool_]) -> Points:
         """Some of the rows."""
-        return Points(**{f.name: getattr(self, f.name)[rows] for f in fields(self)})
+        held = None if self.held is None else self.held[rows]
+        return Points(**{name: getattr(self, name)[rows] for name in _COLUMNS}, held=held)
 
     # -- what several formulas need -------------------------------------------------------------------------
 
@@ -102,7 +105,9 @@ class Points:
 
     @property
     def stage_layers(self) -> Numbers:
-        """Layers of the fullest stage, all its chunks."""
+        """Layers of the fullest stage, all its chunks; or those that it is said to hold."""
+        if self.held is not None:
+            return self.held
         return np.ceil(self.layers / (self.pp * self.chunks)) * self.chunks
 
     @property
@@ -120,6 +125,9 @@ class Points:
         """Parameters of all else on the first rank of the pipeline: its share of its layers and the embedding."""
         outer = self.outer_parameters / self.tp * np.where(self.pp > 1, 1.0, 2.0 - self.tied)
         return self.stage_layers * self.layer_parameters / self.tp + outer
+
+
+_COLUMNS = tuple(f.name for f in fields(Points) if f.name != "held")
 
 
 def _row(shape: ModelShape, job: Job) -> list[float]:

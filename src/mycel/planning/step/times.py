@@ -12,7 +12,30 @@ from mycel.planning.step.compute import head_seconds, layer_seconds
 from mycel.planning.step.links import Links
 from mycel.planning.step.points import Numbers, Points
 
-__all__ = ["Times", "step_times"]
+__all__ = [
+    "LayerTimes",
+    "Times",
+    "exchange_seconds",
+    "gradient_seconds",
+    "layer_times",
+    "optimizer_seconds",
+    "step_times",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Seconds of one layer of one micro-batch with its exchanges, one value a job.
+
+    Attributes:
+        forward: of it.
+        backward: of it, with what is done again.
+        tensor: of both, what exchanges of tensor, context and expert parallelism take.
+    """
+
+    forward: Numbers
+    backward: Numbers
+    tensor: Numbers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +90,8 @@ def step_times(points: Points, device: Device, links: Links, coefficients: Coeff
         Rajbhandari et al., "ZeRO", SC 2020, section 7 (bytes of sharded states).
     """
     p, c = points, coefficients
-    layer = layer_seconds(p, device, c)
-    once, thrice = _tensor(p, links, c)
-    exchanged = once * np.where(p.async_tp > 0, c.async_unhidden, 1.0)
-    repeated = np.where(p.full > 0, exchanged, 0.0)
-    device_forward = layer.forward + exchanged
-    device_backward = layer.backward + exchanged
-    device_again = layer.again + repeated
-    forward = np.maximum(device_forward, layer.host) + thrice
-    backward = np.maximum(device_backward, 2.0 * c.backward_launch * layer.host) + 2.0 * thrice
-    again = np.where(p.full > 0, np.maximum(device_again, layer.host), layer.again)
-    tensor_layer = 2.0 * exchanged + repeated + 3.0 * thrice
-    one = forward + backward + again
+    layer = layer_times(p, device, links, c)
+    one = layer.forward + layer.backward
     full_stage = p.stage_layers * one
     mean_stage = p.layers / p.pp * one
     head = head_seconds(p, device, c)
@@ -90,7 +103,7 @@ def step_times(points: Points, device: Device, links: Links, coefficients: Coeff
     messages = 2.0 * p.chunks * batches + 2.0 * (p.pp - 1.0)
     boundary = np.where(is_piped, messages * (message / rate + c.exchange_s), 0.0)
     busy = batches * (full_stage + head) + bubble + boundary
-    tensor = batches * p.stage_layers * tensor_layer
+    tensor = batches * p.stage_layers * layer.tensor
     share = np.minimum(tensor, batches * full_stage)
     replicas = p.dp * p.cp
     return Times(
@@ -99,11 +112,31 @@ def step_times(points: Points, device: Device, links: Links, coefficients: Coeff
         tensor=share,
         bubble=bubble,
         boundary=boundary,
-        gradients=_gradients(p, links, c, busy),
-        optimizer=_optimizer(p, device, c),
+        gradients=gradient_seconds(p, links, c, busy),
+        optimizer=optimizer_seconds(p, device, c),
         waiting=busy * c.replica_wait * np.sqrt(2.0 * np.log(replicas)),
         fixed=np.full(len(p), c.step_s),
     )
+
+
+def layer_times(points: Points, device: Device, links: Links, coefficients: Coefficients) -> LayerTimes:
+    """Seconds of one layer of many jobs at once.
+
+    Args:
+        points: jobs.
+        device: what they run on.
+        links: what they exchange over.
+        coefficients: how near both come to what they can do.
+    """
+    p, c = points, coefficients
+    layer = layer_seconds(p, device, c)
+    once, thrice = _tensor(p, links, c)
+    exchanged = once * np.where(p.async_tp > 0, c.async_unhidden, 1.0)
+    repeated = np.where(p.full > 0, exchanged, 0.0)
+    forward = np.maximum(layer.forward + exchanged, layer.host) + thrice
+    backward = np.maximum(layer.backward + exchanged, 2.0 * c.backward_launch * layer.host) + 2.0 * thrice
+    again = np.where(p.full > 0, np.maximum(layer.again + repeated, layer.host), layer.again)
+    return LayerTimes(forward=forward, backward=backward + again, tensor=2.0 * exchanged + repeated + 3.0 * thrice)
 
 
 def _tensor(p: Points, links: Links, c: Coefficients) -> tuple[Numbers, Numbers]:
@@ -124,11 +157,30 @@ def _tensor(p: Points, links: Links, c: Coefficients) -> tuple[Numbers, Numbers]
     return tensor, context + experts
 
 
-def _gradients(p: Points, links: Links, c: Coefficients, busy: Numbers) -> Numbers:
+def gradient_seconds(p: Points, links: Links, c: Coefficients, busy: Numbers) -> Numbers:
     """Sums of gradients and gathers of shards beyond what computation hides.
+
+    Args:
+        p: jobs.
+        links: what they exchange over.
+        c: how near it comes to what it can do.
+        busy: seconds of computation.
+    """
+    each, tied = exchange_seconds(p, links, c)
+    exposed: Numbers = c.unhidden * np.minimum(each, busy) + np.maximum(0.0, each - busy) + tied
+    return exposed
+
+
+def exchange_seconds(p: Points, links: Links, c: Coefficients) -> tuple[Numbers, Numbers]:
+    """Sums of gradients and gathers of shards, hidden or not; and the sum of a tied embedding's, which nothing hides.
 
     With FSDP (``zero`` 3) each micro-batch gathers the parameters forward and backward and sums its gradients; in a
     pipeline they stay gathered and are summed once. With ``zero`` 2 they are gathered once a step.
+
+    Args:
+        p: jobs.
+        links: what they exchange over.
+        c: how near it comes to what it can do.
     """
     replicas = p.dp * p.cp
     each = _reduced(p, links, c, p.rank_dense, replicas, p.tp)
@@ -137,8 +189,7 @@ def _gradients(p: Points, links: Links, c: Coefficients, busy: Numbers) -> Numbe
     # First and last stage sum the gradients of the embedding that both have.
     rate = links.hop(p.tp * replicas, p.pp, c.link_efficiency, c.gradient_efficiency)
     tied = np.where((p.pp > 1) & (p.tied > 0), p.outer_parameters / p.tp * p.gradient_bytes / rate, 0.0)
-    exposed: Numbers = c.unhidden * np.minimum(each, busy) + np.maximum(0.0, each - busy) + tied
-    return exposed
+    return each, tied
 
 
 def _reduced(p: Points, links: Links, c: Coefficients, count: Numbers, replicas: Numbers, stride: Numbers) -> Numbers:
@@ -160,7 +211,7 @@ def _reduced(p: Points, links: Links, c: Coefficients, count: Numbers, replicas:
 _HOST_GBPS = 25.0
 
 
-def _optimizer(p: Points, device: Device, c: Coefficients) -> Numbers:
+def optimizer_seconds(p: Points, device: Device, c: Coefficients) -> Numbers:
     """The update of a rank's own parameters; from a state in the host's memory, gradients and parameters travel."""
     replicas = p.dp * p.cp
     sharded = p.rank_dense / replicas + p.rank_experts * p.ep / replicas

@@ -16,7 +16,7 @@ from mycel.errors import UsageError
 from mycel.planning.step.points import Numbers
 from mycel.topology.model import Topology
 
-__all__ = ["Wires"]
+__all__ = ["Wires", "message_rate", "ring_rate"]
 
 Path = tuple[tuple[int, int], ...]
 
@@ -103,7 +103,7 @@ class Wires:
 
     def _group(self, size: int, stride: int) -> float:
         """Bytes a second that a rank of the slowest group sends."""
-        return _ring_rate(self.topology, tuple(self._groups(size, stride)))
+        return ring_rate(self.topology, tuple(self._groups(size, stride)))
 
     def _chain(self, size: int, stride: int) -> float:
         """Bytes a second of a message from every rank to the next of its chain, all at once, one direction."""
@@ -111,36 +111,66 @@ class Wires:
         return self._busiest(pairs)
 
     def _busiest(self, pairs: Iterable[tuple[int, int]]) -> float:
-        return _slowest(self.topology, tuple(pairs))
+        return message_rate(self.topology, tuple(pairs))
 
 
-@lru_cache(maxsize=512)
-def _ring_rate(topology: Topology, groups: tuple[tuple[int, ...], ...]) -> float:
-    rings = [_ring(group) for group in groups]
-    together = _slowest(topology, tuple(pair for ring in rings for pair in ring))
+@lru_cache(maxsize=4096)
+def ring_rate(
+    topology: Topology, groups: tuple[tuple[int, ...], ...], beside: tuple[tuple[int, ...], ...] = ()
+) -> float:
+    """Bytes a second that a rank of the slowest of some groups sends in a collective, all of them at once.
+
+    Args:
+        topology: the fabric.
+        groups: ranks of each, which form a ring from node to node.
+        beside: other groups that exchange at the same time.
+    """
+    rings = [_ring(_by_node(topology, group)) for group in groups]
+    mine = tuple(pair for ring in rings for pair in ring)
+    together = message_rate(topology, mine, tuple(p for group in beside for p in _ring(_by_node(topology, group))))
     # Groups that look alike have the same bound: the one whose own ring is slowest stands for all.
-    alone = [_slowest(topology, tuple(ring)) for ring in rings]
+    alone = [message_rate(topology, tuple(ring)) for ring in rings]
     worst = int(np.argmin(alone))
-    group = groups[worst]
+    return _best_alone(topology, tuple(sorted(groups[worst]))) * min(1.0, together / alone[worst])
+
+
+@lru_cache(maxsize=4096)
+def _best_alone(topology: Topology, group: tuple[int, ...]) -> float:
     part = topology.subset(group)
     best = bound(part, "all_gather")
-    sent = float(best.algbw) * bytes_per_second(part) * (len(group) - 1) / len(group)
-    return sent * min(1.0, together / alone[worst])
+    return float(best.algbw) * bytes_per_second(part) * (len(group) - 1) / len(group)
+
+
+def _by_node(topology: Topology, group: Sequence[int]) -> list[int]:
+    """Ranks of a group, those of a node one after the other, whatever their order in the mesh."""
+    of = {rank: topology.vertices[topology.ranks[rank]].node or "" for rank in group}
+    return sorted(group, key=lambda rank: (of[rank], rank))
 
 
 def _ring(group: Sequence[int]) -> list[tuple[int, int]]:
     return [(group[k], group[(k + 1) % len(group)]) for k in range(len(group))]
 
 
-@lru_cache(maxsize=512)
-def _slowest(topology: Topology, pairs: tuple[tuple[int, int], ...]) -> float:
-    """Bytes a second of each of some messages along shortest paths, when all go at once at the same rate."""
+@lru_cache(maxsize=16384)
+def message_rate(
+    topology: Topology, pairs: tuple[tuple[int, int], ...], beside: tuple[tuple[int, int], ...] = ()
+) -> float:
+    """Bytes a second of each of some messages along shortest paths, when all go at once at the same rate.
+
+    Args:
+        topology: the fabric.
+        pairs: source and target of each.
+        beside: other messages at the same time, whose own rate is not asked for.
+    """
     loads: Counter[tuple[int, int]] = Counter()
     paths = _paths(topology)
     for source, target in pairs:
         loads.update(paths.between(topology.ranks[source], topology.ranks[target]))
+    own = tuple(loads)
+    for source, target in beside:
+        loads.update(paths.between(topology.ranks[source], topology.ranks[target]))
     rate = bytes_per_second(topology)
-    return min(topology.capacity[hop] * rate / load for hop, load in loads.items())
+    return min(topology.capacity[hop] * rate / loads[hop] for hop in own)
 
 
 class _Paths:

@@ -1,0 +1,54 @@
+"""Plans as others read them: one form a file, one line in the registry."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Protocol
+
+from mycel.names import spelled
+from mycel.planning.plan.export.accelerate import accelerate
+from mycel.planning.plan.export.csv import csv
+from mycel.planning.plan.export.deepspeed import deepspeed
+from mycel.planning.plan.export.megatron import layout_string, megatron
+from mycel.planning.plan.export.mesh import mesh
+from mycel.planning.plan.export.torchtitan import torchtitan
+from mycel.planning.plan.record import PlanRecord
+
+__all__ = ["FORMS", "Form", "export_plan", "layout_string"]
+
+
+class Form(Protocol):
+    """What writes a plan for one reader."""
+
+    def __call__(self, plan: PlanRecord) -> dict[str, str]:
+        """Text of each file, by its name, the most important first."""
+
+
+#: Forms by name.
+FORMS: Mapping[str, Form] = MappingProxyType(
+    {
+        "torchtitan": torchtitan,
+        "megatron": megatron,
+        "accelerate": accelerate,
+        "deepspeed": deepspeed,
+        "csv": csv,
+        "mesh": mesh,
+    }
+)
+
+
+def export_plan(plan: PlanRecord, form: str) -> dict[str, str]:
+    """A plan in a form.
+
+    Args:
+        plan: a right one.
+        form: key of ``FORMS``.
+
+    Returns:
+        Text of each file, by its name, the most important first.
+
+    Raises:
+        UsageError: an unknown form, or a plan that its reader cannot carry out, with the reason.
+    """
+    return FORMS[spelled(form, FORMS, "form of plans")](plan)

@@ -1,0 +1,108 @@
+"""Plans put to work: losses and parameters are those of one process, whatever the mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.effort import long
+
+from mycel.report.pipeline import read_pipelines
+
+PRELOAD = ["mycel.parallel", "mycel.parallel.planned", "torch.distributed.checkpoint"]
+HUGGING_FACE = [
+    *PRELOAD,
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+]
+
+
+def test_a_chain_of_modules(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"pp": 2, "counts": [3, 1], "ranks": [1, 0], "recompute": "full"},
+        {"pp": 2, "chunks": 2, "counts": [1, 1, 1, 1], "recompute": "alternate"},
+        {"dp": 2, "zero": 1, "max_norm": 0.05},
+        {"tp": 2, "is_sequence_parallel": True, "recompute": "attention"},
+    ]
+    run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
+
+
+def test_several_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"pp": 2, "dp": 2, "ranks": [2, 3, 0, 1], "zero": 1, "counts": [1, 3]},
+        {"pp": 2, "tp": 2, "is_sequence_parallel": True, "is_scattered": True, "max_norm": 0.05},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
+
+
+def test_a_hugging_face_model_without_edits(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}]
+    run_ranks(2, "planned", "trains", "qwen3_moe", kinds, preload=HUGGING_FACE, timeout_s=120)
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    kinds = [
+        {"dp": 4},
+        {"dp": 4, "zero": 2},
+        {"dp": 2, "tp": 2, "zero": 2, "max_norm": 0.05},
+        {"dp": 2, "tp": 2, "zero": 3, "is_sequence_parallel": True, "recompute": "full"},
+        {"pp": 2, "dp": 2, "ranks": [0, 2, 1, 3], "chunks": 2, "zero": 1},
+        {"pp": 2, "tp": 2, "recompute": "alternate"},
+        {"dp": 2, "tp": 2, "recompute": "attention"},
+        {"pp": 4, "ranks": [3, 1, 0, 2], "order": "gpipe"},
+        {"pp": 4, "order": "zb_h1"},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
+
+
+def test_a_checkpoint_loads_under_another_plan(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    before, after = {"pp": 2, "counts": [1, 3]}, {"dp": 2, "zero": 3}
+    run_ranks(2, "planned", "resumes", "tiny", str(tmp_path), before, after, preload=PRELOAD, timeout_s=120)
+
+
+def test_a_rank_that_the_plan_leaves_out(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    said = run_ranks(3, "planned", "idle_and_reported", str(tmp_path), preload=PRELOAD, timeout_s=120)
+    assert said[0]["losses"] == said[1]["losses"] == said[2]["losses"]
+    assert [each["written"] for each in said] == [True, False, True]
+    assert said[1]["report"]["parameter_bytes"] == 0 < said[0]["report"]["parameter_bytes"]
+    flights = read_pipelines([tmp_path])
+    assert len(flights) == 2
+    planned = [row for flight in flights for row in flight.rows if row.planned is not None]
+    assert len(planned) == 2 * 2 * 8  # forwards and backwards of eight micro-batches on two stages
+
+
+def test_boundaries_in_shares(run_ranks: Callable[..., list[Any]]) -> None:
+    assert run_ranks(4, "planned", "shares", backend="gloo", preload=PRELOAD, timeout_s=120) == [20] * 4
+
+
+def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
+    said = run_ranks(2, "planned", "refused", preload=HUGGING_FACE, timeout_s=120)[0]
+    assert "search for a plan of this model" in said["another model"]
+    assert "hidden 32" in said["larger"] and "has 48" in said["larger"]
+    assert "4 ranks" in said["more ranks"] and "this job has 2" in said["more ranks"]
+    assert "embedding.of_byte.weight" in said["tied"] and "one parameter" in said["tied"]
+    assert "would make two of it" in said["tied and shared"]
+    assert "8 bits" in said["float8"]
+    assert "LayerNorm" in said["odd"]
+    assert "global batch of 8" in said["batch"] and "has 3" in said["batch"]
+
+
+@long
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_hugging_face_models_in_all_directions(
+    run_ranks: Callable[..., list[Any]], name: str, tmp_path: Path
+) -> None:
+    kinds = [
+        {"dp": 2, "tp": 2, "is_sequence_parallel": name == "llama"},
+        {"pp": 2, "tp": 2, "counts": [3, 1]},
+        {"pp": 2, "dp": 2, "zero": 1, "counts": [1, 3]},
+        {"dp": 2, "tp": 2, "zero": 3, "recompute": "full"},
+        {"pp": 4, "ranks": [3, 1, 0, 2]},
+    ]
+    run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)
+    before, after = {"pp": 2, "tp": 2}, {"pp": 4}
+    run_ranks(4, "planned", "resumes", name, str(tmp_path), before, after, preload=HUGGING_FACE, timeout_s=200)

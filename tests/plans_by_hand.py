@@ -1,0 +1,96 @@
+"""Plans that no search found: built from a few numbers, so that what reads them is tested by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from mycel.pipeline.known import known_order
+from mycel.pipeline.order import Order
+from mycel.planning.cluster import Cluster, load_cluster
+from mycel.planning.job import Job, Mesh
+from mycel.planning.models import ModelDescription, named
+from mycel.planning.plan import Plan
+from mycel.planning.plan.build import plan_of
+from mycel.planning.plan.held import held_total
+from mycel.planning.predict import Prediction
+from mycel.planning.search import Candidate, Found
+
+__all__ = ["FIVE", "by_hand", "described", "five_plans"]
+
+
+def by_hand(
+    cluster: Cluster,
+    model: ModelDescription,
+    job: Job,
+    cut: tuple[int, ...],
+    *,
+    ranks: tuple[int, ...] | None = None,
+    order: Order | None = None,
+    limits: tuple[str, ...] = (),
+) -> Plan:
+    """A plan whose stages take a second a layer forward and two backward, and whose ranks hold what they need."""
+    places = tuple(range(job.mesh.num_ranks)) if ranks is None else ranks
+    seconds = tuple((float(layers), 2.0 * layers) for layers in cut)
+    step = 3.0 * sum(cut) * job.num_micro_batches
+    candidate = Candidate(
+        job=job,
+        ranks=places,
+        cut=cut,
+        seconds=Prediction(seconds=step, error=0.1, parts={"compute": step}, num_rows=12, source="by hand"),
+        stage_seconds=seconds,
+        memory=(0,) * cluster.num_ranks,
+        binding="compute",
+    )
+    found = Found(best=candidate, candidates=(candidate,))
+    plan = plan_of(found, candidate, model, cluster, order=order, limits=limits)
+    held = [0] * cluster.num_ranks
+    for place, needed in enumerate(held_total(plan)):
+        for rank in plan.group(place):
+            held[rank] = round(needed)
+    return replace(plan, memory=tuple(held))
+
+
+def described(name: str = "llama3-8b") -> ModelDescription:
+    """A model by its name."""
+    return ModelDescription(shape=named(name))
+
+
+def job(pp: int = 1, dp: int = 1, tp: int = 1, cp: int = 1, **others: Any) -> Job:
+    """A job of 64 sequences."""
+    return Job(
+        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp),
+        **{"global_batch": 64, "micro_batch": 1, "seq": 4096, **others},
+    )
+
+
+def five_plans() -> dict[str, Plan]:
+    """Five plans that differ in everything that forms have words for."""
+    eight, sixteen = load_cluster("h100:nodes=1"), load_cluster("h100:nodes=2")
+    model = described()
+    folded = known_order("zb_v", 4, 16)
+    return {
+        "sharded": by_hand(eight, model, job(dp=8, zero=3, recompute="full", is_compiled=True), (32,)),
+        "pipeline": by_hand(
+            sixteen,
+            model,
+            job(pp=4, dp=2, tp=2, zero=1, recompute="attention", is_sequence_parallel=True),
+            (9, 9, 8, 6),
+            limits=("tp<=4", "tp in node", "stage 0 on node0", "memory<=70GiB"),
+        ),
+        "even": by_hand(eight, model, job(pp=4, dp=2, zero=1), (8, 8, 8, 8), ranks=(0, 4, 1, 5, 2, 6, 3, 7)),
+        "interleaved": by_hand(
+            eight, model, job(pp=2, dp=2, tp=2, chunks=2, recompute="full", is_offloaded=True), (8, 9, 9, 6)
+        ),
+        "folded": by_hand(
+            eight,
+            model,
+            job(pp=4, dp=2, chunks=2, zero=3, recompute="alternate", micro_batch=2),
+            (4, 4, 4, 4, 4, 4, 4, 4),
+            order=folded,
+        ),
+    }
+
+
+#: Their names.
+FIVE = ("sharded", "pipeline", "even", "interleaved", "folded")
