@@ -112,8 +112,8 @@ def plan_for(
         memory=(0,) * count,
     )
     needed = held_total(plan)
-    places = [plan.place_of(rank) for rank in range(count)]
-    return dataclasses.replace(plan, memory=tuple(0 if at is None else round(needed[at]) for at in places))
+    held = [plan.place_of(rank) for rank in range(count)]
+    return dataclasses.replace(plan, memory=tuple(0 if at is None else round(needed[at]) for at in held))
 
 
 def batch_of(step: int) -> tuple[Tensor, Tensor]:

@@ -74,6 +74,14 @@ def apply(
     Raises:
         UsageError: a plan for another model or another number of ranks, or something that cannot be run; nothing
             has been changed then.
+
+    Examples:
+        On every rank, with as many ranks as ``plan.json`` was searched for::
+
+            plan = mycel.planning.plan.read_plan("plan.json")
+            trained = mycel.parallel.apply(model, plan, optimizer=lambda p: torch.optim.AdamW(p, lr=1e-3))
+            for tokens, targets in batches:
+                loss = trained.step(tokens, targets)
     """
     group_or_all(None, "apply")
     if max_norm is not None and not max_norm > 0:
@@ -150,6 +158,11 @@ class Planned:
         optimizers: by stage; none where ``apply`` was given none.
         pipeline: of this rank; ``None`` where the plan does not use it.
         norm: of the last step's gradients, before they were scaled; ``None`` without ``max_norm``.
+
+    Examples:
+        Checkpoints have the whole model's names and load under another plan::
+
+            torch.distributed.checkpoint.save(trained.state_dict(), checkpoint_id=folder)
     """
 
     def __init__(

@@ -42,6 +42,13 @@ class Paced(nn.Module):
         inner: the stage, which gives one tensor.
         forward_s: of one micro-batch.
         backward_s: likewise.
+
+    Examples:
+        >>> stage = Paced(nn.Linear(4, 2), 0.01, 0.02)
+        >>> begun = time.perf_counter()
+        >>> y = stage(torch.ones(3, 4))
+        >>> tuple(y.shape), time.perf_counter() - begun >= 0.01
+        ((3, 2), True)
     """
 
     def __init__(self, inner: nn.Module, forward_s: float, backward_s: float) -> None:
@@ -69,6 +76,11 @@ def paced(plan: Plan) -> Callable[[int, nn.Module], nn.Module]:
 
     Args:
         plan: whose ``stage_seconds`` hold; of a backward in two halves the first takes all the time.
+
+    Examples:
+        ::
+
+            trained = mycel.parallel.apply(model, plan, wrap=mycel.parallel.paced(plan))
     """
     return lambda stage, module: Paced(module, *plan.stage_seconds[stage])
 
