@@ -212,7 +212,8 @@ class _Run:
                         self.kept.append(what)
                 else:
                     assert isinstance(what, tuple)
-                    self._play(level, *what)
+                    if not any(_are_alike(one.job, what[0].job) for one in self.kept):  # another cut of it is better
+                        self._play(level, *what)
             except (KeyboardInterrupt, TimeoutError):
                 self._push(bound, level, what)
                 raise
