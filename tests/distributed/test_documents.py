@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.checks.documents import BEFORE, EMULATED, RANKS, blocks, run_blocks
+from tests.distributed.checks.documents import BEFORE, ELSEWHERE, EMULATED, RANKS, blocks, run_blocks
 
 RunRanks = Callable[..., list[Any]]
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,9 +17,11 @@ WITH_PYTHON = [page for page in PAGES if blocks(page)]
 
 def test_nothing_is_prepared_for_pages_without_python() -> None:
     assert {*BEFORE, *RANKS, *EMULATED} <= set(WITH_PYTHON)
+    for page, test in ELSEWHERE.items():
+        assert page in WITH_PYTHON and (ROOT / test).is_file()
 
 
-@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in EMULATED])
+@pytest.mark.parametrize("page", [page for page in WITH_PYTHON if page not in (*EMULATED, *ELSEWHERE)])
 def test_python_in_documents_runs(run_ranks: RunRanks, page: str, tmp_path: Path) -> None:
     if "transformers" in "".join(text for _, text in blocks(page)) or page == "README.md":
         pytest.importorskip("transformers")

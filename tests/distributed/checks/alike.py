@@ -8,7 +8,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from mycel.collectives.synth import flow, forest, nodes, routes, tree
+from mycel.collectives import routes
+from mycel.collectives.synth import flow, forest, nodes, tree
 from mycel.runtime import proof, tensor_group
 
 

@@ -28,6 +28,12 @@ RANKS = {
 #: Pages whose blocks start ranks of their own, on emulated clusters.
 EMULATED = ("docs/guides/bench.md", "docs/guides/emulate.md")
 
+#: Pages whose blocks are run, in their order, by a test of their own.
+ELSEWHERE = {
+    "docs/guides/one_controller.md": "tests/distributed/test_controller.py",
+    "docs/guides/write_a_collective.md": "tests/distributed/test_guide_written.py",
+}
+
 #: Where ranks save a file of one name each, and read it back.
 OWN_FOLDER = """
 import os
@@ -160,7 +166,46 @@ job = lambda order: lambda step: None
 for place in range(4):
     threading.Thread(target=serve, args=(store, place, {"one": job, "other": job})).start()
 """
+#: A configuration, and a plan for two ranks that train it; files are put in their place whole, by every rank alike.
+PLANNED = """
+import json, os
+from mycel.planning.cluster import load_cluster
+from mycel.planning.models import load_model
+from mycel.planning.plan import plan_of
+from mycel.planning.search import Limits, search
+from mycel.topology import parse_topology
+
+def put(name, text):
+    with open(f"{name}.{rank}", "w") as file:
+        file.write(text)
+    os.replace(f"{name}.{rank}", name)
+
+sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2)
+put("config.json", json.dumps(dict(model_type="llama", vocab_size=64, max_position_embeddings=32, **sizes)))
+nodes = "{name: node, count: 2, ranks: 1, uplink: {to: core, bandwidth: 1 Gbit/s, per: rank}}"
+device = "{name: slow, flops: 2e9, memory: 8GiB, memory_gbps: 8}"
+text = f"device: {device}\\nboxes: [{nodes}]\\nswitches: [core]\\n"
+cluster = load_cluster(parse_topology(text, source="cluster.yaml"))
+model = load_model("config.json")
+found = search(cluster, model.shape, batch=4, seq=16, limits=Limits.from_text("pp=2"))
+put("plan.json", json.dumps(plan_of(found, model=model, cluster=cluster).to_json()))
+import torch
+batches = [(torch.arange(64).reshape(4, 16), torch.arange(64).reshape(4, 16))] * 2
+"""
+#: A plan of packets, written by the example, and a group of two ranks.
+PACKETS = """
+import os, runpy
+import torch.distributed as dist
+import mycel.runtime
+dist.init_process_group("mycel")
+plan = runpy.run_path(EXAMPLE)["packets"](2)
+with open(f"packets.{rank}", "w") as file:
+    file.write(plan.to_text())
+os.replace(f"packets.{rank}", "packets.plan.json")
+""".replace("EXAMPLE", repr(str(Path(__file__).resolve().parents[3] / "examples" / "plans.py")))
 BEFORE: dict[str, list[tuple[str, str]]] = {
+    "docs/concepts/plan_model.md": [("mycel.runtime.register", PACKETS)],
+    "docs/guides/planned_training.md": [("read_plan", PLANNED)],
     "README.md": [
         (
             "compress(ddp_model",
