@@ -56,17 +56,8 @@ class Outcome:
         return self._wait(0.0)
 
     def wait(self, timeout_s: float | None = None) -> None:
-        """Until all ranks are through with the call.
-
-        Args:
-            timeout_s: longest wait; ``None``: the controller's.
-
-        Raises:
-            PeerLostError: a rank has ended; the message names it.
-            CollectiveTimeoutError: time is over.
-            CommunicationError: the program failed; the message says on which rank and with what.
-        """
-        limit_s = self.replies.timeout_s if timeout_s is None else timeout_s
+        """Until all ranks are through with the call; arguments and errors as for ``Reference.result``."""
+        limit_s = self._limit_s(timeout_s)
         if not self._wait(limit_s):
             raise CollectiveTimeoutError(
                 f"{self.name} (call {self.number}) is not done on ranks {list(self.ranks)} after {limit_s:g} s"
@@ -74,26 +65,20 @@ class Outcome:
         self._raise_failures(self._values or ())
 
     def result(self, timeout_s: float | None = None) -> tuple[Any, ...]:
-        """The values, one a rank of the mesh, in their order; tensors come to this process's memory.
-
-        Args:
-            timeout_s: longest wait; ``None``: the controller's.
-
-        Raises:
-            PeerLostError: a rank has ended; the message names it.
-            CollectiveTimeoutError: time is over.
-            CommunicationError: the program failed; the message says on which rank and with what.
-        """
+        """The values; see ``Reference.result``."""
         self.wait(timeout_s)
         values = self._values or ()
         if any(isinstance(value, Large) for value in values):
-            limit_s = self.replies.timeout_s if timeout_s is None else timeout_s
+            limit_s = self._limit_s(timeout_s)
             future = self.replies.fetch(self.number, self.ranks)
             fetched = _get(future, limit_s, self.replies.check)
             if fetched is None:
                 raise CollectiveTimeoutError(f"the value of call {self.number} did not come within {limit_s:g} s")
             values = self._values = fetched
         return values
+
+    def _limit_s(self, timeout_s: float | None) -> float:
+        return self.replies.timeout_s if timeout_s is None else timeout_s
 
     def _wait(self, limit_s: float) -> bool:
         begun = time.monotonic()
