@@ -7,10 +7,12 @@ import sys
 import threading
 from collections import namedtuple
 from importlib.util import find_spec
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 
+import mycel.controller.controller as whole
 from mycel.controller import Controller, Credits, Current
 from mycel.controller.messages import SMALL_BYTES, Held, Large, answer, replace
 from mycel.controller.watch import Watch
@@ -127,3 +129,28 @@ def test_without_the_extra_the_error_says_how_to_get_it() -> None:
 def test_a_controller_wants_ranks(ranks: object) -> None:
     with pytest.raises(UsageError, match="ranks"):
         Controller(ranks)  # type: ignore[arg-type]
+
+
+def test_failures_of_meshes_that_are_not_ours_stay_monarchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    actor = ModuleType("monarch.actor")
+    actor.unhandled_fault_hook = lambda failure: left.append(failure.mesh_name)  # type: ignore[attr-defined]
+    package = ModuleType("monarch")
+    package.actor = actor  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "monarch", package)
+    monkeypatch.setitem(sys.modules, "monarch.actor", actor)
+    monkeypatch.setattr(whole, "_MONARCHS", [])
+    monkeypatch.setattr(whole, "_MAY_END", {})
+    for name in ("mycel0", "mycel1"):
+        whole._answer_for(name)
+    meshes = ["mycel0-x", "mycel1-y", "theirs-z", "logger-w"]
+
+    def fail() -> list[str]:
+        left.clear()
+        for mesh in meshes:
+            actor.unhandled_fault_hook(SimpleNamespace(mesh_name=mesh))
+        return left
+
+    assert fail() == meshes
+    whole._MAY_END["mycel1"] = True  # it has said that a rank is lost
+    assert fail() == ["mycel0-x", "theirs-z"]

@@ -25,9 +25,10 @@ from mycel.extras import needs
 
 __all__ = ["Controller"]
 
-#: What a rank's end sets off in Monarch is for it to say: its own hook would end this process.
-_OPEN: set[Controller] = set()
+#: What Monarch calls when nobody else answers for a mesh that failed; unless it is ours, which we answer for.
 _MONARCHS: list[Callable[[Any], None]] = []
+#: By the name of a controller's mesh: whether its ranks may end, since it is closed or has said that one is lost.
+_MAY_END: dict[str, bool] = {}
 
 
 class Controller:
@@ -74,10 +75,11 @@ class Controller:
         self._closed = False
         self._slices: dict[tuple[int, ...], Any] = {}
         self._watch: Watch | None = None
-        _say_who_is_gone(self)
+        self._name = f"mycel{len(_MAY_END)}"
+        _answer_for(self._name)
         try:
             self._processes = this_host().spawn_procs(per_host={"ranks": ranks}, name="mycel")
-            self._actors = self._processes.spawn("rank", Rank, ranks, timeout_s, backend, _paths())
+            self._actors = self._processes.spawn(self._name, Rank, ranks, timeout_s, backend, _paths())
             self._pids = self._values(self._actors.process.call())
             self._watch = Watch(self._pids, self._ended)
             port = self._values(self._actors.slice(ranks=slice(0, 1)).serve.call())[0]
@@ -159,7 +161,7 @@ class Controller:
         except CommunicationError:
             pass  # a rank that ended meanwhile: the others end as well
         finally:
-            self._closed = True
+            self._closed = _MAY_END[self._name] = True
             if self._watch is not None:
                 self._watch.close()
             if hasattr(self, "_processes"):
@@ -213,22 +215,25 @@ class Controller:
 
     def _ended(self, rank: int) -> None:
         if not self._closed:
+            _MAY_END[self._name] = True
             self._lost = PeerLostError(
                 f"rank {rank} (process {self._pids[rank]}) has ended; what ranks held is lost with it, and this "
                 "controller can only be closed"
             )
 
 
-def _say_who_is_gone(controller: Controller) -> None:
-    """Keep Monarch from ending this process when one of our ranks ends: those who wait are told."""
+def _answer_for(name: str) -> None:
+    """Keep Monarch from ending this process when a rank of this mesh ends: those who wait are told."""
     import monarch.actor
 
-    _OPEN.add(controller)
+    _MAY_END[name] = False
     if not _MONARCHS:
         _MONARCHS.append(monarch.actor.unhandled_fault_hook)
 
         def heard(failure: Any) -> None:
-            if not any(one._lost is not None or one._closed for one in _OPEN):
+            mesh = failure.mesh_name.partition("-")[0]
+            # Monarch's own logger beside the ranks, which fails with them, has no name that says whose it is.
+            if not (any(_MAY_END.values()) if mesh == "logger" else _MAY_END.get(mesh)):
                 _MONARCHS[0](failure)
 
         monarch.actor.unhandled_fault_hook = heard
