@@ -34,7 +34,7 @@ from mycel.errors import CommunicationError
 from mycel.runtime.calls import Call
 from mycel.runtime.forms import Form, Workspace
 from mycel.runtime.planner import Planner, sends_directly, verified_schedules
-from mycel.runtime.prepared import Prepared
+from mycel.runtime.prepared import Line, Prepared, asking
 from mycel.runtime.proof import Proofs
 from mycel.topology.builders import hosts
 from mycel.topology.load import load_topology
@@ -113,7 +113,8 @@ def first_call(fabric: Topology, name: CollectiveName, rank: int) -> dict[str, A
 
 
 def _lay_out(num_elements: int, plan: RankTemplate, pieces: int) -> Prepared:
-    form = Form(plan, [0] * len(plan.channels), np.full(1, -1, dtype=np.int64), Workspace())
+    lines, extras = [Line(-1)] * len(plan.channels), np.full(1, -1, dtype=np.int64)
+    form = Form(plan, lines, extras, asking(1, -1), Workspace())
     return form.prepare(num_elements, pieces, ELEMENT_BYTES, None)
 
 

@@ -285,3 +285,12 @@ def test_all_ranks_of_a_group_in_one_process_hear_each_other_over_few_connection
     assert (graph["control"], mesh["control"]) == ("graph", "mesh")
     assert graph["open"] < mesh["open"] == 23 + 2 + 3, "connections, two to wait, and processes of the machine"
     assert graph["ways"] > mesh["ways"] == 1
+
+
+def test_what_a_rank_does_before_its_first_call_is_measured(script: Any) -> None:
+    scale = script("scale")
+    fabric = scale.default_fabric(12, 4, uneven=False)
+    for name in ("all_reduce", "broadcast"):
+        found = scale.first_call(fabric, name, 11)
+        assert found["method"] in found["depth"] and set(found["cpu_s"]) == set(scale.PARTS)
+        assert found["total_s"] >= found["cpu_s"]["program"] > 0
