@@ -33,6 +33,7 @@ def run_unrest(seconds: float, seed: int) -> int:
     topology, dice = load_topology(CLUSTER), random.Random(seed)
     said: list[tuple[int, str]] = []
     events: dict[str, int] = {}
+    longest = {"stopped": 0.0, "down": 0.0}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mycel-unrest-")))
         stop, ready = folder / "stop", folder / "ready"
@@ -56,7 +57,8 @@ def run_unrest(seconds: float, seed: int) -> int:
         while time.monotonic() < until and run.wait(PEACE_S) is None:
             what = dice.choice(("stopped", "down", "both"))
             events[what] = events.get(what, 0) + 1
-            _disturb(run, topology, what, dice)
+            for kind, lasted in _disturb(run, topology, what, dice).items():
+                longest[kind] = max(longest[kind], lasted)
         stop.touch()
         code = run.wait(PATIENCE_S)
     for rank, line in said:
@@ -65,24 +67,30 @@ def run_unrest(seconds: float, seed: int) -> int:
             print(f"rank {rank}: {counted['collectives']} collectives right in {counted['seconds']:.0f} s")
         elif "Error" in line or "WARNING" in line:
             print(f"rank {rank}: {line}")
+    print(f"longest: a rank stopped for {longest['stopped']:.1f} s, a link down for {longest['down']:.1f} s")
     print(f"{events} in {seconds:.0f} s: {'no alarm' if code == 0 else f'FAILED, exit code {code}'}")
     return 0 if code == 0 else 1
 
 
-def _disturb(run: Run, topology: Topology, what: str, dice: random.Random) -> None:
-    """Something that passes."""
+def _disturb(run: Run, topology: Topology, what: str, dice: random.Random) -> dict[str, float]:
+    """Something that passes; how long it was, which on a busy machine can be longer than was meant."""
     rank = dice.randrange(topology.num_ranks)
     vertex = topology.ranks[dice.randrange(topology.num_ranks)]
     ways = [(link.src, link.dst) for link in topology.links if vertex in (link.src, link.dst)]
     began = time.monotonic()
+    lasted = {}
     if what != "down":
         run.kill(rank, signal.SIGSTOP)
     if what != "stopped":
+        down = time.monotonic()
         for way in ways:
             run.set_link(*way, up=False)
         time.sleep(DOWN_S)
         for way in ways:
             run.set_link(*way, up=True)
+        lasted["down"] = time.monotonic() - down
     if what != "down":
         time.sleep(max(0.0, began + STOPPED_S - time.monotonic()))
         run.kill(rank, signal.SIGCONT)
+        lasted["stopped"] = time.monotonic() - began
+    return lasted
