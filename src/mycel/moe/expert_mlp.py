@@ -57,12 +57,14 @@ class ExpertKind(NamedTuple):
         fused: its name among those that kernels know, where nothing else stands in the way of one.
         fused_tokens: kernels may take tokens with their slots at once.
         after: of the second map's rows.
+        watch: is told what comes out between the maps, ``[R, F]``, and the rows of each expert.
     """
 
     activate: Callable[[Tensor], Tensor]
     fused: str | None = None
     fused_tokens: bool = True
     after: Callable[[Tensor], Tensor] | None = None
+    watch: Callable[[Tensor, Tensor], None] | None = None
 
 
 def expert_mlp(rows_RD: Tensor, counts_E: Tensor, weights: ExpertWeights | ApartWeights, kind: ExpertKind) -> Tensor:
@@ -91,6 +93,8 @@ def expert_mlp(rows_RD: Tensor, counts_E: Tensor, weights: ExpertWeights | Apart
         group_R = _group_of_rows(counts_E, rows_RD.shape[0]) if biased else None
         z_RO = grouped_linear(rows_RD, weights.gate_up, counts_E)
         inside_RF = kind.activate(_with_bias(z_RO, weights.gate_up_bias, group_R))
+        if kind.watch is not None:
+            kind.watch(inside_RF, counts_E)
         y_RD = _with_bias(grouped_linear(inside_RF, weights.down, counts_E), weights.down_bias, group_R)
         return y_RD if kind.after is None else kind.after(y_RD)
 
@@ -124,7 +128,7 @@ def tokens_mlp(
 
 def _is_fused(weights: ExpertWeights, kind: ExpertKind) -> bool:
     """Whether both maps and the activation are one node of the graph: on GPUs, and wherever Triton computes."""
-    known = kind.fused in fused.ACTIVATIONS and weights.gate_up_bias is None
+    known = kind.fused in fused.ACTIVATIONS and weights.gate_up_bias is None and kind.watch is None
     return known and (weights.gate_up.is_cuda or triton_takes(weights.gate_up))
 
 
