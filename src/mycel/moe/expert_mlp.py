@@ -16,7 +16,15 @@ from mycel.moe.kernels.choice import triton_takes
 from mycel.moe.kernels.grouped_gemm import grouped_linear, groups_with_rows
 from mycel.moe.slots import RoutingResult, narrow
 
-__all__ = ["ApartWeights", "ExpertKind", "ExpertWeights", "compute_dtype", "expert_mlp", "tokens_mlp"]
+__all__ = [
+    "ApartWeights",
+    "ExpertKind",
+    "ExpertWeights",
+    "OneExpert",
+    "compute_dtype",
+    "expert_mlp",
+    "tokens_mlp",
+]
 
 
 class ExpertWeights(NamedTuple):
@@ -35,10 +43,17 @@ class ExpertWeights(NamedTuple):
         return [ExpertWeights(*part) for part in zip(*each, strict=True)]
 
 
+class OneExpert(Protocol):
+    """An expert that computes by itself, as one whose weights are codes."""
+
+    def through(self, rows_RD: Tensor, kind: ExpertKind) -> Tensor:
+        """Its rows through both maps, shape ``[R, D]``."""
+
+
 class ApartWeights(Protocol):
     """Weights that are not in one place, as those of experts in far memory; for inference."""
 
-    def near(self, experts: Sequence[int]) -> AbstractContextManager[Sequence[ExpertWeights]]:
+    def near(self, experts: Sequence[int]) -> AbstractContextManager[Sequence[ExpertWeights | OneExpert]]:
         """Each of these experts alone, ``E = 1``, as long as the context is open."""
 
     def split(self, parts: Sequence[range]) -> list[ExpertWeights]:
@@ -106,7 +121,11 @@ def _one_by_one(rows_RD: Tensor, counts_E: Tensor, weights: ApartWeights, kind: 
     y_RD = torch.zeros_like(rows_RD)
     with weights.near([expert for expert, _, _ in active]) as brought:
         for (expert, begin, end), alone in zip(active, brought, strict=True):
-            y_RD[begin:end] = expert_mlp(rows_RD[begin:end], counts_E[expert : expert + 1], alone, kind)
+            rows = rows_RD[begin:end]
+            if isinstance(alone, ExpertWeights):
+                y_RD[begin:end] = expert_mlp(rows, counts_E[expert : expert + 1], alone, kind)
+            else:
+                y_RD[begin:end] = alone.through(rows, kind)
     return y_RD
 
 

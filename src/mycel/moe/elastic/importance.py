@@ -54,7 +54,8 @@ class Activity:
     def spread(self) -> Tensor:
         """Standard deviation of each neuron, ``[E, F]``."""
         variance: Tensor = self._squares / self._rows() - self.mean.square()
-        return variance.clamp(min=0).sqrt()
+        spread: Tensor = variance.clamp(min=0).sqrt()
+        return spread
 
     def importance(self, down_EDF: Tensor, by: str) -> Tensor:
         """What is lost with each neuron, ``[E, F]``: how much it varies, times the length of what it adds.
@@ -75,8 +76,8 @@ class Activity:
         if by == "magnitude":
             sizes: Tensor = self._sizes / self._rows()
             return sizes
-        return self.spread * down_EDF.double().norm(dim=1)
+        lengths: Tensor = torch.linalg.vector_norm(down_EDF.double(), dim=1)
+        return self.spread * lengths
 
     def _rows(self) -> Tensor:
-        rows: Tensor = self.rows.clamp(min=1).unsqueeze(1)
-        return rows
+        return self.rows.clamp(min=1).unsqueeze(1)
