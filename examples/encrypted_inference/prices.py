@@ -16,6 +16,8 @@ from sealed import Sealed
 
 #: Calls of which a price is the median.
 CALLS = 5
+#: Of a vector, on which a circuit is traced before its parameters are known.
+LEAST_SLOTS = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,8 @@ def candidates(network: Network, trial: Matrix, count: int) -> list[Candidate]:
     for layout in layouts_of(network):
         fits = min(count, layout.images or count)
         images = np.resize(trial, (fits, trial.shape[1]))
-        parameters = parameters_for(*depth_and_largest(layout, images))
+        first = traced(layout, images[:LEAST_SLOTS], LEAST_SLOTS)
+        parameters = parameters_for(first.depth, first.largest, least_slots=LEAST_SLOTS)
         fits = min(fits, parameters.slots)
         trace = traced(layout, images[:fits], parameters.slots)
         parameters.check(trace)
@@ -99,22 +102,11 @@ def candidates(network: Network, trial: Matrix, count: int) -> list[Candidate]:
     return made
 
 
-def depth_and_largest(layout: Layout, images: Matrix) -> tuple[int, float]:
-    """Before the number of slots is known."""
-    trace = traced(layout, images[:256], 256)
-    return trace.depth, trace.largest
-
-
 def traced(layout: Layout, images: Matrix, slots: int) -> Traced:
     """What one run needs."""
-    trace = Traced(max(slots, layout_slots(layout, images)))
+    trace = Traced(slots)
     layout.whole(trace, images)
     return trace
-
-
-def layout_slots(layout: Layout, images: Matrix) -> int:
-    """That its longest vector needs."""
-    return max(len(vector) for vector in layout.pack(images))
 
 
 def cheapest(network: Network, trial: Matrix, count: int) -> Candidate:
