@@ -14,6 +14,7 @@ import numpy as np
 from hisa import Parameters, Vector, repeated
 
 from mycel.errors import UsageError
+from mycel.extras import needs
 
 
 def library() -> Any:
@@ -22,12 +23,9 @@ def library() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
-        import tenseal.sealapi
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "examples/encrypted_inference needs tenseal, which is not installed: pip install 'mycel[encrypted]'"
-        ) from error
+    needs("examples/encrypted_inference", "tenseal")
+    import tenseal.sealapi
+
     return tenseal.sealapi
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 import circuits
@@ -17,7 +18,7 @@ import sealed
 from circuits import Convolution, Dense, Network
 from hisa import Parameters, Plain, Traced, parameters_for
 
-from mycel.errors import MycelError, UsageError
+from mycel.errors import MissingExtraError, MycelError, UsageError
 
 with_seal = pytest.mark.skipif(find_spec("tenseal") is None, reason="tenseal is not installed")
 
@@ -157,6 +158,12 @@ def test_the_side_without_the_secret_key_decrypts_nothing_and_rotates_only_as_ag
 def test_parameters_without_security_are_refused() -> None:
     with pytest.raises(MycelError, match="128 bits of security allow 109"):
         sealed.Sealed(Parameters(degree=4096, bits=(60, 30, 60), scale_bits=30))
+
+
+def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tenseal", None)
+    with pytest.raises(MissingExtraError, match=r"needs tenseal, .*mycel\[encrypted\]"):
+        sealed.Sealed(parameters_for(1, 1.0))
 
 
 def test_the_comparison_says_what_was_chosen_and_what_was_fastest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
@@ -16,7 +17,7 @@ from poles import Poles
 from proximal import Settings
 from route import ALLOWED, PENALTY, Routes
 
-from mycel.errors import UsageError
+from mycel.errors import MissingExtraError, UsageError
 
 SMALL = Settings(environments=4, horizon=32, minibatch=32, steps=256, epochs=2)
 if find_spec("gymnasium") is not None:
@@ -157,6 +158,12 @@ def test_poles_are_the_same_wherever_they_are_balanced() -> None:
             assert alone.step(actions[pole : pole + 1])[1][0] == over[pole]
         assert np.array_equal(together.observe(), np.concatenate([alone.observe() for alone in apart]))
         assert np.isnan(lasted[~over]).all() and (lasted[over] > 5).all()
+
+
+def test_without_the_extra_its_name_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(MissingExtraError, match=r"CartPole needs gymnasium, .*mycel\[rl\]"):
+        Poles([0], seed=0)
 
 
 def test_a_table_names_scores_by_what_they_are() -> None:
