@@ -52,6 +52,7 @@ from mycel.data_parallel.compress import (
     make_compressor,
 )
 from mycel.data_parallel.ddp import DDPCompression
+from mycel.data_parallel.ensemble import Ensemble, EnsembleScores, MultipleChoice
 from mycel.data_parallel.entry import compress
 from mycel.data_parallel.feedback import ErrorFeedback
 from mycel.data_parallel.fsdp import QSDP, FSDPCompression
@@ -104,6 +105,8 @@ __all__ = [
     "DenseInt4",
     "Dion",
     "Encrypted",
+    "Ensemble",
+    "EnsembleScores",
     "ErrorFeedback",
     "EveryStep",
     "FSDPCompression",
@@ -117,6 +120,7 @@ __all__ = [
     "Mean",
     "Members",
     "ModelCombiner",
+    "MultipleChoice",
     "Muon",
     "NashMTL",
     "OneBitAdam",

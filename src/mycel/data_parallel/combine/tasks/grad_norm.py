@@ -42,7 +42,7 @@ class GradNorm(ByLoss):
 
     Examples:
         >>> GradNorm(rate=0.1).update(np.array([[1.0, 3.0], [1.0, 1.0]])).round(4).tolist()  # the first is longer
-        [0.85, 1.15]
+        [0.8947, 1.1053]
     """
 
     whole = True
