@@ -44,6 +44,8 @@ OUTPUT = RECORDED / "claims" / "dapt.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "annex.md"
 #: Epochs of tuning in which bytes are counted, beside one of as many fewer: what begins and ends a run cancels out.
 COUNTED = (1, 3)
+#: Clouds a shape in these.
+COUNTED_CLOUDS = 32
 
 
 def accuracies(seeds: int, *, quick: bool) -> list[dict[str, Any]]:
@@ -79,7 +81,7 @@ def be_rank() -> None:
         sent = []
         for epochs in COUNTED:
             begin = interface_bytes()
-            found = tune_clouds.tune(before, way, replace(settings, tune=(settings.tune[0], epochs)))
+            found = tune_clouds.tune(before, way, replace(settings, tune=(COUNTED_CLOUDS, epochs)))
             dist.barrier()
             sent.append((interface_bytes() - begin, found.steps))
         each = (sent[1][0] - sent[0][0]) / (sent[1][1] - sent[0][1])

@@ -76,7 +76,7 @@ def main() -> None:
         return
     lines = []
     for seed in range(options.seeds):
-        lines += lines_of(seed, train_steps=2500, settings=Settings(seed=seed), fresh=5, pictures=1500)
+        lines += lines_of(seed, train_steps=2500, settings=Settings(seed=seed), fresh=5, pictures=1000)
     conclude(OUTPUT, PAGE, "flexiffusion", lines, table)
 
 

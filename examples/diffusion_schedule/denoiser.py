@@ -41,7 +41,7 @@ def alphas() -> Tensor:
 class Denoiser(nn.Module):
     """Predicts the noise of pictures, ``[pictures, 64]``."""
 
-    def __init__(self, width: int = 128) -> None:
+    def __init__(self, width: int = 96) -> None:
         super().__init__()
         self.enter, self.time = nn.Linear(PIXELS, width), nn.Linear(32, width)
         self.blocks = nn.ModuleList(
@@ -171,7 +171,7 @@ def pictures() -> tuple[Tensor, Tensor]:
     return torch.tensor(data.data / 8 - 1, dtype=torch.float32), torch.tensor(data.target)
 
 
-def train(steps: int, seed: int, *, batch: int = 128, rate: float = 2e-3) -> Denoiser:
+def train(steps: int, seed: int, *, batch: int = 64, rate: float = 2e-3) -> Denoiser:
     """A denoiser of digits."""
     torch.manual_seed(seed)
     model, (x, _) = Denoiser(), pictures()

@@ -35,7 +35,7 @@ def test_partial_steps_right_after_a_full_one_are_full_ones(model: Denoiser) -> 
 
 
 def test_work_is_counted_in_multiplications(model: Denoiser) -> None:
-    width = 128
+    width = 96
     ends = 64 * width + 32 * width + width * 64
     assert model.work(0) == ends
     assert model.work() == ends + BLOCKS * 4 * width * width
