@@ -90,19 +90,22 @@ def be_rank() -> None:
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """A row a way."""
-    sent = {line["way"]: line["interface_bytes"] for line in lines if line["kind"] == "bytes"}
+    """A row a way; what was not measured is a dash."""
+    sent = {line["way"]: line for line in lines if line["kind"] == "bytes"}
     judged = [line for line in lines if line["kind"] == "accuracy"]
     rows = []
     for way in WAYS:
-        mine = [line for line in judged if line["way"] == way]
-        scores = [line["accuracy"] for line in mine]
+        scores = [line["accuracy"] for line in judged if line["way"] == way]
+        trained = [4 * line["trained"] for line in judged if line["way"] == way]
         spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        counted = ("-", "-")
+        shown, counted = "-", ("-", "-")
+        if scores:
+            shown = f"{statistics.mean(scores):.3f}" + (f" ± {spread:.3f}" if len(scores) > 1 else "")
         if way in sent:
-            counted = (f"{sent[way] / 1e3:.1f}", f"{sent['all weights'] / sent[way]:.1f}")
-        gradients = 4 * mine[0]["trained"] / 1e3
-        rows.append((way, f"{statistics.mean(scores):.3f} ± {spread:.3f}", f"{gradients:.1f}", *counted))
+            each, trained = sent[way]["interface_bytes"], [sent[way]["gradient_bytes"]]
+            counted = (f"{each / 1e3:.1f}", f"{sent['all weights']['interface_bytes'] / each:.1f}")
+        gradients = f"{trained[0] / 1e3:.1f}" if trained else "-"
+        rows.append((way, shown, gradients, *counted))
     return markdown(
         ("trained", "accuracy", "KB of gradients", "KB a step by the interface", "times fewer than all weights"), rows
     )

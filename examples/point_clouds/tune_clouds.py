@@ -49,8 +49,8 @@ class Settings:
     width: int = 96
     rank: int = 16
     batch: int = 32
-    pretrain: tuple[int, int] = (300, 12)
-    tune: tuple[int, int] = (80, 20)
+    pretrain: tuple[int, int] = (200, 10)
+    tune: tuple[int, int] = (80, 12)
     held_out: int = 150
     rate: float = 1e-3
     adapter_rate: float = 3e-3

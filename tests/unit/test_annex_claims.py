@@ -47,9 +47,13 @@ def test_rates_and_scores_have_rows_of_their_own() -> None:
     assert "by ranks on this one machine: 5 on 4." in made
 
 
-def test_bytes_that_were_not_counted_are_not_shown() -> None:
+def test_what_was_not_measured_is_a_dash() -> None:
     dapt = importlib.import_module("dapt")
     accuracy = [{"kind": "accuracy", "way": way, "seed": 0, "accuracy": 0.5, "trained": 250} for way in dapt.WAYS]
-    assert dapt.table(accuracy).count("| - | - |") == 4
-    sent = [{"kind": "bytes", "way": way, "interface_bytes": 100.0 * (i + 1)} for i, way in enumerate(dapt.WAYS)]
-    assert "| adapters | 0.500 ± 0.000 | 1.0 | 0.3 | 1.3 |" in dapt.table(accuracy + sent)
+    assert dapt.table(accuracy).count("| 0.500 | 1.0 | - | - |") == 4
+    sent = [
+        {"kind": "bytes", "way": way, "interface_bytes": 100.0 * (i + 1), "gradient_bytes": 2000}
+        for i, way in enumerate(dapt.WAYS)
+    ]
+    assert "| adapters | 0.500 | 2.0 | 0.3 | 1.3 |" in dapt.table(accuracy + sent)
+    assert "| adapters | - | 2.0 | 0.3 | 1.3 |" in dapt.table(sent)
