@@ -85,8 +85,11 @@ class CodedMatrix(NamedTuple):
         Args:
             dtype: of them.
         """
-        both = torch.stack([self.codes & 15, self.codes >> 4], dim=2).flatten(1).to(dtype) - _ZERO
-        return both * self.scales.to(dtype).repeat_interleave(_GROUP, dim=1)[:, : both.shape[1]]
+        rows, columns = self.shape
+        both = torch.stack([self.codes & 15, self.codes >> 4], dim=2).flatten(1).to(dtype).sub_(_ZERO)
+        if columns % _GROUP:
+            return both.mul_(self.scales.to(dtype).repeat_interleave(_GROUP, dim=1)[:, :columns])
+        return both.view(rows, -1, _GROUP).mul_(self.scales.to(dtype).unsqueeze(2)).view(rows, columns)
 
     def product(self, x_RK: Tensor, method: str) -> Tensor:
         """Rows times the transposed matrix, as ``torch.nn.functional.linear``; on the CPU.
