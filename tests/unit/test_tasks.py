@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,14 +94,13 @@ def test_mgda_is_no_longer_than_torchjds(kind: str, size: int) -> None:
 def test_projections_with_torchjds_order_are_torchjds(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made = jacobian("conflicting", size)
     gram = made @ made.T
-    order = [list(range(size)) for _ in range(size)]
     others = [[j for j in range(size) if j != own] for own in range(size)]
     monkeypatch.setattr(torch, "randperm", lambda n, **_: torch.arange(n))
     for ours, theirs in [(PCGrad(), torchjd.PCGrad()), (GradVac(decay=0.5), torchjd.GradVac(beta=0.5))]:
         monkeypatch.setattr(ours, "orders", lambda _: others)
         for step in range(3):
             wanted = theirs.gramian_weighting(torch.tensor(gram)).numpy()
-            assert np.abs(ours.weights(gram) - wanted).max() < 1e-6, (type(ours).__name__, step, order)
+            assert np.abs(ours.weights(gram) - wanted).max() < 1e-6, (type(ours).__name__, step)
 
 
 # -- beside solvers that are always there -----------------------------------------------------------------------
@@ -133,10 +133,10 @@ def test_no_point_of_a_grid_is_better(kind: str, size: int) -> None:
     made = jacobian(kind, size)
     gram = made @ made.T
     mean = np.full(size, 1 / size)
-    reach = 0.5 * np.sqrt(mean @ gram @ mean)
+    reach = 0.5 * float(np.sqrt(float(mean @ gram @ mean)))
 
     def worst(weights: Vector) -> float:
-        return float(weights @ gram @ mean + reach * np.sqrt(max(weights @ gram @ weights, 0)))
+        return float(weights @ gram @ mean + reach * np.sqrt(max(float(weights @ gram @ weights), 0.0)))
 
     nearest, moved = MGDA().weights(gram), CAGrad(0.5).weights(gram) - mean
     least = moved / moved.sum() if moved.sum() > 1e-9 else mean
@@ -291,7 +291,7 @@ def test_what_was_learned_goes_on(method: type, tmp_path: object) -> None:
         made = np.random.default_rng(step).uniform(0.5, 2.0, size=(3, 2))
         return made @ made.T if method in (GradVac, PCGrad) else made
 
-    def go(combiner: object, step: int) -> Vector:
+    def go(combiner: Any, step: int) -> Vector:
         combiner.step = step
         found: Vector = getattr(combiner, "update" if hasattr(combiner, "update") else "weights")(heard(step))
         return found
