@@ -1,15 +1,15 @@
 """Whether a simple reward survives large mini-batches, as CaRL claims, and a shaped one does not.
 
-    python benchmarks/claims/carl.py                    # three seeds, four ranks; about twenty minutes
+    python benchmarks/claims/carl.py                    # three seeds, four ranks; about ten minutes
     python benchmarks/claims/carl.py --only simple      # one reward, or cartpole, or rate
     python benchmarks/claims/carl.py --quick            # one seed, few steps; records nothing
 
 Cars follow routes (examples/reinforcement). A row is a reward and a mini-batch: percent of the route that episodes of
 the last fifth of training complete. Mini-batches of 256 are of one rank, of 2,048 of four ranks; results do not
-depend on the number of ranks (tests/distributed/test_annex_examples.py), the time does. Rates are environment steps a
-second, collecting and learning together. Lines replace those of the same kind in
-``benchmarks/recorded/claims/carl.jsonl``, and the table in docs/concepts/annex.md. The reward's terms are ours; the
-authors' simulator is not used.
+depend on the number of ranks (tests/distributed/test_annex_examples.py), the time does. The rate of Adam grows with
+the square root of the mini-batch. Rates are environment steps a second, collecting and learning together. Lines
+replace those of the same kind in ``benchmarks/recorded/claims/carl.jsonl``, and the table in docs/concepts/annex.md.
+The reward's terms are ours; the authors' simulator is not used.
 
 References:
     B. Jaeger et al., "CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025, arXiv 2504.17838.
@@ -50,16 +50,9 @@ RUNS = {
 TIMED_UPDATES = 4
 
 
-def settings_of(task: str, minibatch: int, seed: int, steps: int | None) -> Settings:
-    """Those of the example."""
-    own: dict[str, Any] = drive.POLE if task == "cartpole" else {}
-    given: dict[str, Any] = {**own, "minibatch": minibatch, "seed": seed}
-    return Settings(**(given | ({"steps": steps} if steps else {})))
-
-
 def train(task: str, minibatch: int, seed: int, steps: int | None) -> dict[str, Any]:
     """One run, on this process or all ranks."""
-    settings = settings_of(task, minibatch, seed, steps)
+    settings = drive.settings_for(task, minibatch, seed=seed, **({"steps": steps} if steps else {}))
     return drive.line(task, settings, drive.train(task, settings))
 
 

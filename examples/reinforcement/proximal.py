@@ -73,7 +73,7 @@ class Settings:
     smoothing: float = 0.95
     clip: float = 0.2
     entropy: float = 0.0
-    steps: int = 120_000
+    steps: int = 61_440
     seed: int = 0
 
     def __post_init__(self) -> None:
