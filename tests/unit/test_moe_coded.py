@@ -59,7 +59,7 @@ def test_operations_are_counted_right(together: int) -> None:
     x = torch.randn(columns, generator=made, dtype=torch.float64).tolist()
     counted, y = 0, [0.0] * rows
     for first in range(0, columns, together):
-        table = {(): 0.0}
+        table: dict[tuple[int, ...], float] = {(): 0.0}
         for t in range(together):  # all tables of fewer columns on the way, each entry from another by one addition
             longer: dict[tuple[int, ...], float] = {}
             for known, value in table.items():

@@ -221,7 +221,7 @@ def test_the_router_hits_the_latency_and_spends_it_well() -> None:
         assert abs(TABLE.latency(widths) - target) <= 0.05 * target
         # Beside it: any choice that takes as long, on average.
         made = torch.Generator().manual_seed(1)
-        others = []
+        others: list[float] = []
         while len(others) < 20:
             some = [WIDTHS[int(torch.randint(5, (), generator=made))] for _ in range(4)]
             if abs(TABLE.latency(some) - target) <= 0.05 * target:
