@@ -22,6 +22,8 @@ EXTRAS = {
     "accelerate": "examples",
     "torchft": "elastic",
     "monarch": "controller",
+    "gymnasium": "rl",
+    "tenseal": "encrypted",
 }
 
 

@@ -335,6 +335,22 @@ class _Bucket:
         return self.done.then(value)
 
 
+def _check_covered(model: DistributedDataParallel, policy: CompressionPolicy) -> None:
+    """Refuse what would travel beside a compressor that nothing may travel without.
+
+    Raises:
+        UsageError: says which parameter.
+    """
+    if not any(compressor.covers_all for compressor in policy.compressors()):
+        return
+    for name, parameter in model.module.named_parameters():
+        if parameter.is_complex() and parameter.requires_grad:
+            raise UsageError(f"{name} is complex, and complex gradients travel in the clear: make it two real ones")
+    for name, module in model.module.named_modules():
+        if getattr(module, "sparse", False):
+            raise UsageError(f"{name} has sparse gradients, and these travel in the clear: sparse=False")
+
+
 def attach_ddp(
     model: DistributedDataParallel,
     method: Compressor | CompressionPolicy,
@@ -379,6 +395,7 @@ def attach_ddp(
     elif start_step:
         raise UsageError("start_step belongs to the policy: CompressionPolicy(..., start_step=...)")
     check_residuals(method.compressors(), feedback, residuals)
+    _check_covered(model, method)
     device = next((p.device for p in model.module.parameters() if p.requires_grad), torch.device("cpu"))
     rehearse(method.compressors(), device, residuals)
     if group is None:

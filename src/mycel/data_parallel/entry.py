@@ -58,7 +58,9 @@ def compress(model: nn.Module, method: Any, **options: Any) -> Any:
         if method is QSDP or (isinstance(method, str) and method.lower() == "qsdp"):
             method = the(QSDP, QSDP() if isinstance(method, str) else method, _WANTED)
         _refuse_a_second(model)
-        return attach(model, method if isinstance(method, QSDP) else _for_gradients(method), **options)
+        wanted = method if isinstance(method, QSDP) else _for_gradients(method)
+        _refuse_encryption(wanted)
+        return attach(model, wanted, **options)
     raise UsageError(
         f"compress needs a model in DistributedDataParallel or sharded by fully_shard, got {type(model).__name__}: "
         "wrap it first"
@@ -73,6 +75,17 @@ def _refuse_a_second(model: nn.Module) -> None:
         comms = (unit.param_group._all_gather_comm, unit.param_group._reduce_scatter_comm)
         if any(type(comm).__module__.startswith("mycel.") for comm in comms):
             raise UsageError("what the model gathers and reduces is compressed already: close() that handle first")
+
+
+def _refuse_encryption(method: object) -> None:
+    """What nothing may travel without has to see all that travels."""
+    kinds = method.compressors() if isinstance(method, CompressionPolicy) else [method]
+    for kind in kinds:
+        if isinstance(kind, Compressor) and kind.covers_all:
+            raise UsageError(
+                f"{type(kind).__name__} is of gradients' sums, and fully_shard gathers weights in the clear: "
+                "wrap the model in DistributedDataParallel"
+            )
 
 
 def _for_gradients(method: object) -> Compressor | CompressionPolicy:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mycel.arguments import the, whole_number
 from mycel.data_parallel.compress.base import Compressor, numel
+from mycel.errors import UsageError
 
 __all__ = ["CompressionPolicy", "compressor_of"]
 
@@ -51,6 +52,8 @@ class CompressionPolicy:
             the(str, pattern, "a pattern of names"): _checked(c) for pattern, c in dict(rules or {}).items()
         }
         self.default = _checked(default)
+        if self.start_step and any(compressor.covers_all for compressor in self.compressors()):
+            raise UsageError(f"start_step={start_step}: so many steps would travel exact, and in the clear; give 0")
 
     def choose(self, name: str, shape: Sequence[int], step: int) -> Compressor | None:
         """The compressor for a gradient, the same answer on all ranks; ``None`` for exact."""
@@ -59,6 +62,8 @@ class CompressionPolicy:
         for pattern, compressor in self.rules.items():
             if fnmatchcase(name, pattern):
                 return compressor if compressor is not None and compressor.takes(shape) else None
+        if self.default is not None and self.default.covers_all:
+            return self.default if self.default.takes(shape) else None
         if self.default is None or len(shape) < 2 or numel(shape) < self.min_elements:
             return None
         return self.default if self.default.takes(shape) else None

@@ -16,7 +16,15 @@ from mycel.moe.kernels.choice import triton_takes
 from mycel.moe.kernels.grouped_gemm import grouped_linear, groups_with_rows
 from mycel.moe.slots import RoutingResult, narrow
 
-__all__ = ["ApartWeights", "ExpertKind", "ExpertWeights", "compute_dtype", "expert_mlp", "tokens_mlp"]
+__all__ = [
+    "ApartWeights",
+    "ExpertKind",
+    "ExpertWeights",
+    "OneExpert",
+    "compute_dtype",
+    "expert_mlp",
+    "tokens_mlp",
+]
 
 
 class ExpertWeights(NamedTuple):
@@ -35,10 +43,17 @@ class ExpertWeights(NamedTuple):
         return [ExpertWeights(*part) for part in zip(*each, strict=True)]
 
 
+class OneExpert(Protocol):
+    """An expert that computes by itself, as one whose weights are codes."""
+
+    def through(self, rows_RD: Tensor, kind: ExpertKind) -> Tensor:
+        """Its rows through both maps, shape ``[R, D]``."""
+
+
 class ApartWeights(Protocol):
     """Weights that are not in one place, as those of experts in far memory; for inference."""
 
-    def near(self, experts: Sequence[int]) -> AbstractContextManager[Sequence[ExpertWeights]]:
+    def near(self, experts: Sequence[int]) -> AbstractContextManager[Sequence[ExpertWeights | OneExpert]]:
         """Each of these experts alone, ``E = 1``, as long as the context is open."""
 
     def split(self, parts: Sequence[range]) -> list[ExpertWeights]:
@@ -57,12 +72,14 @@ class ExpertKind(NamedTuple):
         fused: its name among those that kernels know, where nothing else stands in the way of one.
         fused_tokens: kernels may take tokens with their slots at once.
         after: of the second map's rows.
+        watch: is told what comes out between the maps, ``[R, F]``, and the rows of each expert.
     """
 
     activate: Callable[[Tensor], Tensor]
     fused: str | None = None
     fused_tokens: bool = True
     after: Callable[[Tensor], Tensor] | None = None
+    watch: Callable[[Tensor, Tensor], None] | None = None
 
 
 def expert_mlp(rows_RD: Tensor, counts_E: Tensor, weights: ExpertWeights | ApartWeights, kind: ExpertKind) -> Tensor:
@@ -91,6 +108,8 @@ def expert_mlp(rows_RD: Tensor, counts_E: Tensor, weights: ExpertWeights | Apart
         group_R = _group_of_rows(counts_E, rows_RD.shape[0]) if biased else None
         z_RO = grouped_linear(rows_RD, weights.gate_up, counts_E)
         inside_RF = kind.activate(_with_bias(z_RO, weights.gate_up_bias, group_R))
+        if kind.watch is not None:
+            kind.watch(inside_RF, counts_E)
         y_RD = _with_bias(grouped_linear(inside_RF, weights.down, counts_E), weights.down_bias, group_R)
         return y_RD if kind.after is None else kind.after(y_RD)
 
@@ -102,7 +121,11 @@ def _one_by_one(rows_RD: Tensor, counts_E: Tensor, weights: ApartWeights, kind: 
     y_RD = torch.zeros_like(rows_RD)
     with weights.near([expert for expert, _, _ in active]) as brought:
         for (expert, begin, end), alone in zip(active, brought, strict=True):
-            y_RD[begin:end] = expert_mlp(rows_RD[begin:end], counts_E[expert : expert + 1], alone, kind)
+            rows = rows_RD[begin:end]
+            if isinstance(alone, ExpertWeights):
+                y_RD[begin:end] = expert_mlp(rows, counts_E[expert : expert + 1], alone, kind)
+            else:
+                y_RD[begin:end] = alone.through(rows, kind)
     return y_RD
 
 
@@ -124,7 +147,7 @@ def tokens_mlp(
 
 def _is_fused(weights: ExpertWeights, kind: ExpertKind) -> bool:
     """Whether both maps and the activation are one node of the graph: on GPUs, and wherever Triton computes."""
-    known = kind.fused in fused.ACTIVATIONS and weights.gate_up_bias is None
+    known = kind.fused in fused.ACTIVATIONS and weights.gate_up_bias is None and kind.watch is None
     return known and (weights.gate_up.is_cuda or triton_takes(weights.gate_up))
 
 

@@ -108,6 +108,8 @@ class Experts(nn.Module):
             "gate_up_bias": Cut(dim=1, blocks=wide),
             "down_bias": Cut(dim=1),
         }
+        #: What makes a call's weights narrower, if anything does: see ``mycel.moe.elastic``.
+        self.narrow: Callable[[ExpertWeights, WeightUse], ExpertWeights] | None = None
         self.reset_parameters()
         self.register_load_state_dict_pre_hook(take_own)  # type: ignore[no-untyped-call]
 
@@ -143,7 +145,8 @@ class Experts(nn.Module):
     def weights(self, use: WeightUse) -> ExpertWeights:
         """See ``HeldExperts``."""
         stacked = {name: getattr(self, name) for name in self.cuts if getattr(self, name) is not None}
-        return call_weights(stacked, self.cuts, use, shard=self.shard)
+        whole = call_weights(stacked, self.cuts, use, shard=self.shard)
+        return whole if self.narrow is None else self.narrow(whole, use)
 
     def extra_repr(self) -> str:
         """Sizes, for ``print``."""

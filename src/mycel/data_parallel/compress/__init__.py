@@ -12,13 +12,16 @@ from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.compress.cast import Cast
 from mycel.data_parallel.compress.context import Context
 from mycel.data_parallel.compress.dense_int4 import DenseInt4
+from mycel.data_parallel.compress.encrypted import Encrypted
 from mycel.data_parallel.compress.fp8 import FP8
 from mycel.data_parallel.compress.int_bucket import Quantised
+from mycel.data_parallel.compress.integer_sum import IntegerSum
 from mycel.data_parallel.compress.lattice import ShiftedLattice
 from mycel.data_parallel.compress.powersgd import PowerSGD
 from mycel.data_parallel.compress.random_k import RandomK
 from mycel.data_parallel.compress.rounds import AllGather, AllReduce, AllToAll, Conversation, Item, Outcome
 from mycel.data_parallel.compress.sign import Sign
+from mycel.data_parallel.compress.sum_key import SumKey
 from mycel.data_parallel.compress.tagc import TAGC, heavy_layers
 from mycel.data_parallel.compress.terngrad import TernGrad
 from mycel.data_parallel.compress.top_k import TopK
@@ -38,7 +41,9 @@ __all__ = [
     "Context",
     "Conversation",
     "DenseInt4",
+    "Encrypted",
     "Gathered",
+    "IntegerSum",
     "Item",
     "Linear",
     "Outcome",
@@ -48,6 +53,7 @@ __all__ = [
     "Scattered",
     "ShiftedLattice",
     "Sign",
+    "SumKey",
     "TernGrad",
     "TopK",
     "heavy_layers",
@@ -61,6 +67,7 @@ COMPRESSORS: dict[str, Callable[..., Compressor]] = {
     "int8": partial(Quantised, 8),
     "int4": partial(Quantised, 4),
     "dense_int4": DenseInt4,
+    "integer_sum": IntegerSum,
     "fp8": FP8,
     "sign": Sign,
     "top_k": TopK,

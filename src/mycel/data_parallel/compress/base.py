@@ -34,6 +34,7 @@ class Compressor(Payloads):
         aggregation: how payloads of several ranks become one.
         is_elementwise: tensors may be joined and cut anywhere before they are compressed.
         is_unbiased: the mean of what comes back, over the compressor's own randomness, is what went in.
+        covers_all: nothing may travel without it: vectors and tensors that do not become smaller go through it too.
         is_contractive: what is lost is smaller than what went in, in expectation, so error feedback works.
 
     Examples:
@@ -53,6 +54,7 @@ class Compressor(Payloads):
     name: ClassVar[str]
     aggregation: ClassVar[Aggregation]
     is_elementwise: ClassVar[bool] = False
+    covers_all: ClassVar[bool] = False
     is_unbiased: bool = False
     is_contractive: bool = False
 

@@ -12,6 +12,7 @@ from mycel.comm.sharded import is_sharded
 from mycel.comm.start import group_or_all
 from mycel.data_parallel.combine.base import Combiner, check_combiner
 from mycel.data_parallel.combine.mean import Mean
+from mycel.data_parallel.combine.tasks.base import TaskCombiner
 from mycel.errors import UsageError
 
 __all__ = ["check", "check_members", "check_parts", "named", "own_group", "unwrapped"]
@@ -75,8 +76,12 @@ def check(
         raise UsageError('the model is sharded: pass the replicas of a shard, group=mesh["replicate"].get_group()')
     if any(placement.is_replicate() for p in sharded for placement in p.placements):
         raise UsageError('FSDP2 averages gradients over replicas itself: fully_shard(model, mesh=mesh["shard"])')
-    if combiner is not None and not isinstance(combiner, Mean):
-        raise UsageError(f"{type(combiner).__name__} needs whole layers, and each rank has a shard only; use Mean()")
+    knows_shards = isinstance(combiner, Mean) or (isinstance(combiner, TaskCombiner) and combiner.shards is not None)
+    if combiner is not None and not knows_shards:
+        raise UsageError(
+            f"{type(combiner).__name__} needs whole layers, and each rank has a shard only; use Mean(), or for tasks "
+            "such as MGDA(shards=...) with the ranks that hold the other shards"
+        )
 
 
 def check_parts(outer: object, combiner: object) -> None:

@@ -41,6 +41,8 @@ class ForeignExperts:
         cuts: how each parameter is divided among ranks that share an expert.
         far: where weights are, if not in the module's parameters: for a type, those in far memory.
         router: whose experts they are, once somebody has asked.
+        narrow: what makes a call's weights narrower, if anything does: see ``mycel.moe.elastic``.
+        watch: see ``ExpertKind``.
 
     Raises:
         UsageError: they are to be cut, and it is not known how.
@@ -50,6 +52,8 @@ class ForeignExperts:
         self.module, self.num_experts = module, num_experts
         self.far: Callable[[torch.dtype], ApartWeights] | None = None
         self.router: nn.Module | None = None
+        self.narrow: Callable[[ExpertWeights, WeightUse], ExpertWeights] | None = None
+        self.watch: Callable[[Tensor, Tensor], None] | None = None
         self.gated, self.biased = getattr(module, "has_gate", True), getattr(module, "has_bias", False)
         names = ["gate_up_proj" if self.gated else "up_proj", "down_proj"]
         self.names = names + ([f"{name}_bias" for name in names] if self.biased else [])
@@ -59,6 +63,8 @@ class ForeignExperts:
         self.swiglu = self.gated and silu and gate is not None and gate is default_gate()
         blocks = (2 if self.swiglu else _gate_blocks(module)) if self.gated else 1
         first, second = (2, 1) if module.is_transposed else (1, 2)
+        #: Whether it is known which up each gate belongs to.
+        self.knows_gates = blocks is not None
         up = blocks or 1
         cuts = [Cut(dim=first, blocks=up), Cut(dim=second), Cut(dim=1, blocks=up), Cut(dim=1)]
         self.cuts = dict(zip(self.names, cuts, strict=False))
@@ -95,7 +101,7 @@ class ForeignExperts:
         # Slots without an expert are not marked, and kernels that take tokens would have to know.
         activate = ACTIVATIONS["swiglu"][1] if self.swiglu else activate
         plain = plain and self.far is None
-        return ExpertKind(activate, "swiglu" if plain else None, fused_tokens=False, after=after)
+        return ExpertKind(activate, "swiglu" if plain else None, fused_tokens=False, after=after, watch=self.watch)
 
     def weights(self, use: WeightUse) -> ExpertWeights | ApartWeights:
         """See ``HeldExperts``."""
@@ -103,7 +109,8 @@ class ForeignExperts:
             return self.far(use.dtype)
         stacked = {name: getattr(self.module, name) for name in self.names}
         transposed = self.module.is_transposed
-        return call_weights(stacked, self.cuts, use, shard=self.routed.shard, transposed=transposed)
+        whole = call_weights(stacked, self.cuts, use, shard=self.routed.shard, transposed=transposed)
+        return whole if self.narrow is None else self.narrow(whole, use)
 
     def __call__(self, hidden_TD: Tensor, index_TK: Tensor, weights_TK: Tensor) -> Tensor:
         """Tokens to their experts, through them, and back; shape and type of ``hidden``."""

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from mycel.moe.memory.ahead import PreGated, pre_gate
+from mycel.moe.memory.coded import CodedOffload
+from mycel.moe.memory.coded_products import CodedProducts, measure_coded_products
 from mycel.moe.memory.disk import DiskLink, on_disk
 from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
+from mycel.moe.memory.lookup import CodedMatrix, code_matrix, table_operations
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
 from mycel.moe.memory.pre_gate import PreGate
@@ -13,6 +16,9 @@ from mycel.moe.memory.training import TrainingOffload
 
 __all__ = [
     "FETCH_POLICIES",
+    "CodedMatrix",
+    "CodedOffload",
+    "CodedProducts",
     "CudaLink",
     "DiskLink",
     "EmulatedLink",
@@ -26,7 +32,10 @@ __all__ = [
     "PreGatedFetch",
     "Ring",
     "TrainingOffload",
+    "code_matrix",
     "make_fetch_policy",
+    "measure_coded_products",
     "on_disk",
     "pre_gate",
+    "table_operations",
 ]

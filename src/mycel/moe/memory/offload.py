@@ -129,15 +129,20 @@ class Offload:
         self.devices = [stacked(experts)[0].device for experts in self.kept]
         for experts in self.kept:
             experts.cpu()
-        self.store = ExpertStore(self.kept, link, device)
+        self.store = self._make_store(link, device)
         self.policy = make_fetch_policy(policy) if isinstance(policy, str) else policy
         self._undo: list[Callable[[], None]] = []
         for place, layer in enumerate(self.layers):
             transposed = bool(getattr(layer.experts, "is_transposed", False))
-            far = partial(_FarWeights, self.store, place, self.policy, transposed)
+            far = partial(self._far_weights, self.store, place, self.policy, transposed)
             self._undo.append(layer.replace(OffloadedExperts, far))
             self._listen(place, layer)
         self.policy.begin(self.store)
+
+    _far_weights: Callable[..., ApartWeights] = _FarWeights
+
+    def _make_store(self, link: Link, device: torch.device | str) -> ExpertStore:
+        return ExpertStore(self.kept, link, device)
 
     def _listen(self, place: int, layer: Layer) -> None:
         if type(self.policy).routed is FetchPolicy.routed:

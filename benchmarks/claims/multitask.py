@@ -1,0 +1,216 @@
+"""Combiners of tasks on three tasks that share a small trunk, and the bytes that they send beside an all_reduce.
+
+    python benchmarks/claims/multitask.py            # both parts; root, for network namespaces; about five minutes
+    python benchmarks/claims/multitask.py --quick    # both, small; records nothing
+
+*Quality*: three ranks on loopback, each with a task on digits: which digit, whether it is odd, and which digit the
+mirrored image shows. They share one layer of a few units, so that they pull in different directions, and have a head
+each. The same rate of Adam everywhere, which does not see how long a combination is; several seeds.
+
+*Bytes*: three ranks behind a switch, links of 50 Mbit/s; what leaves a rank's interface for one combination, beside
+``all_reduce`` of as many numbers in the same run.
+
+Rows replace those of the last run in ``benchmarks/recorded/claims/multitask.jsonl``, and the tables in
+docs/guides/tasks_and_ensembles.md.
+
+References:
+    Y. Zhang, Q. Yang, "A Survey on Multi-Task Learning", TKDE 2021; the methods' papers are named in their modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import torch
+import torch.distributed as dist
+from digits import Digits, spread
+from torch import Tensor, nn
+from training import interface_bytes, launch, say
+
+import mycel.runtime  # noqa: F401  (registers the backend)
+from mycel.bench.measurement import describe_hardware
+from mycel.comm.bundle import Bundle
+from mycel.data_parallel import (
+    FAMO,
+    IMTLG,
+    MGDA,
+    AlignedMTL,
+    CAGrad,
+    Combiner,
+    GradNorm,
+    GradVac,
+    Mean,
+    NashMTL,
+    PCGrad,
+    UncertaintyWeighting,
+    UPGrad,
+    combine_now,
+)
+from mycel.topology.load import load_topology
+from record import RECORDED, ROOT, append, markdown, stamp, write_section
+
+OUTPUT = RECORDED / "claims" / "multitask.jsonl"
+PAGE = ROOT / "docs" / "guides" / "tasks_and_ensembles.md"
+TASKS = ("digit", "parity", "mirrored digit")
+CLASSES = (10, 2, 10)
+WIDTH, BATCH, RATE = 10, 64, 5e-3
+METHODS: dict[str, Callable[[], Combiner]] = {
+    "mean": Mean,
+    "MGDA": MGDA,
+    "MGDA, normalised": lambda: MGDA(normalised=True),
+    "PCGrad": PCGrad,
+    "GradVac": GradVac,
+    "CAGrad": CAGrad,
+    "IMTL-G": IMTLG,
+    "Nash-MTL": NashMTL,
+    "Aligned-MTL": AlignedMTL,
+    "UPGrad": UPGrad,
+    "FAMO": FAMO,
+    "GradNorm": GradNorm,
+    "uncertainty": UncertaintyWeighting,
+}
+
+
+def of_task(task: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Images and labels as a task has them."""
+    if task == 1:
+        return x, y % 2
+    return (x.view(-1, 8, 8).flip(2).reshape(-1, 64), y) if task == 2 else (x, y)
+
+
+def errors_of(make: Callable[[], Combiner], seed: int, steps: int) -> list[float]:
+    """Held-out errors of every task after training, in percent."""
+    task, digits = dist.get_rank(), Digits(seed)
+    torch.manual_seed(seed)
+    trunk = nn.Sequential(nn.Linear(64, WIDTH), nn.Tanh())
+    heads = [nn.Linear(WIDTH, classes) for classes in CLASSES]  # all of them, so that seeds are those of one process
+    model = nn.Sequential(trunk, heads[task])
+    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    combiner = make()
+    for step in range(steps):
+        x, y = of_task(task, *digits.batch(seed, 0, step, BATCH))
+        loss = nn.functional.cross_entropy(model(x), y)
+        if isinstance(combiner, FAMO | GradNorm | UncertaintyWeighting):
+            combiner.tell(loss)
+        optimizer.zero_grad()
+        loss.backward()
+        combine_now(trunk.parameters(), combiner)
+        optimizer.step()
+    x, y = of_task(task, *digits.test)
+    with torch.no_grad():
+        own = torch.tensor([100 * float((model(x).argmax(1) != y).float().mean())])
+    every = [torch.empty_like(own) for _ in TASKS]
+    dist.all_gather(every, own)
+    return [round(float(error), 4) for error in every]
+
+
+def bytes_of(count: int, repeats: int) -> list[dict[str, Any]]:
+    """Bytes that leave the first rank's interface, and the slowest rank's seconds, in turns."""
+    found: dict[str, list[tuple[int, float]]] = {"all_reduce": [], "mgda": []}
+    method, values = MGDA(), torch.randn(count, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for turn in range(repeats + 1):
+        for name, taken in found.items():
+            own = values.clone()
+            dist.barrier()
+            sent, begin = interface_bytes(), time.perf_counter()
+            if name == "all_reduce":
+                dist.all_reduce(own)
+            else:
+                method.start(Bundle.over(own, [own]), dist.group.WORLD).wait()
+            took = torch.tensor([time.perf_counter() - begin])
+            dist.barrier()
+            counted = interface_bytes() - sent
+            dist.all_reduce(took, op=dist.ReduceOp.MAX)
+            if turn:
+                taken.append((counted, float(took)))
+    return [
+        {
+            "what": name,
+            "numbers": count,
+            "interface_bytes": statistics.median(b for b, _ in taken),
+            "formula_bytes": 2 * 2 / 3 * 4 * count + (8 * 9 if name == "mgda" else 0),
+            "milliseconds": 1e3 * statistics.median(s for _, s in taken),
+        }
+        for name, taken in found.items()
+    ]
+
+
+def work(options: argparse.Namespace) -> None:
+    """What each rank does."""
+    torch.set_num_threads(1)
+    wired = options.worker == "bytes"
+    dist.init_process_group("mycel" if wired else "gloo", timeout=timedelta(seconds=120))
+    if wired:
+        say(bytes_of(1_000_000, 3 if options.quick else 9))
+    else:
+        for name, make in METHODS.items():
+            for seed in range(options.seeds):
+                say([{"method": name, "seed": seed, "errors": errors_of(make, seed, options.steps)}])
+    dist.destroy_process_group()
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """A row a method: errors of the tasks, of the worst one, and the mean beside that of ``mean``."""
+    base = statistics.mean(statistics.mean(line["errors"]) for line in lines if line["method"] == "mean")
+    rows = []
+    for name in dict.fromkeys(line["method"] for line in lines):
+        mine = [line["errors"] for line in lines if line["method"] == name]
+        mean = statistics.mean(statistics.mean(errors) for errors in mine)
+        each = (spread([errors[task] for errors in mine]) for task in range(len(TASKS)))
+        rows.append((name, *each, spread([max(errors) for errors in mine]), f"{mean - base:+.2f}"))
+    return markdown(("errors, %", *TASKS, "worst task", "mean, beside the mean's"), rows)
+
+
+def bytes_table(lines: list[dict[str, Any]]) -> str:
+    """Bytes beside the formula."""
+    rows = [
+        (
+            line["what"],
+            f"{line['interface_bytes'] / 1e6:.3f}",
+            f"{line['formula_bytes'] / 1e6:.3f}",
+            f"{line['interface_bytes'] / lines[0]['interface_bytes']:.3f}",
+            f"{line['milliseconds']:.0f}",
+        )
+        for line in lines
+    ]
+    headings = ("a million float32, 3 ranks", "MB by the interface", "by the formula", "of all_reduce", "ms")
+    return markdown(headings, rows)
+
+
+def main() -> None:
+    """Launches the ranks and shows what they found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one seed, few steps, recorded nowhere")
+    parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.seeds = options.seeds or (1 if options.quick else 5)
+    options.steps = options.steps or (60 if options.quick else 400)
+    if options.worker:
+        work(options)
+        return
+    slow = load_topology("star:ranks=3,bandwidth=50 Mbit/s")
+    found = launch({"quality": 3, "bytes": slow}, timeout_s=1800)
+    texts = {"multitask": table(found["quality"]), "multitask_bytes": bytes_table(found["bytes"])}
+    print("\n".join(texts.values()))
+    if not options.quick:
+        common = {"hardware": describe_hardware(), **stamp()}
+        OUTPUT.unlink(missing_ok=True)
+        append(OUTPUT, [{**line, **common} for part in found.values() for line in part])
+        for name, text in texts.items():
+            write_section(PAGE, name, text)
+
+
+if __name__ == "__main__":
+    main()

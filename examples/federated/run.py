@@ -1,0 +1,154 @@
+"""Anomalies found by an autoencoder that is solved for in a few exchanges, beside trained ones.
+
+    python examples/federated/run.py                             # one process
+    torchrun --nproc-per-node 4 examples/federated/run.py        # the same model from four parts
+    torchrun --nproc-per-node 4 examples/federated/run.py --write
+
+``--write`` puts the table into table.md. AUC is the area under the curve of true over false alarms: the chance that
+an anomaly has a larger reconstruction error than a normal example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import backprop
+import daef
+import torch
+import torch.distributed as dist
+from sklearn import datasets
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from mycel.comm import ByteMeter
+from mycel.data_parallel import closed_form
+from mycel.data_parallel.closed_form import RidgeParts
+
+HERE = Path(__file__).resolve().parent
+#: Data by name: what loads it, the labels that are normal, and the hidden widths.
+DATA: dict[str, tuple[Any, tuple[int, ...], list[int]]] = {
+    "breast_cancer": (datasets.load_breast_cancer, (1,), [15, 7, 15]),
+    "digits": (datasets.load_digits, tuple(range(9)), [32, 16, 32]),
+}
+EPOCHS, ROUNDS, LOCAL_EPOCHS = 100, 100, 2
+
+
+class Task:
+    """Normal examples to learn from, and others of both kinds to judge by.
+
+    Args:
+        name: of the data.
+        seed: of the division.
+    """
+
+    def __init__(self, name: str, seed: int) -> None:
+        load, normal, self.widths = DATA[name]
+        found = load()
+        x, labels = torch.tensor(found.data, dtype=torch.float64), torch.tensor(found.target)
+        is_normal = torch.isin(labels, torch.tensor(normal))
+        own = x[is_normal]
+        own = own[torch.randperm(len(own), generator=torch.Generator().manual_seed(seed))]
+        held = len(own) * 3 // 10
+        self.train = own[held:]
+        self.test = torch.cat([own[:held], x[~is_normal]])
+        self.is_anomaly = [0] * held + [1] * int((~is_normal).sum())
+
+    def auc(self, errors: Tensor) -> float:
+        """Of errors of ``test``."""
+        return float(roc_auc_score(self.is_anomaly, errors.numpy()))
+
+
+def merged(meter: ByteMeter, parts: Callable[[], list[RidgeParts]]) -> RidgeParts:
+    """One of all parts of all ranks."""
+    return closed_form.merge_over_ranks(lambda: closed_form.merge_parts(parts()), meter=meter)
+
+
+def compare(name: str, seed: int, *, rounds: int = ROUNDS, epochs: int = EPOCHS) -> dict[str, Any]:
+    """DAEF from this rank's part, an autoencoder trained on all data, and federated averaging, on one task."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    task, meter = Task(name, seed), ByteMeter()
+    own = task.train[rank::size]
+    begin = time.perf_counter()
+    model = daef.fit([own], task.widths, partial(merged, meter), seed=seed)
+    solved_s = time.perf_counter() - begin
+    alone = daef.fit([task.train], task.widths, daef.merged_here, seed=seed)
+    found = {
+        "data": name,
+        "seed": seed,
+        "ranks": size,
+        "auc": task.auc(model.errors(task.test)),
+        "away": float((model.errors(task.test) - alone.errors(task.test)).abs().max()),
+        "solved_s": solved_s,
+        "bytes": meter.total(),
+    }
+    train, test = ((x - alone.center) / alone.scale for x in (task.train, task.test))
+    trained = backprop.network(train.shape[1], task.widths, seed)
+    begin = time.perf_counter()
+    backprop.train(trained, train, epochs, seed)
+    found |= {"trained_s": time.perf_counter() - begin, "trained_auc": task.auc(backprop.errors(trained, test))}
+    averaged = backprop.network(train.shape[1], task.widths, seed)
+    best, sent = 0.0, 0
+    for number, sent in enumerate(
+        backprop.fed_avg(averaged, train[rank::size], rounds, LOCAL_EPOCHS, seed * size + rank), start=1
+    ):
+        best = max(best, task.auc(backprop.errors(averaged, test)))
+        found |= {"fedavg_rounds": number, "fedavg_bytes": sent}
+        if best >= found["auc"]:
+            break
+    return {**found, "fedavg_auc": best, "fedavg_there": best >= found["auc"]}
+
+
+HEADINGS = "| data | DAEF: AUC | s | KB a rank | trained: AUC | s | FedAvg: best AUC | rounds | KB a rank |"
+
+
+def table(lines: list[dict[str, Any]]) -> str:
+    """Markdown: means over seeds."""
+    rows = [HEADINGS, "|" + "---|" * 9]
+    for name in dict.fromkeys(line["data"] for line in lines):
+        own = [line for line in lines if line["data"] == name]
+
+        def mean(key: str, own: list[dict[str, Any]] = own) -> float:
+            return statistics.mean(line[key] for line in own)
+
+        there = sum(line["fedavg_there"] for line in own)
+        rows.append(
+            f"| {name} | {mean('auc'):.3f} | {mean('solved_s'):.3f} | {mean('bytes') / 1e3:.1f} "
+            f"| {mean('trained_auc'):.3f} | {mean('trained_s'):.2f} | {mean('fedavg_auc'):.3f} "
+            f"({there} of {len(own)} reach DAEF's) | {mean('fedavg_rounds'):.0f} | {mean('fedavg_bytes') / 1e3:.1f} |"
+        )
+    return "\n".join(rows) + "\n"
+
+
+def main() -> None:
+    """Run on however many ranks there are."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--data", nargs="*", choices=sorted(DATA), default=sorted(DATA))
+    parser.add_argument("--write", action="store_true", help="put the table into table.md")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if "RANK" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    lines = [compare(name, seed) for name in options.data for seed in range(options.seeds)]
+    if dist.get_rank() == 0:
+        print(table(lines))
+        if options.write:
+            head = f"{dist.get_world_size()} ranks, {options.seeds} seeds; times with all ranks on one machine.\n\n"
+            (HERE / "table.md").write_text(head + table(lines), encoding="utf-8")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""Combiners that need of the gradients only their inner products: one exchange of shares, ``K^2`` numbers, one more.
+
+Every rank sends each other its share of what it has, so that of each share one rank holds all tasks' versions. What
+these contribute to the Gram matrix is added up over the ranks in float64; every rank finds the weights of the tasks,
+combines its share, and hands it to all. Bytes a rank: ``n (W-1)/W`` there and as many back, an all_reduce's, and the
+Gram matrix. A number of the result is made by one rank alone, so that all ranks have the same bits.
+
+Where each rank holds a shard of a model only, inner products are sums over its shards: one more sum of ``K^2``
+numbers over the ranks that hold the others.
+
+References:
+    Y. Zhang, Q. Yang, "A Survey on Multi-Task Learning", TKDE 2021, and the methods' own papers.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mycel.comm.bundle import Bundle
+from mycel.comm.messages import all_gather_single
+from mycel.data_parallel.combine.tasks.base import TaskCombiner
+from mycel.data_parallel.combine.tasks.quadratic import Matrix, Vector
+
+__all__ = ["ByGram"]
+
+#: Numbers of every version that are in float64 at once.
+_COLUMNS = 1 << 18
+
+
+class ByGram(TaskCombiner):
+    """The combination ``sum w_i g_i`` with weights that follow from the Gram matrix ``G = [g_i . g_j]``."""
+
+    @abstractmethod
+    def weights(self, gram: Matrix) -> Vector:
+        """Weights of the tasks, ``[K]``.
+
+        Args:
+            gram: inner products of the tasks' gradients, ``[K, K]``, finite.
+        """
+
+    def combine(self, bundles: Sequence[Bundle], group: dist.ProcessGroup, shares: Matrix) -> None:
+        """See ``TaskCombiner``."""
+        spread = torch.from_numpy(shares)
+        held = [_spread(bundle.flat, group) for bundle in bundles]
+        gram = torch.zeros(len(shares), len(shares), dtype=torch.float64)
+        for versions in held:
+            gram += spread @ _inner_products(versions).cpu() @ spread.T
+        gram = _summed(gram, bundles[0].flat.device, [group] if self.shards is None else [group, self.shards])
+        found = gram.numpy()
+        if np.isfinite(found).all():
+            weights = self.weights((found + found.T) / 2)
+        else:  # the mean is not finite either, and whoever looks at the result sees that
+            weights = np.full(len(found), 1 / len(found))
+        of_ranks = torch.from_numpy(weights @ shares)
+        for versions, bundle in zip(held, bundles, strict=True):
+            _gather(_combined(versions, of_ranks), bundle.flat, group)
+
+
+def _share_sizes(length: int, size: int) -> list[int]:
+    """Numbers of each rank's share: equal but for the last ones."""
+    share = -(-length // size)
+    return [max(0, min(share, length - rank * share)) for rank in range(size)]
+
+
+def _spread(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All ranks' versions of this rank's share, ``[W, share]``."""
+    size = group.size()
+    if size == 1:
+        return flat.clone().view(1, -1)
+    sizes = _share_sizes(flat.numel(), size)
+    own = sizes[group.rank()]
+    versions = flat.new_empty(size * own)
+    dist.all_to_all_single(versions, flat, [own] * size, sizes, group=group)
+    return versions.view(size, own)
+
+
+def _inner_products(versions: Tensor) -> Tensor:
+    found = torch.zeros(len(versions), len(versions), dtype=torch.float64, device=versions.device)
+    for some in torch.split(versions, _COLUMNS, dim=1):
+        exact = some.double()
+        found += exact @ exact.T
+    return found
+
+
+def _summed(gram: Tensor, device: torch.device, groups: Sequence[dist.ProcessGroup]) -> Tensor:
+    total = gram.to(device)
+    for group in groups:
+        if group.size() > 1:
+            dist.all_reduce(total, group=group)
+    return total.cpu()
+
+
+def _combined(versions: Tensor, of_ranks: Tensor) -> Tensor:
+    found = torch.empty_like(versions[0])
+    weights = of_ranks.to(versions.device)
+    for some, out in zip(torch.split(versions, _COLUMNS, dim=1), torch.split(found, _COLUMNS), strict=True):
+        out.copy_(weights @ some.double())
+    return found
+
+
+def _gather(share: Tensor, flat: Tensor, group: dist.ProcessGroup) -> None:
+    """All ranks' shares of the result, in place."""
+    size = group.size()
+    if size == 1:
+        flat.copy_(share)
+        return
+    longest = -(-flat.numel() // size)
+    padded = flat.new_zeros(longest)
+    padded[: len(share)] = share
+    gathered = flat.new_empty(size * longest)
+    all_gather_single(gathered, padded, group=group)
+    flat.copy_(gathered[: flat.numel()])  # only behind the end of the last share is there padding

@@ -1,0 +1,101 @@
+"""What every rank runs for ``test_annex_examples.py``: five examples, one after the other, in the group at hand."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mycel.errors import UsageError
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+FOLDERS = ("pose", "reinforcement", "point_clouds", "diffusion_schedule", "encrypted_inference")
+
+
+def load(*names: str) -> list[Any]:
+    """Modules of the examples."""
+    sys.path[:0] = [str(EXAMPLES / folder) for folder in FOLDERS if str(EXAMPLES / folder) not in sys.path]
+    return [importlib.import_module(name) for name in names]
+
+
+def pose() -> dict[str, Any]:
+    """Moments of a few hundred runs."""
+    (monte_carlo,) = load("monte_carlo")
+    found = monte_carlo.estimate(monte_carlo.make_scene(1), 1, 301)
+    return {"count": found.count, "total": found.total, "products": found.products, "normalised": found.normalised}
+
+
+def reinforcement(environments: int) -> dict[str, Any]:
+    """Parameters and scores after three updates; the environments are divided among the ranks."""
+    proximal, route = load("proximal", "route")
+    settings = proximal.Settings(environments=environments, horizon=64, minibatch=64, steps=3 * 64 * environments)
+    policy, learned = proximal.learn(partial(route.Routes, seed=3, reward="simple"), settings)
+    flat = torch.cat([p.detach().flatten() for p in policy.parameters()])
+    return {"parameters": flat.numpy(), "scores": learned.scores, "steps": learned.steps}
+
+
+def point_clouds() -> dict[str, Any]:
+    """Losses of pre-training and of adapters."""
+    (tune_clouds,) = load("tune_clouds")
+    settings = tune_clouds.Settings(width=32, rank=4, batch=16, pretrain=(16, 2), tune=(16, 2), held_out=8)
+    before = tune_clouds.pretrained(settings)
+    found = tune_clouds.tune(before, "adapters", settings)
+    return {"losses": found.losses, "trained": found.trained}
+
+
+def diffusion_schedule() -> dict[str, Any]:
+    """The schedule that a small search finds; the model is not trained, which the search does not know."""
+    denoiser, search_schedule = load("denoiser", "search_schedule")
+    torch.manual_seed(0)
+    model = denoiser.Denoiser(width=32)
+    settings = search_schedule.Settings(population=5, kept=2, generations=2, pictures=48)
+    found = search_schedule.search(model, settings)
+    return {"schedule": str(found.schedule), "course": found.course, "judged": found.judged}
+
+
+def encrypted_inference(rank: int, size: int) -> dict[str, Any]:
+    """How far logits are from the clear ones, on the rank that may decrypt."""
+    circuits, encrypted_digits, prices = load("circuits", "encrypted_digits", "prices")
+    random = np.random.default_rng(0)
+    network = circuits.Network("10 classes", (circuits.Dense(random.normal(size=(10, 64)) / 8, np.zeros(10)),))
+    images = random.uniform(size=(5, 64))
+    traced = prices.candidates(network, images, 5)
+    candidate = next(c for c in traced if c.layout.name == "giant steps")
+    found = encrypted_digits.classify(candidate, images, 1)
+    if found is None:
+        return {}
+    return {"off": float(np.abs(found.logits - network(images)).max()), "bytes": found.text_bytes}
+
+
+def refusals(size: int) -> list[str]:
+    """What ranks say that cannot share the work evenly."""
+    proximal, route, tune_clouds = load("proximal", "route", "tune_clouds")
+    said = []
+    uneven = proximal.Settings(environments=size + 1, horizon=8, minibatch=size + 1, steps=8)
+    for call in (
+        lambda: proximal.learn(partial(route.Routes, seed=0, reward="simple"), uneven),
+        lambda: tune_clouds.pretrained(tune_clouds.Settings(batch=2 * size + 1)),
+    ):
+        try:
+            call()
+        except UsageError as error:
+            said.append(str(error))
+    return said
+
+
+def results(rank: int, size: int, encrypted: bool) -> dict[str, Any]:
+    """All of them."""
+    torch.set_num_threads(1)
+    return {
+        "pose": pose(),
+        "reinforcement": reinforcement(4),
+        "point_clouds": point_clouds(),
+        "diffusion_schedule": diffusion_schedule(),
+        "encrypted_inference": encrypted_inference(rank, size) if encrypted else {},
+        "refusals": refusals(size) if size > 1 else [],
+    }
