@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mycel.memory.tiers import CudaLink, EmulatedLink, Link, on_disk
 from mycel.moe.memory.ahead import PreGated, pre_gate
-from mycel.moe.memory.disk import DiskLink, on_disk
-from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
+from mycel.moe.memory.disk import DiskLink
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy
 from mycel.moe.memory.pre_gate import PreGate
