@@ -6,6 +6,7 @@ from mycel.extras import needs
 
 needs("mycel.memory", "torch")
 
+from mycel.memory.swap import Moved, Swapping, attach, measure
 from mycel.memory.tiers import (
     CudaLink,
     EmulatedLink,
@@ -23,9 +24,13 @@ __all__ = [
     "EmulatedLink",
     "FarMemory",
     "Link",
+    "Moved",
+    "Swapping",
     "allocator_limit",
+    "attach",
     "in_folder",
     "in_host",
+    "measure",
     "on_disk",
     "pinned",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -84,8 +85,17 @@ class FarMemory:
     def __init__(self, make: Maker = in_host) -> None:
         self._make = make
         self._free: dict[int, list[Tensor]] = {}
-        self._lock = threading.RLock()  # buffers come back from finalizers, which may run anywhere
-        self.used_bytes = self.peak_bytes = self.held_bytes = 0
+        #: Came back. Finalizers bring buffers, also of threads that hold locks: they put them here and never wait.
+        self._back: deque[Tensor] = deque()
+        self._lock = threading.RLock()
+        self._used = self.peak_bytes = self.held_bytes = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """Lent now."""
+        with self._lock:
+            self._settle()
+            return self._used
 
     def take(self, num_bytes: int) -> Tensor:
         """A buffer, uint8 of shape (num_bytes,).
@@ -97,14 +107,15 @@ class FarMemory:
             UsageError: there is no room.
         """
         with self._lock:
+            self._settle()
             waiting = self._free.get(num_bytes)
             buffer = waiting.pop() if waiting else None
             if buffer is None:
-                self._trim(max(self.peak_bytes, self.used_bytes + num_bytes) - num_bytes)
+                self._trim(max(self.peak_bytes, self._used + num_bytes) - num_bytes)
                 buffer = self._make(num_bytes)
                 self.held_bytes += num_bytes
-            self.used_bytes += num_bytes
-            self.peak_bytes = max(self.peak_bytes, self.used_bytes)
+            self._used += num_bytes
+            self.peak_bytes = max(self.peak_bytes, self._used)
             return buffer
 
     def give(self, buffer: Tensor) -> None:
@@ -113,14 +124,29 @@ class FarMemory:
         Args:
             buffer: that ``take`` gave.
         """
+        self._back.append(buffer)
+
+    def forget(self, buffer: Tensor) -> None:
+        """Lend a buffer for good: somebody may still write there.
+
+        Args:
+            buffer: that ``take`` gave.
+        """
         with self._lock:
-            self.used_bytes -= buffer.nbytes
-            self._free.setdefault(buffer.nbytes, []).append(buffer)
+            self._used -= buffer.nbytes
+            self.held_bytes -= buffer.nbytes
 
     def clear(self) -> None:
         """Give everything that waits back to the system."""
         with self._lock:
+            self._settle()
             self._trim(0)
+
+    def _settle(self) -> None:
+        while self._back:
+            buffer = self._back.popleft()
+            self._used -= buffer.nbytes
+            self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def _trim(self, most: int) -> None:
         for size in sorted(self._free, reverse=True):
