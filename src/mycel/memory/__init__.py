@@ -6,6 +6,8 @@ from mycel.extras import needs
 
 needs("mycel.memory", "torch")
 
+from mycel.memory.fit import Choice, Fitted, fit
+from mycel.memory.needs import Needs, needs_of
 from mycel.memory.swap import Moved, Swapping, attach, measure
 from mycel.memory.tiers import (
     CudaLink,
@@ -20,17 +22,22 @@ from mycel.memory.tiers import (
 )
 
 __all__ = [
+    "Choice",
     "CudaLink",
     "EmulatedLink",
     "FarMemory",
+    "Fitted",
     "Link",
     "Moved",
+    "Needs",
     "Swapping",
     "allocator_limit",
     "attach",
+    "fit",
     "in_folder",
     "in_host",
     "measure",
+    "needs_of",
     "on_disk",
     "pinned",
 ]

@@ -8,18 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from mycel.comm.recomputing import recomputing
 from mycel.memory.needs.moments import Phase
 
-__all__ = ["blocks_of", "in_backward", "recomputed", "tensors_in", "watched"]
-
-
-def in_backward() -> bool:
-    """Whether a backward pass runs, so that a module that is called now is called again."""
-    return torch._C._current_graph_task_id() != -1
+__all__ = ["blocks_of", "recomputed", "tensors_in", "watched"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -91,14 +86,14 @@ def watched(blocks: dict[str, nn.Module], begins: Callable[[Phase, str], None]) 
 
     def before(name: str) -> Any:
         def hook(module: nn.Module, args: Any) -> None:
-            if not in_backward():
+            if not recomputing():
                 begins("forward", name)
 
         return hook
 
     def after(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if in_backward():
+            if recomputing():
                 return
             begins("forward", "")
             for tensor in tensors_in(output):

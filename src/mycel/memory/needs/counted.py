@@ -19,7 +19,8 @@ def counted_peak(step: Callable[[], object]) -> int:
 
     Examples:
         >>> import torch
-        >>> counted_peak(lambda: torch.ones(1000) + 1)
+        >>> x = torch.ones(1000)
+        >>> counted_peak(lambda: x.exp().exp())
         8000
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:

@@ -12,8 +12,9 @@ from torch import nn
 from torch.autograd import Variable
 
 from mycel.comm.handle import Handle
+from mycel.comm.recomputing import recomputing
 from mycel.errors import UsageError
-from mycel.memory.needs.blocks import in_backward, watched
+from mycel.memory.needs.blocks import watched
 from mycel.memory.needs.moments import Phase
 from mycel.memory.residency.schedule import Schedule, order_of
 from mycel.memory.residency.stepping import Stepping
@@ -111,7 +112,7 @@ class Residency(Handle):
 
     def _begins(self, phase: Phase, block: str) -> None:
         """A block begins, or what is between blocks."""
-        if phase == "forward" and self._in_pass and not in_backward():
+        if phase == "forward" and self._in_pass and not recomputing():
             self._forget()  # a backward pass that failed
         needed = self._of_block.get(block, [])
         if phase == "forward":

@@ -13,7 +13,7 @@ from mycel.errors import SynthesisError
 from mycel.memory.needs import Needs
 from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
 
-__all__ = ["Parts", "Schedule", "demand_of", "parts_of", "schedule_of"]
+__all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of"]
 
 #: Bytes that a step computes beside a slice of parameters, times the slice's: denominators and their like.
 _BESIDE = 3
@@ -166,6 +166,22 @@ def demand_of(
     except SynthesisError as error:
         raise SynthesisError(f"a budget of {budget} bytes: {error}") from None
     return tuple(moments), demand
+
+
+def least_budget(needs: Needs, parts: Parts) -> int:
+    """Bytes of near memory below which no schedule fits: one block at a time, and the step on one parameter.
+
+    Args:
+        needs: of the model's step.
+        parts: its units.
+    """
+    far_off = 1 << 60
+    _, demand = demand_of(needs, parts, far_off)
+    held = (
+        far_off - room + sum(demand.sizes[unit] for unit in units)
+        for units, room in zip(demand.uses, demand.room, strict=True)
+    )
+    return max(*held, parts.buffers + _step_bytes(needs, parts))
 
 
 def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int = 1) -> Schedule:
