@@ -112,7 +112,7 @@ def swapped_forward(swapping: Swapping, block: int, module: nn.Module) -> Callab
         one = swapping.enter(block)
         stays = Stays(module, (args, kwargs))
         whole = False
-        one.forward(block)
+        one.forward(block, stays)
         try:
             with saved_tensors_hooks(lambda x: one.pack(x, block, stays), one.unpack):
                 out = compute(one, stays, args, kwargs)

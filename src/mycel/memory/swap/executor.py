@@ -84,7 +84,7 @@ class Swapping:
             block: that begins.
         """
         current = None if self._current is None else self._current()
-        if current is None or block <= current.latest or current.wrong is not None:
+        if current is None or block <= current.latest or current.wrong:
             current = Pass(self)
             self._current = weakref.ref(current)
             self.passes.add(current)
@@ -95,7 +95,7 @@ class Swapping:
         """The record of a tensor's storage, and whether it is new."""
         key = key_of(x)
         record = self.records.get(key)
-        if record is not None and self.near.knows(x):
+        if record is not None and self.near.knows(key):
             if record.near is None:
                 if record.same(x):  # let go here, alive elsewhere
                     record.near = torch.empty(0, dtype=torch.uint8, device=x.device).set_(x.untyped_storage())
@@ -174,7 +174,8 @@ class Pass:
         self.swapping = swapping
         self.latest = -1
         self.at: int | None = None
-        self.wrong: MycelError | None = None
+        #: What went wrong. The exception itself holds frames, which hold the graph, which holds this.
+        self.wrong = ""
         self.begun_s = time.perf_counter()
         self._saved: list[list[weakref.ref[Record]]] = [[] for _ in swapping.instance.blocks]
         self._ended: set[int] = set()
@@ -205,12 +206,11 @@ class Pass:
                 self._bring(turn.block, must=True)
             elif turn.kind == "backward end":
                 self._let_go(turn.block)
-        self.ahead()
 
     def ahead(self) -> None:
         """Begin the transfers that the plan has next, as far as there is room."""
         with self.swapping.near.changed:
-            if self.swapping.closed or self.wrong is not None:
+            if self.swapping.closed or self.wrong:
                 return
             while self._left and self._left[-1].kind == "in":
                 if not self._bring(self._left[-1].block, must=False):
@@ -219,8 +219,12 @@ class Pass:
 
     def _bring(self, block: int, *, must: bool) -> bool:
         swapping = self.swapping
+        if block in self._outs:  # it did not even go out
+            if must:
+                self._outs.remove(block)
+            return must
         coming = [r for r in self._of(block) if r.near is None or r.going]
-        return swapping.mover.fetch(coming, block=block, must=must, spare=swapping.spare(block))
+        return swapping.mover.fetch(coming, block=block, must=must, spare=swapping.spare(block), check=self._check)
 
     def _let_go(self, block: int) -> None:
         """A block's backward is over: what somebody's graph still holds need not be near."""
@@ -232,19 +236,26 @@ class Pass:
     def _check(self) -> None:
         if self.swapping.closed:
             raise UsageError("swapping was closed between a forward pass and its backward pass")
-        if self.wrong is not None:
-            raise self.wrong
+        if self.wrong:
+            raise CommunicationError(self.wrong)
 
     # -- forward --------------------------------------------------------------------------------------------------
 
-    def forward(self, block: int) -> None:
-        """A block's forward begins."""
+    def forward(self, block: int, stays: Stays) -> None:
+        """A block's forward begins.
+
+        Args:
+            block: which.
+            stays: knows its arguments.
+        """
         self._check()
         swapping = self.swapping
         self._advance(Event("forward", block))
         who = f"block {block} ({swapping.names[block]})"
-        room = swapping.mover.room(swapping.instance.blocks[block].saved, who, swapping.spare(block))
-        self._claims[block] = room
+        here = sum(size for key, size in stays.inputs.items() if swapping.near.knows(key))
+        needed = max(0, swapping.instance.blocks[block].saved - here)
+        self._claims[block] = swapping.mover.room(needed, who, swapping.spare(block), self._check)
+        self.ahead()
 
     def forward_end(self, block: int, *, whole: bool) -> None:
         """It is over.
@@ -263,22 +274,21 @@ class Pass:
         self._ended.add(block)
         while self._outs and self._outs[0] in self._ended:
             self._send(self._outs.pop(0))
+        self.ahead()
 
     def _send(self, block: int) -> None:
         here = weakref.ref(self)
 
-        def told(wrong: MycelError | None) -> None:
+        def told(wrong: str) -> None:
             one = here()
             if one is None:
                 return
-            if wrong is not None:
-                one.wrong = type(wrong)(f"block {block} ({one.swapping.names[block]}): {wrong}")
-                one.wrong.__cause__ = wrong.__cause__
+            if wrong:
+                one.wrong = f"block {block} ({one.swapping.names[block]}): {wrong}"
             try:
                 one.ahead()
             except Exception as error:
-                one.wrong = CommunicationError(f"what comes back for a later block: {error}")
-                one.wrong.__cause__ = error
+                one.wrong = f"what comes back for a later block: {error}"
 
         try:
             self.swapping.mover.send(self._of(block), told)
@@ -333,11 +343,13 @@ class Pass:
             if record.near is None:
                 self._check()
                 found = {id(r): r for r in [record, *self._of(block)]}
-                swapping.mover.fetch(found.values(), block=block, must=True, spare=swapping.spare(block))
+                swapping.mover.fetch(
+                    found.values(), block=block, must=True, spare=swapping.spare(block), check=self._check
+                )
             try:
                 swapping.mover.arrive(record, block)
-            except MycelError as error:
-                self.wrong = error
+            except CommunicationError as error:
+                self.wrong = str(error)
                 raise
         if record.written(packed.saving):
             raise UsageError(
@@ -365,13 +377,15 @@ class Pass:
             self._advance(Event("recompute", block))
         else:
             self._advance(Event("backward", block))
+        self.ahead()
 
     def recompute(self, block: int) -> None:
         """A block is computed again."""
         self._check()
         swapping = self.swapping
         of, who = swapping.instance.blocks[block], f"computing block {block} ({swapping.names[block]}) again"
-        self._claims[block] = swapping.mover.room(of.saved - of.input, who, swapping.spare(block))
+        self._claims[block] = swapping.mover.room(of.saved - of.input, who, swapping.spare(block), self._check)
+        self.ahead()
 
     def recomputed(self, block: int) -> None:
         """A block was computed again, or that failed."""
@@ -379,6 +393,7 @@ class Pass:
         if claim is not None:
             self.swapping.near.release(claim)
         self._advance(Event("backward", block))
+        self.ahead()
 
     def over(self) -> None:
         """A backward pass came to its end."""

@@ -6,12 +6,13 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from mycel.errors import CommunicationError, MycelError, UsageError
+from mycel.errors import CommunicationError, UsageError
 from mycel.memory.swap.saved import Record
 from mycel.memory.tiers.far import FarMemory
 from mycel.memory.tiers.link import Link
@@ -23,7 +24,7 @@ __all__ = ["Moved", "Mover"]
 #: Between looks at what was freed: whoever frees cannot always say so.
 _LOOK_S = 0.005
 
-_Outgoing = tuple[Callable[[], None], Sequence[Record], Callable[[MycelError | None], None]]
+_Outgoing = tuple[Callable[[], None], Sequence[Record], Callable[[str], None]]
 
 
 @dataclass(slots=True)
@@ -66,14 +67,12 @@ class Mover:
 
     # -- out ------------------------------------------------------------------------------------------------------
 
-    def send(
-        self, records: Iterable[Record], told: Callable[[MycelError | None], None], *, spill: bool = False
-    ) -> int:
+    def send(self, records: Iterable[Record], told: Callable[[str], None], *, spill: bool = False) -> int:
         """Begin to move what is near and nowhere far.
 
         Args:
             records: of any kind.
-            told: is called when they are out, with what went wrong.
+            told: is called when they are out, with what went wrong, or nothing.
             spill: whether room is made with it, so that also what is kept goes.
 
         Returns:
@@ -83,6 +82,10 @@ class Mover:
             UsageError: far memory has no room.
         """
         with self.near.changed:
+            records = list(records)
+            for record in records:  # another block has sent it before
+                if record.has_copy and record.near is not None and record.coming is None and not record.kept:
+                    record.drop()
             going = [r for r in records if r.near is not None and r.copy is None and (spill or not r.kept)]
             if not going:
                 return 0
@@ -109,34 +112,39 @@ class Mover:
     def _watch(self) -> None:
         while (job := self._jobs.get()) is not None:
             self._arrived(*job)
-            del job  # records live as long as somebody holds them
+            del job  # records live as long as somebody holds them, so that this comes first
+            with self.near.changed:
+                self._going -= 1
+                self.near.changed.notify_all()
 
-    def _arrived(
-        self, wait: Callable[[], None], records: Sequence[Record], told: Callable[[MycelError | None], None]
-    ) -> None:
-        wrong: MycelError | None = None
+    def _arrived(self, wait: Callable[[], None], records: Sequence[Record], told: Callable[[str], None]) -> None:
+        wrong = ""  # raised where the next block begins; of an exception, which holds frames, only the words stay
         try:
             wait()
-        except Exception as error:  # raised where the next block begins
-            num_bytes = sum(record.num_bytes for record in records)
-            wrong = CommunicationError(f"{num_bytes} bytes did not get to far memory: {error}")
-            wrong.__cause__ = error
+        except Exception as error:
+            wrong = f"{sum(record.num_bytes for record in records)} bytes did not get to far memory: {error}"
         with self.near.changed:
             for record in records:
                 record.going = False
-                if wrong is not None:
+                if wrong:
                     if record.copy is not None:
                         self.far.forget(record.copy)  # whatever carried it may still write there
                     record.copy = None
                 elif not (record.kept or record.wanted):
                     record.drop()
-            self._going -= 1
-            self.near.changed.notify_all()
         told(wrong)
 
     # -- in -------------------------------------------------------------------------------------------------------
 
-    def fetch(self, records: Iterable[Record], *, block: int, must: bool, spare: Iterable[Record] = ()) -> bool:
+    def fetch(
+        self,
+        records: Iterable[Record],
+        *,
+        block: int,
+        must: bool,
+        spare: Iterable[Record] = (),
+        check: Callable[[], None] = lambda: None,
+    ) -> bool:
         """Begin to bring what is only far.
 
         Args:
@@ -144,6 +152,7 @@ class Mover:
             block: which, for messages.
             must: whether to wait for room, and to make it; else nothing is done where there is none.
             spare: what may be moved for it.
+            check: raises where something went wrong meanwhile.
 
         Returns:
             Whether everything is near or on its way.
@@ -158,7 +167,7 @@ class Mover:
             if not missing:
                 return True
             num_bytes = sum(record.num_bytes for record in missing)
-            claim = self.room(num_bytes, f"block {block}", spare) if must else self.near.claim(num_bytes)
+            claim = self.room(num_bytes, f"block {block}", spare, check) if must else self.near.claim(num_bytes)
             if claim is None:
                 return False
             copies = []
@@ -203,13 +212,16 @@ class Mover:
 
     # -- room -----------------------------------------------------------------------------------------------------
 
-    def room(self, num_bytes: int, who: str, spare: Iterable[Record] = ()) -> Claim:
+    def room(
+        self, num_bytes: int, who: str, spare: Iterable[Record] = (), check: Callable[[], None] = lambda: None
+    ) -> Claim:
         """Keep room; wait for what goes out, then move what the plan has not foreseen to move.
 
         Args:
             num_bytes: that are needed.
             who: needs them.
             spare: what may be moved, what is needed last first.
+            check: raises where something went wrong meanwhile.
 
         Raises:
             UsageError: nothing more can be moved.
@@ -223,6 +235,7 @@ class Mover:
         with near.changed:
             try:
                 while (claim := near.claim(num_bytes)) is None:
+                    check()
                     if time.perf_counter() - begin > self.deadline_s:
                         raise CommunicationError(
                             f"{who} waited {self.deadline_s:g} s for {num_bytes} bytes of near memory; "
@@ -245,9 +258,12 @@ class Mover:
         """Make room against the plan; whether that has begun or is done."""
         before = self.near.held
         for record in spare:
-            if record.near is None or record.coming is not None or record.going:
+            if record.near is None or record.going:
                 continue
             if record.has_copy:
+                if record.coming is not None:  # near memory must not be written any more when it is let go
+                    with suppress(Exception):
+                        record.coming.wait()
                 self.moved.spilled_bytes += record.num_bytes
                 record.drop()
                 if before - self.near.held >= num_bytes:

@@ -142,8 +142,9 @@ class Record:
 
     def drop(self) -> None:
         """Only far from now on."""
+        last = max(self.sent.values(), default=-1)  # of what was saved since, which is the same tensor
         for number, alias in self.aliases.items():
-            if not alias._version == self.versions[number] == self.sent.get(number):
+            if not alias._version == self.versions[number] == self.sent.get(number, last):
                 self.torn.add(number)
         self.aliases = {}
         self.near = self.coming = None

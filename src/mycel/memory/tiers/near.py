@@ -74,15 +74,15 @@ class NearMemory:
             self._settle()
             return self._held
 
-    def knows(self, tensor: Tensor) -> bool:
-        """Whether its storage is counted.
+    def knows(self, key: int) -> bool:
+        """Whether a storage is counted.
 
         Args:
-            tensor: of any shape.
+            key: of a storage that lives, by ``key_of``.
         """
         with self.changed:
             self._settle()
-            return key_of(tensor) in self._alive
+            return key in self._alive
 
     def count(self, tensor: Tensor, claim: Claim | None = None) -> int:
         """Count the storage of a tensor from now until it is freed.
