@@ -225,7 +225,7 @@ def test_another_counter_sees_the_memory_go() -> None:
     model = make()
     x, blocks = inputs(tokens=256), list(model)[:-1]
     found = measure(model, blocks, lambda: model(x).sum(), link=NowLink(), budget=1 << 30, runs=1)
-    alive = {}
+    alive, largest = {}, max(block.saved for block in found.blocks)
     for policy in ("keep", "swap", "recompute", "recompute_swap"):
         with (
             attach(model, blocks, found, planned(found, policy), link=NowLink()) as swapping,
@@ -233,7 +233,7 @@ def test_another_counter_sees_the_memory_go() -> None:
         ):
             out = model(x).sum()
             for _ in range(400):  # what goes out may be a moment late
-                if not policy.endswith("swap") or swapping.near.held < 4 * 256 * WIDTH * 4:
+                if not policy.endswith("swap") or swapping.near.held <= largest:
                     break
                 threading.Event().wait(0.01)
             alive[policy] = counter.now
@@ -243,7 +243,7 @@ def test_another_counter_sees_the_memory_go() -> None:
     block_inputs = sum(block.input for block in found.blocks)
     assert alive["keep"] >= 0.95 * saved
     assert alive["recompute"] <= block_inputs + 3 * found.blocks[1].input  # and x, and what the last block gave
-    assert alive["swap"] < 0.15 * saved
+    assert alive["swap"] < 1.3 * largest < 0.3 * saved  # the last block's is needed next
     assert alive["recompute_swap"] <= alive["recompute"]
 
 

@@ -84,7 +84,7 @@ class Swapping:
             block: that begins.
         """
         current = None if self._current is None else self._current()
-        if current is None or block <= current.latest or current.wrong:
+        if current is None or block <= current.latest:
             current = Pass(self)
             self._current = weakref.ref(current)
             self.passes.add(current)
