@@ -119,7 +119,7 @@ def recomputed(blocks: dict[str, nn.Module]) -> Iterator[None]:
     Args:
         blocks: modules by name.
     """
-    had = {name: block.__dict__.get("forward") for name, block in blocks.items()}
+    had: dict[str, Any] = {name: block.__dict__.get("forward") for name, block in blocks.items()}
     for name, block in blocks.items():
         block.forward = types.MethodType(_again, block) if had[name] is None else partial(_computed, block, had[name])
     try:
