@@ -8,7 +8,7 @@ needs("mycel.memory", "torch")
 
 from mycel.memory.fit import Choice, Fitted, fit
 from mycel.memory.needs import Needs, needs_of
-from mycel.memory.swap import Moved, Swapping, attach, measure
+from mycel.memory.swap import Moved, Swapping, attach, measure, offload_contexts
 from mycel.memory.tiers import (
     CudaLink,
     EmulatedLink,
@@ -38,6 +38,7 @@ __all__ = [
     "in_host",
     "measure",
     "needs_of",
+    "offload_contexts",
     "on_disk",
     "pinned",
 ]
