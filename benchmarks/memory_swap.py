@@ -16,11 +16,12 @@ out when it is saved, in when it is asked for; its memory is not limited here. `
 from __future__ import annotations
 
 import argparse
+import copy
 import itertools
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -112,17 +113,17 @@ class TorchtuneDesign(saved_tensors_hooks):
         def pack(x: Tensor) -> Any:
             if x.untyped_storage()._cdata in own or not x.numel() or x.grad_fn is None:
                 return x.detach()
-            copy = far.take(x.untyped_storage().nbytes())
-            return copy, link.store([(copy, flat(x))]), x.dtype, x.size(), x.stride(), x.storage_offset()
+            there = far.take(x.untyped_storage().nbytes())
+            return there, link.store([(there, flat(x))]), x.dtype, x.size(), x.stride(), x.storage_offset()
 
         def unpack(packed: Any) -> Tensor:
             if isinstance(packed, Tensor):
                 return packed
-            copy, going, dtype, size, stride, offset = packed
+            there, going, dtype, size, stride, offset = packed
             going.wait()
-            near = torch.empty(copy.numel(), dtype=torch.uint8)
-            link.fetch([(copy, near)]).wait()
-            far.give(copy)
+            near = torch.empty(there.numel(), dtype=torch.uint8)
+            link.fetch([(there, near)]).wait()
+            far.give(there)
             return torch.empty(0, dtype=dtype).set_(near.untyped_storage(), offset, size, stride)
 
         super().__init__(pack, unpack)
@@ -163,7 +164,7 @@ def lines(speeds: Sequence[float], *, iterations: int, limit_s: float) -> list[d
         ways |= three_policies(instance)
         ways |= {name: known[name] for name in ("recompute all", "swap all") if name in known}
         line = {"link": speed, "blocks": BLOCKS, "near": NEAR, "ideal_us": instance.ideal_us}
-        line |= run(model, x, blocks, instance, ways, link, iterations=iterations)
+        line |= run(model, x, instance, ways, link, iterations=iterations)
         line["policies"] = ways["mixed"].counts
         line["bound_us"] = ways["mixed"].lower_bound_us
         made.append(line)
@@ -181,9 +182,8 @@ def three_policies(instance: MemoryInstance) -> dict[str, MemoryPlan]:
 
 
 def run(
-    model: nn.Module,
+    model: nn.Sequential,
     x: Tensor,
-    blocks: Sequence[nn.Module],
     instance: MemoryInstance,
     ways: Mapping[str, MemoryPlan],
     link: EmulatedLink,
@@ -192,24 +192,28 @@ def run(
 ) -> dict[str, Any]:
     """All ways in turns; the first iteration of each does not count, gradients have to be those of keeping all."""
     spent: dict[str, list[float]] = {}
-    peaks: dict[str, int] = {}
     _, wanted = iterate(model, x)
-    turns: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-        "keep all": nullcontext,
-        "torchtune": lambda: TorchtuneDesign(link, model.parameters()),
+    tuned = TorchtuneDesign(link, model.parameters())
+    turns: dict[str, tuple[nn.Module, AbstractContextManager[Any]]] = {
+        "keep all": (model, nullcontext()),
+        "torchtune": (model, tuned),
     }
-    for name, plan in ways.items():
-        turns[name] = lambda plan=plan: attach(model, list(blocks), instance, plan, link=link)
+    swapped: dict[str, Swapping] = {}
+    for name, plan in ways.items():  # a model each, so that each has its far memory from one iteration to the next
+        own = copy.deepcopy(model)
+        swapped[name] = attach(own, list(own)[1:], instance, plan, link=link)
+        turns[name] = own, nullcontext()
     for number in range(iterations + 1):
-        for name, way in turns.items():
-            with way() as one:
-                seconds, grads = iterate(model, x)
-                if isinstance(one, Swapping):
-                    peaks[name] = max(peaks.get(name, 0), one.near.peak)
+        for name, (own, way) in turns.items():
+            with way:
+                seconds, grads = iterate(own, x)
             if not all(torch.equal(a, b) for a, b in zip(grads, wanted, strict=True)):
                 raise SystemExit(f"{name}: other gradients")
             if number:
                 spent.setdefault(name, []).append(seconds)
+    peaks = {name: one.near.peak for name, one in swapped.items()}
+    for one in swapped.values():
+        one.close()
     if any(peak > instance.capacity for peak in peaks.values()):
         raise SystemExit(f"above the budget of {instance.capacity}: {peaks}")
     return {

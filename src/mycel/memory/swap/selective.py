@@ -140,11 +140,11 @@ class _Tape:
         self.away: list[_Result] = []
 
 
-class _Writes(TorchDispatchMode):
+class _Writes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Surrounds the forward pass."""
 
     def __init__(self, policy_fn: PolicyFn, tape: _Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.policy_fn, self.tape = policy_fn, tape
         self.calls: Counter[Any] = Counter()
 
@@ -169,11 +169,11 @@ class _Writes(TorchDispatchMode):
         return out
 
 
-class _Reads(TorchDispatchMode):
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Surrounds the recomputation."""
 
     def __init__(self, tape: _Tape) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.tape = tape
         self.calls: Counter[Any] = Counter()
 
@@ -181,7 +181,7 @@ class _Reads(TorchDispatchMode):
         self.calls.clear()
         if self.tape.away:
             self.tape.away[0].start()
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
