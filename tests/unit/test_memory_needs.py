@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
@@ -184,6 +188,44 @@ def test_blocks_that_are_not_there(options: dict[str, Any], says: str) -> None:
 def test_an_optimizer_of_another_model() -> None:
     with pytest.raises(UsageError, match="not the model's"):
         needs_of(Model(), (ids(),), optimizer=torch.optim.SGD(Model().parameters()))
+
+
+# -- sharded over ranks -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four_ranks() -> Iterator[DeviceMesh]:
+    """Rank 0 of four of which the others are not there: collectives give something at once."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)  # type: ignore[no-untyped-call]
+    yield init_device_mesh("cpu", (4,))
+    dist.destroy_process_group()
+
+
+def test_what_fsdp2_shards_and_gathers(four_ranks: DeviceMesh) -> None:
+    x = torch.ones(8, 64)
+
+    def make() -> nn.Module:
+        model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(4)))
+        for layer in model:
+            fully_shard(layer, mesh=four_ranks)
+        return fully_shard(model, mesh=four_ranks)
+
+    needs = needs_of(make, (x,))
+    whole = 4 * (64 * 64 + 64) * 4
+    assert needs.most("parameters") == needs.most("gradients") == whole // 4
+    assert 0 < needs.most("exchanges") < whole
+    model = make()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step() -> None:
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    held: list[Any] = [*model.parameters(), *(t for s in optimizer.state.values() for t in s.values())]
+    counted = counted_peak(step) + x.nbytes + sum(getattr(t, "_local_tensor", t).nbytes for t in held)
+    assert 0.98 * counted <= needs.peak <= 1.08 * counted
 
 
 # -- the command ------------------------------------------------------------------------------------------------
