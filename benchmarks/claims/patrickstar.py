@@ -15,8 +15,8 @@ and eviction of what was used longest ago are beside eviction by next use, under
 *Waste* of chunks of one size, in percent: the best found, and 64 Mi elements as a fixed size.
 
 References:
-    Fang et al., "PatrickStar: Parallel Training of Pre-trained Models via Chunk-based Memory Management", TPDS
-    2023; Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021 (static split).
+    Fang et al., "PatrickStar: Parallel Training of Pre-trained Models via Chunk-based Dynamic Memory Management",
+    TPDS 2023; Ren et al., "ZeRO-Offload: Democratizing Billion-Scale Model Training", USENIX ATC 2021 (static split).
 """
 
 from __future__ import annotations
