@@ -234,7 +234,7 @@ def child(*words: str) -> subprocess.CompletedProcess[str]:
     """This script again, with an allocator that gives memory back at once, so that a limit means what it says."""
     environment = {
         **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": "4096",
+        "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "0",
         "MALLOC_ARENA_MAX": "1",
     }
