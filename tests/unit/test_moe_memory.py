@@ -253,8 +253,8 @@ def test_the_next_layers_bias_decides() -> None:
 
 def test_an_emulated_link_brings_everything_and_keeps_its_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("mycel.moe.memory.link.time.perf_counter", lambda: 100.0)
-    monkeypatch.setattr("mycel.moe.memory.link.time.sleep", slept.append)
+    monkeypatch.setattr("mycel.memory.tiers.link.time.perf_counter", lambda: 100.0)
+    monkeypatch.setattr("mycel.memory.tiers.link.time.sleep", slept.append)
     link = EmulatedLink(bandwidth_gbps=1e-6, latency_s=0.5)  # 1000 bytes a second
     far = [torch.arange(250.0), torch.ones(125)]
     near = [torch.zeros(250), torch.zeros(125)]

@@ -39,6 +39,7 @@ COMMANDS = {
     "select": "Simulate all methods at several sizes and say which to use where.",
     "steps": "Schedules from the fewest steps to the most bandwidth, proven one by one (small fabrics).",
     "plan": "Plans with proofs: which parallelism, orders of stages, groups for sequences, what memory keeps.",
+    "memory": "What a model's training step holds, moment by moment, and whether it fits.",
     "verify": "Check a schedule file: exit 0 if it is right, 1 if it is not.",
     "export": "Verify a schedule file and write it in a form that another tool reads.",
     "bench": "Time collectives: baseline and mycel in the same run, beside the bound, in the columns of nccl-tests.",

@@ -14,6 +14,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from mycel.comm.recomputing import recomputing
 from mycel.errors import UsageError
 
 __all__ = ["Keepsake", "Memo", "Passes", "hold", "recomputing"]
@@ -23,11 +24,6 @@ Value = TypeVar("Value")
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Passes that are remembered where no graph says how long they are needed.
 _RECENT = 64
-
-
-def recomputing() -> bool:
-    """Whether a backward pass runs, so that what is called now is called again; not known to ``torch.compile``."""
-    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
 
 
 class Keepsake(Generic[Value]):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from mycel.memory.tiers import CudaLink, EmulatedLink, Link, on_disk
 from mycel.moe.memory.ahead import PreGated, pre_gate
 from mycel.moe.memory.coded import CodedOffload
 from mycel.moe.memory.coded_products import CodedProducts, measure_coded_products
-from mycel.moe.memory.disk import DiskLink, on_disk
-from mycel.moe.memory.link import CudaLink, EmulatedLink, Link
+from mycel.moe.memory.disk import DiskLink
 from mycel.moe.memory.lookup import CodedMatrix, code_matrix, table_operations
 from mycel.moe.memory.offload import Offload, OffloadedExperts
 from mycel.moe.memory.policies import FETCH_POLICIES, FetchPolicy, PreGatedFetch, Ring, make_fetch_policy

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
+from mycel.memory.tiers import Link
 from mycel.moe.expert_mlp import ExpertKind, OneExpert
 from mycel.moe.memory.coded_products import CodedProducts, measure_coded_products
-from mycel.moe.memory.link import Link
 from mycel.moe.memory.lookup import CodedMatrix, code_matrix
 from mycel.moe.memory.offload import Offload
 from mycel.moe.memory.policies import FetchPolicy

@@ -14,10 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
+from mycel.memory.tiers import Link
 from mycel.moe.expert_mlp import ApartWeights, ExpertWeights
 from mycel.moe.experts import ExpertCall, Experts
 from mycel.moe.memory.layers import Layer, layers_of
-from mycel.moe.memory.link import Link
 from mycel.moe.memory.policies import FetchPolicy, make_fetch_policy
 from mycel.moe.memory.store import ExpertStore, stacked
 from mycel.moe.slices import WeightUse

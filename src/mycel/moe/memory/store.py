@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from mycel.comm.pending import Pending
 from mycel.errors import UsageError
-from mycel.moe.memory.link import Link
+from mycel.memory.tiers import Link
 
 __all__ = ["ExpertStore", "stacked"]
 

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mycel.comm.pending import Pending
 from mycel.errors import UsageError
+from mycel.memory.tiers import Link
 from mycel.moe.divided import stacks_of
 from mycel.moe.experts import Experts
-from mycel.moe.memory.link import Link
 from mycel.moe.recompute import recomputing
 from mycel.moe.sharded import is_sharded
 

@@ -1,0 +1,230 @@
+"""Trains a model whose parameters, gradients and optimizer are far: near is what its schedule says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+
+from mycel.comm.handle import Handle
+from mycel.comm.recomputing import recomputing
+from mycel.errors import UsageError
+from mycel.memory.needs.blocks import watched
+from mycel.memory.needs.moments import Phase
+from mycel.memory.residency.schedule import Schedule, order_of
+from mycel.memory.residency.stepping import Stepping
+from mycel.memory.residency.units import Unit
+from mycel.memory.tiers import FarMemory, Link
+
+__all__ = ["Residency"]
+
+_MARK = "_mycel_residency"
+
+
+class Residency(Handle):
+    """Keeps a model's units far and brings each near for when it computes, as a schedule says, until it is closed.
+
+    The model, its loop and its optimizer stay as they are. Outside of passes parameters, gradients and optimizer
+    state are plain tensors in far memory of the host: ``state_dict``, clipping and checkpoints see those. Results are
+    those of training without it, bit for bit, as long as the optimizer looks at each parameter for itself.
+
+    A pass in another order than the schedule's, or without gradients, keeps near what computes and nothing more.
+
+    Args:
+        model: the module.
+        optimizer: that trains it.
+        schedule: by ``schedule_of``, for this model.
+        blocks: the schedule's blocks, by name.
+        link: between far and near.
+        far: lends far memory.
+        device: where near is.
+
+    Attributes:
+        peak_bytes: of units near at once, at most.
+        waited_s: seconds for which computation stood still for parameters.
+        off_schedule: moments that came in another order than planned.
+
+    Raises:
+        UsageError: a schedule for another model, or a model that has one already.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedule: Schedule,
+        blocks: Mapping[str, nn.Module],
+        link: Link,
+        *,
+        far: FarMemory | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if getattr(model, _MARK, None) is not None:
+            raise UsageError(f"{type(model).__name__} is held by a schedule already; close that first")
+        known = dict(model.named_parameters())
+        for unit in schedule.parts.parameters:
+            for name in unit:
+                if name not in known:
+                    raise UsageError(f"the schedule is for another model: {type(model).__name__} has no {name}")
+        self.model, self.schedule, self.link = model, schedule, link
+        self.far = FarMemory() if far is None else far
+        self.peak_bytes, self.waited_s, self.off_schedule = 0, 0.0, 0
+        self._places = order_of(schedule.moments)
+        self._at = -1
+        where = torch.device(device)
+        self._units = {
+            index: Unit(schedule.parts.names[index], [known[name] for name in names], self.far, where)
+            for index, names in enumerate(schedule.parts.parameters)
+            if index not in schedule.pinned
+        }
+        self._of_block = {
+            block: [unit for unit in units if unit in self._units] for block, units in schedule.parts.uses.items()
+        }
+        far_parameters = {id(p) for unit in self._units.values() for p in unit.parameters}
+        self._stepping = Stepping(
+            optimizer,
+            self.far,
+            slice_bytes=schedule.parts.largest,
+            before=self._settle,
+            after=self._stale,
+            is_far=far_parameters.__contains__,
+        )
+        self._watch = watched(dict(blocks), self._begins)
+        self._watch.__enter__()
+        self._hooks: list[Any] = []
+        for unit in self._units.values():
+            for place, parameter in enumerate(unit.parameters):
+                if parameter.requires_grad:
+                    hook = partial(self._accumulated, unit, place)
+                    self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+        self._in_pass = False
+        self._entered: list[int] = []
+        self._behind: Unit | None = None
+        self._is_open = True
+        object.__setattr__(model, _MARK, self)
+
+    # -- moments ------------------------------------------------------------------------------------------------
+
+    def _begins(self, phase: Phase, block: str) -> None:
+        """A block begins, or what is between blocks."""
+        if phase == "forward" and self._in_pass and not recomputing():
+            self._forget()  # a backward pass that failed
+        needed = self._of_block.get(block, [])
+        if phase == "forward":
+            self._left()
+        elif not self._in_pass:
+            self._in_pass = True
+            Variable._execution_engine.queue_callback(self._end)  # type: ignore[no-untyped-call]
+        near, at = self._planned(phase, block, needed)
+        if phase == "backward":
+            self._backward(needed)
+        for index, unit in self._units.items():
+            if index not in near and index not in needed:
+                self._release(unit)
+        for index in (*needed, *sorted(near - set(needed))):
+            self._units[index].start(self.link)
+        held = sum(unit.num_bytes for unit in self._units.values() if unit.is_near)
+        self.peak_bytes = max(self.peak_bytes, held)
+        begin = time.perf_counter()
+        for index in needed:
+            self._units[index].enter()
+        self.waited_s += time.perf_counter() - begin
+        self._at = at
+        self._entered = needed if phase == "forward" else []
+
+    def _planned(self, phase: Phase, block: str, needed: list[int]) -> tuple[frozenset[int], int]:
+        """What is near at this moment, and its place in the iteration."""
+        if phase == "forward" and not torch.is_grad_enabled():
+            return frozenset(needed), self._at
+        places = self._places.get((phase, block), [])
+        at = next((place for place in places if place > self._at), places[0] if places else None)
+        if at is None:
+            self.off_schedule += 1
+            return frozenset(needed), self._at
+        skipped = at != self._at + 1 and not (at == 0 and self._at in (-1, len(self.schedule.moments) - 1))
+        self.off_schedule += skipped
+        return (frozenset(needed) if skipped else self.schedule.plan.near[at]) - self.schedule.pinned, at
+
+    def _left(self) -> None:
+        for index in self._entered:
+            self._units[index].leave()
+        self._entered = []
+
+    def _release(self, unit: Unit) -> None:
+        if unit.waiting_for and self._in_pass:  # parameters that got no gradient
+            unit.waiting_for = set()
+            unit.send(self.link)
+        unit.drop()
+
+    # -- backward -----------------------------------------------------------------------------------------------
+
+    def _backward(self, needed: list[int]) -> None:
+        for index, unit in self._units.items():
+            if unit is not self._behind and index not in needed:
+                unit.settle()
+        for index in needed:
+            self._units[index].expect()
+        self._behind = self._units[needed[-1]] if needed else self._behind
+
+    def _accumulated(self, unit: Unit, place: int, parameter: torch.Tensor) -> None:
+        unit.arrived(place, self.link)
+
+    def _end(self) -> None:
+        """A backward pass is over: parameters are far ones, with their gradients."""
+        for unit in self._units.values():
+            unit.send(self.link)
+        self._settle()
+        self._in_pass = False
+
+    def _settle(self) -> None:
+        for unit in self._units.values():
+            unit.settle()
+            unit.show()
+        self._behind = None
+
+    def _stale(self) -> None:
+        """Far parameters have been written: near copies are old."""
+        for unit in self._units.values():
+            unit.drop()
+        self._at = -1
+
+    def _forget(self) -> None:
+        for unit in self._units.values():
+            unit.forget()
+        self._in_pass, self._entered, self._behind, self._at = False, [], None, -1
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Parameters, gradients and optimizer state near for good, with the values that they have now."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        self._watch.__exit__(None, None, None)
+        for hook in self._hooks:
+            hook.remove()
+        if self._in_pass:
+            self._forget()
+        for unit in self._units.values():
+            unit.close()
+        self._stepping.close()
+        object.__delattr__(self.model, _MARK)
+
+    def explain(self) -> str:
+        """What is near and what moves, in a few lines."""
+        schedule = self.schedule
+        units = len(schedule.parts.names)
+        return "\n".join(
+            (
+                f"{units} units, {len(schedule.pinned)} of them near for good; at most {self.peak_bytes} bytes of "
+                f"the others near at once",
+                f"near memory: {schedule.peak} of {schedule.budget} bytes at the fullest moment",
+                f"over the link: {schedule.moved_bytes} bytes a step, planned; {self.link.fetched_bytes} in and "
+                f"{self.link.stored_bytes} out so far; computation waited {self.waited_s:.3g} s",
+            )
+        )

@@ -1,0 +1,140 @@
+"""One call that makes a model fit: what it chooses, and that nothing else changes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mycel.errors import SynthesisError, UsageError
+from mycel.memory import EmulatedLink, fit, needs_of
+from mycel.memory.needs import loss_of
+
+BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "memory_prediction.py"
+
+
+class Model(nn.Module):
+    def __init__(self, layers: int = 8, width: int = 32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        make = (
+            nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)) for _ in range(layers)
+        )
+        self.layers = nn.ModuleList(make)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x.square().mean()
+
+
+def batch(rows: int, step: int = 0) -> Tensor:
+    return torch.randn(rows, 32, generator=torch.Generator().manual_seed(step))
+
+
+def losses(model: nn.Module, optimizer: torch.optim.Optimizer, rows: int) -> list[float]:
+    found = []
+    for step in range(3):
+        loss = model(batch(rows, step))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("rows", "part", "ways"),
+    [
+        (8, 1.01, {"keep"}),
+        (8, 0.3, {"residency", "residency, recomputed"}),
+        (1024, 0.75, {"activations", "residency"}),
+        (1024, 0.35, {"residency, recomputed", "activations"}),
+    ],
+)
+def test_what_is_chosen_fits_and_changes_no_bit(rows: int, part: float, ways: set[str]) -> None:
+    wanted, model = Model(), Model()
+    optimizers = [torch.optim.AdamW(each.parameters()) for each in (wanted, model)]
+    budget = round(part * needs_of(model, (batch(rows),)).peak)
+    with fit(model, optimizers[1], (batch(rows),), budget=budget) as fitted:
+        assert fitted.way in ways, fitted.explain()
+        assert losses(model, optimizers[1], rows) == losses(wanted, optimizers[0], rows)
+        told = fitted.explain()
+        chosen = next(choice for choice in fitted.choices if choice.way == fitted.way)
+        assert chosen.peak <= budget and f"* {fitted.way}: " in told
+        assert all(choice.peak > budget for choice in fitted.choices if choice.seconds is None)
+    assert losses(model, optimizers[1], rows) == losses(wanted, optimizers[0], rows)  # closed, and goes on
+
+
+def test_what_fits_in_no_way_says_which_is_nearest() -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    with pytest.raises(SynthesisError, match=r"nothing fits; nearest is residency.*bytes more: a smaller batch"):
+        fit(model, optimizer, (batch(8),), budget=20_000)
+    with pytest.raises(SynthesisError) as refused:
+        fit(model, optimizer, (batch(8),), budget=20_000)
+    enough = int(str(refused.value).split("which needs ")[1].split(",")[0])
+    with fit(model, optimizer, (batch(8),), budget=enough) as fitted:  # what it says is true
+        assert losses(model, optimizer, 8)
+        assert fitted.way.startswith("residency")
+    with pytest.raises(SynthesisError):
+        fit(model, optimizer, (batch(8),), budget=enough - 1)
+    for wrong in ({"budget": 0}, {"budget": 1 << 30, "micro_batches": 0}):
+        with pytest.raises(UsageError, match="at least 1 of each"):
+            fit(model, optimizer, (batch(8),), **wrong)
+
+
+def hugging_face(kind: str, **sizes: Any) -> nn.Module:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    common = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, vocab_size=96, **common, **sizes))
+    return model
+
+
+THEIRS: dict[str, dict[str, Any]] = {
+    "llama": {"intermediate_size": 320, "tie_word_embeddings": True},
+    "qwen3_moe": {"moe_intermediate_size": 48, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 16},
+}
+
+
+@pytest.mark.parametrize("kind", THEIRS)
+def test_models_of_hugging_face_unedited(kind: str) -> None:
+    found = []
+    for is_held in (False, True):
+        model = hugging_face(kind, **THEIRS[kind])
+        optimizer = torch.optim.AdamW(model.parameters())
+        ids = torch.arange(24).reshape(1, 24)
+        batch = {"input_ids": ids, "labels": ids}
+        link = EmulatedLink(bandwidth_gbps=50)
+        if is_held:
+            budget = round(1.05 * sum(p.nbytes for p in model.parameters()))
+            fitted = fit(model, optimizer, batch, budget=budget, link=link)
+            assert fitted.way.startswith("residency")
+        for _ in range(2):
+            loss = loss_of(model(**batch))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        found.append([loss.item(), *(float(p.detach().double().sum()) for p in model.parameters())])
+        link.close()
+    assert found[0] == found[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("part", ["peaks", "limits", "larger"])
+def test_the_benchmark_of_predictions_holds(part: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK), "--quick", "--only", part, "--check"],
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
