@@ -1,0 +1,19 @@
+"""Sequences that no rank can hold: attention, scans of states and halos over the ranks of a layout.
+
+::
+
+    layout = mycel.planning.sequence.per_document_zigzag(lengths, num_ranks)
+    context = mycel.sequence.SequenceContext(layout, group)
+    tokens = context.shard(batch)
+"""
+
+from __future__ import annotations
+
+from mycel.extras import needs
+
+needs("mycel.sequence", "torch")
+
+from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
+from mycel.sequence.context import SequenceContext
+
+__all__ = ["CAUSAL", "FULL", "Layout", "Mask", "Segment", "SequenceContext"]
