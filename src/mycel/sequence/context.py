@@ -115,7 +115,7 @@ class SequenceContext:
         self._check(parts, receive)
         sent = torch.cat([part.detach() for part in parts])
         under_way = self._start(sent, list(receive), [len(part) for part in parts], name)
-        return Pending(lambda: under_way.wait().split(list(receive)))
+        return Pending(lambda: tuple(under_way.wait().split_with_sizes(list(receive))))
 
     def exchange(self, parts: Sequence[Tensor], receive: Sequence[int], name: str = "exchange") -> tuple[Tensor, ...]:
         """As ``start_exchange``, and wait."""
@@ -139,7 +139,7 @@ class SequenceContext:
             return self._start(gradient, gives, gets, f"{name}.backward").wait()
 
         (received,) = there_and_back([torch.cat(list(parts))], there, back)
-        return received.split(gets)
+        return tuple(received.split_with_sizes(gets))
 
     def gather(self, x: Tensor, dim: int = 0, name: str = "gather") -> tuple[Tensor, ...]:
         """What every rank holds of something that has the tokens here along a dimension; gradients are added up.
@@ -162,10 +162,8 @@ class SequenceContext:
         rows = x.movedim(dim, 0)
         padded = torch.cat([rows, rows.new_zeros(most - len(rows), *rows.shape[1:])])
         (gathered,) = all_gather_rows([padded], self.group, self.meter, name)
-        return tuple(
-            part[:count].movedim(0, dim)
-            for part, count in zip(gathered.split(most) if most else (gathered,) * len(tokens), tokens, strict=True)
-        )
+        parts = gathered.split_with_sizes([most] * self.num_ranks)
+        return tuple(part[:count].movedim(0, dim) for part, count in zip(parts, tokens, strict=True))
 
     # -- batches --------------------------------------------------------------------------------------------------
 
