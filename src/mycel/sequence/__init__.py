@@ -15,5 +15,6 @@ needs("mycel.sequence", "torch")
 
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
+from mycel.sequence.softmax import Way, attention
 
-__all__ = ["CAUSAL", "FULL", "Layout", "Mask", "Segment", "SequenceContext"]
+__all__ = ["CAUSAL", "FULL", "Layout", "Mask", "Segment", "SequenceContext", "Way", "attention"]

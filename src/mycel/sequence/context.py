@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from mycel.comm import ByteMeter, Pending, all_gather_rows, group_or_all, there_and_back
 from mycel.comm.exchange import start_swap
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
+from mycel.comm.pending import communicate
 from mycel.errors import UsageError
 from mycel.planning.sequence import Layout, Segment
 from mycel.planning.sequence import agree as same_digest
 
 __all__ = ["SequenceContext"]
+
+T = TypeVar("T")
 
 
 class SequenceContext:
@@ -58,6 +63,7 @@ class SequenceContext:
             )
         self.rank = 0 if self.group is None else self.group.rank()
         self.meter = ByteMeter()
+        self._remembered: dict[Hashable, object] = {}
 
     def __repr__(self) -> str:
         return f"SequenceContext({self.layout}, rank {self.rank} of {self.num_ranks})"
@@ -96,6 +102,17 @@ class SequenceContext:
     def borders(self) -> tuple[int, ...]:
         """Where segments begin and end among the tokens here; one more than there are segments."""
         return tuple(self.layout.borders(self.rank).tolist())
+
+    def remember(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What an operation works out once for this layout, under a key of its own.
+
+        Args:
+            key: names it, with everything that it depends on besides the layout and the rank.
+            make: works it out, the first time.
+        """
+        if key not in self._remembered:
+            self._remembered[key] = make()
+        return self._remembered[key]  # type: ignore[return-value]
 
     # -- what moves -----------------------------------------------------------------------------------------------
 
@@ -140,6 +157,40 @@ class SequenceContext:
 
         (received,) = there_and_back([torch.cat(list(parts))], there, back)
         return tuple(received.split_with_sizes(gets))
+
+    def start_gather(self, rows: Tensor, name: str = "gather") -> Pending[Tensor]:
+        """Begin to collect equally many rows of every rank, those of rank 0 first, without gradients.
+
+        Args:
+            rows: of this rank, shape (rows, ...).
+            name: under which ``meter`` counts the bytes.
+        """
+        group, sent = self.group, rows.detach().contiguous()
+        if group is None:
+            return Pending.done(sent.clone())
+
+        def launch() -> Pending[Tensor]:
+            gathered = sent.new_empty(len(sent) * self.num_ranks, *sent.shape[1:])
+            work = all_gather_single(gathered, sent, group=group, async_op=True)
+            self.meter.add_even(name, sent.numel() * sent.element_size(), group)
+            return _awaited(work, gathered)
+
+        return communicate(launch)
+
+    def start_scatter(self, rows: Tensor, name: str = "scatter") -> Pending[Tensor]:
+        """Begin to add up over ranks, without gradients; this rank gets its part of the sum.
+
+        Args:
+            rows: equally many for each rank, those for rank 0 first, shape (ranks * rows, ...).
+            name: under which ``meter`` counts the bytes.
+        """
+        sent = rows.detach().contiguous()
+        if self.group is None:
+            return Pending.done(sent.clone())
+        summed = sent.new_empty(len(sent) // self.num_ranks, *sent.shape[1:])
+        work = reduce_scatter_single(summed, sent, group=self.group, async_op=True)
+        self.meter.add_even(name, summed.numel() * summed.element_size(), self.group)
+        return _awaited(work, summed)
 
     def gather(self, x: Tensor, dim: int = 0, name: str = "gather") -> tuple[Tensor, ...]:
         """What every rank holds of something that has the tokens here along a dimension; gradients are added up.
@@ -220,3 +271,11 @@ class SequenceContext:
             raise UsageError(
                 f"{len(parts)} parts to send and {len(receive)} to receive: one for each of {self.num_ranks} ranks"
             )
+
+
+def _awaited(work: dist.Work, brought: Tensor) -> Pending[Tensor]:
+    def finish() -> Tensor:
+        work.wait()
+        return brought
+
+    return Pending(finish)
