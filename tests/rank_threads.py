@@ -30,6 +30,7 @@ class Meeting:
         self.changed = threading.Condition()
         self.brought: dict[int, dict[int, Any]] = {}
         self.fetched: dict[int, int] = {}
+        self.letters: dict[tuple[int, int], list[Tensor]] = {}
         self.failed: BaseException | None = None
 
     def bring(self, call: int, rank: int, what: Any) -> None:
@@ -54,6 +55,20 @@ class Meeting:
         if len(kinds) != 1:
             raise RuntimeError(f"ranks called different collectives: {sorted(kinds)}")
         return [what for _, what in found]
+
+    def post(self, ends: tuple[int, int], letter: Tensor) -> None:
+        with self.changed:
+            self.letters.setdefault(ends, []).append(letter)
+            self.changed.notify_all()
+
+    def collect(self, ends: tuple[int, int]) -> Tensor:
+        with self.changed:
+            there = self.changed.wait_for(lambda: self.failed is not None or bool(self.letters.get(ends)), DEADLINE_S)
+            if self.failed is not None:
+                raise RuntimeError(f"another rank failed: {self.failed}")
+            if not there:
+                raise RuntimeError(f"rank {ends[0]} sent nothing to rank {ends[1]}")
+            return self.letters[ends].pop(0)
 
 
 class Underway(dist.Work):
@@ -109,6 +124,13 @@ class ThreadGroup(dist.ProcessGroup):
             out.copy_(sum(part.chunk(self.size())[self.rank()] for part in brought))
 
         return self._begin("reduce_scatter", x.detach().clone(), finish)
+
+    def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Underway:
+        self.meeting.post((self.rank(), to), tensors[0].detach().clone())
+        return Underway(lambda: None)
+
+    def recv(self, tensors: Sequence[Tensor], source: int, tag: int) -> Underway:
+        return Underway(lambda: void(tensors[0].copy_(self.meeting.collect((source, self.rank())))))
 
     # Torch before 2.13 calls them so.
     alltoall_base, _allgather_base, _reduce_scatter_base = all_to_all_single, all_gather_single, reduce_scatter_single
