@@ -92,7 +92,14 @@ class ThreadGroup(dist.ProcessGroup):
         super().__init__(rank, meeting.size)
         self.meeting = meeting
         self.calls = 0
-        dist.distributed_c10d._world.pg_group_ranks[self] = {r: r for r in range(meeting.size)}
+        world = dist.distributed_c10d._world
+        world.pg_group_ranks[self] = {r: r for r in range(meeting.size)}
+        world.pg_map[self] = ("threads", None)  # type: ignore[assignment]
+
+    def close(self) -> None:
+        """Torch knows the group no more."""
+        world = dist.distributed_c10d._world
+        del world.pg_group_ranks[self], world.pg_map[self]
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "threads"
@@ -150,13 +157,16 @@ def on_ranks(size: int, work: Callable[[int, dist.ProcessGroup], T]) -> list[T]:
     meeting, results, errors = Meeting(size), [None] * size, [None] * size
 
     def run(rank: int) -> None:
+        group = ThreadGroup(rank, meeting)
         try:
-            results[rank] = work(rank, ThreadGroup(rank, meeting))  # type: ignore[call-overload]
+            results[rank] = work(rank, group)  # type: ignore[call-overload]
         except BaseException as error:
             errors[rank] = error  # type: ignore[call-overload]
             with meeting.changed:
                 meeting.failed = meeting.failed or error
                 meeting.changed.notify_all()
+        finally:
+            group.close()
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
     for thread in threads:

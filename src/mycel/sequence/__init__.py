@@ -15,6 +15,20 @@ needs("mycel.sequence", "torch")
 
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
-from mycel.sequence.softmax import Way, attention
+from mycel.sequence.softmax import Explanation, Shape, Way, attention, explain, shape_of, tune_attention
 
-__all__ = ["CAUSAL", "FULL", "Layout", "Mask", "Segment", "SequenceContext", "Way", "attention"]
+__all__ = [
+    "CAUSAL",
+    "FULL",
+    "Explanation",
+    "Layout",
+    "Mask",
+    "Segment",
+    "SequenceContext",
+    "Shape",
+    "Way",
+    "attention",
+    "explain",
+    "shape_of",
+    "tune_attention",
+]

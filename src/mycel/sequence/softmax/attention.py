@@ -9,12 +9,19 @@ from torch import Tensor
 from mycel.errors import UsageError
 from mycel.planning.sequence import CAUSAL, Mask
 from mycel.sequence.context import SequenceContext
+from mycel.sequence.softmax.choose import explain, shape_of
+from mycel.sequence.softmax.fabric import fabric_of
+from mycel.sequence.softmax.predict import slices_for
 from mycel.sequence.softmax.ways import Way, attend_by, check_way
 
 __all__ = ["WayName", "attention", "way_of"]
 
 #: Names of ways, each with what it makes of the ranks at hand.
 WayName = Literal["auto", "ring", "all_gather", "sliced", "needed", "ulysses", "usp"]
+
+
+#: What ``sliced`` takes at most beside a rank's own tokens, in keys and values of one rank.
+_SLICED_TIMES = 2.5
 
 
 def attention(
@@ -77,19 +84,38 @@ def way_of(name: WayName, q: Tensor, k: Tensor, v: Tensor, context: SequenceCont
         UsageError: an unknown name.
     """
     size = context.num_ranks
+    if name == "auto":
+        return explain(context, shape_of(q, k, v), mask=mask, device=q.device).way
     if name == "ring":
         return Way(between="ring")
     if name == "all_gather":
         return Way(between="gathered")
-    if name in ("sliced", "auto"):
-        return Way(between="gathered", slices=max(2, 2 * size)) if size > 1 else Way(between="gathered")
+    if name == "sliced":
+        return Way(between="gathered", slices=slices_for(size, _SLICED_TIMES))
     if name == "needed":
         return Way(between="needed")
     if name == "ulysses":
         return Way(between="needed", groups=(tuple(range(size)),))
     if name == "usp":
-        return Way(between="needed", groups=((0, 1), (2, 3)))
+        return _inside_nodes(q, context)
     raise UsageError(f"way {name!r}: a Way, or one of {', '.join(get_args(WayName))}")
+
+
+def _inside_nodes(q: Tensor, context: SequenceContext) -> Way:
+    """Heads for tokens inside nodes; where all ranks are in one, or nobody says, inside the smaller part of them."""
+    size = context.num_ranks
+    fabric = None if context.group is None else fabric_of(context.group, q.device)
+    nodes = (tuple(range(size)),) if fabric is None else fabric.nodes
+    if len({len(node) for node in nodes}) != 1:
+        sizes = ", ".join(str(len(node)) for node in nodes)
+        raise UsageError(
+            f"usp: nodes have {sizes} ranks, and groups are to be equal: give a Way with groups of yours"
+        )
+    if len(nodes) == 1:
+        fitting = [d for d in range(1, size + 1) if size % d == 0 and q.shape[1] % d == 0 and d * d <= size]
+        degree = fitting[-1]
+        nodes = tuple(tuple(range(first, first + degree)) for first in range(0, size, degree))
+    return Way(between="needed", groups=nodes)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, context: SequenceContext) -> None:

@@ -18,7 +18,7 @@ from mycel.sequence.softmax.gathered import Gathered, gathered
 from mycel.sequence.softmax.ring import Ring, ring
 from mycel.sequence.softmax.ulysses import Heads, gather_tokens, scatter_tokens
 
-__all__ = ["Between", "Way", "attend_by", "check_way"]
+__all__ = ["Between", "MeetingRanks", "Way", "attend_by", "check_way", "meeting_ranks"]
 
 #: How keys and values come to queries between ranks, or between groups of them.
 Between = Literal["gathered", "needed", "ring"]
@@ -109,55 +109,71 @@ def attend_by(
     way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, mask: Mask, scale: float
 ) -> Tensor:
     """Attention in one way; shapes as ``mycel.sequence.attention`` has them."""
-    if context.num_ranks == 1 or way.groups:
-        groups = way.groups or ((0,),)
-        inner = context.remember(("attention", way.groups, mask), lambda: _Inner(context, groups, mask))
-        if len(groups[0]) > 1:
-            share = Heads(context=context, inside=groups[inner.own], heads=q.shape[1], key_heads=k.shape[1])
-            q, k, v = gather_tokens(q, k, v, share)
-        q, k, v = (x.index_select(2, inner.order.to(x.device)) for x in (q, k, v))
-        out = _between(way, q, k, v, context, inner, mask, scale)
-        out = out.index_select(2, inner.back.to(out.device))
-        return scatter_tokens(out, share) if len(groups[0]) > 1 else out
-    outer = context.remember(("attention", mask), lambda: _Outer(context, mask))
-    return _between(way, q, k, v, context, outer, mask, scale)
+    of = meeting_ranks(context, way.groups, mask)
+    if of.order is None or of.back is None:
+        return _between(way, q, k, v, context, of, mask, scale)
+    share = None
+    if way.degree > 1:
+        share = Heads(context=context, inside=way.groups[of.own], heads=q.shape[1], key_heads=k.shape[1])
+        q, k, v = gather_tokens(q, k, v, share)
+    q, k, v = (x.index_select(2, of.order.to(x.device)) for x in (q, k, v))
+    out = _between(way, q, k, v, context, of, mask, scale)
+    out = out.index_select(2, of.back.to(out.device))
+    return out if share is None else scatter_tokens(out, share)
 
 
-class _Outer:
-    """Ranks of a context as they are."""
+def meeting_ranks(context: SequenceContext, groups: tuple[tuple[int, ...], ...], mask: Mask) -> MeetingRanks:
+    """Who meets whom in attention once groups have exchanged heads for tokens; worked out once for a context.
 
-    def __init__(self, context: SequenceContext, mask: Mask) -> None:
-        self.layout = context.layout
-        self.peers: tuple[int, ...] = tuple(range(context.num_ranks))
-        self.own = context.rank
-        self.blocks = blocks_of(self.layout, mask)
-        self.delivered: dict[tuple[bool, int], tuple[Delivery, ...]] = {}
-
-    def deliveries(self, gathers: bool, parts: int) -> tuple[Delivery, ...]:
-        if (gathers, parts) not in self.delivered:
-            made = deliveries(self.blocks, self.layout.tokens, self.peers, self.own, gathers=gathers, parts=parts)
-            self.delivered[gathers, parts] = made
-        return self.delivered[gathers, parts]
+    Args:
+        context: the ranks.
+        groups: sets of ranks; empty: nobody exchanges heads.
+        mask: inside documents.
+    """
+    if context.num_ranks == 1:
+        groups = ((0,),)
+    return context.remember(("attention", groups, mask), lambda: MeetingRanks(context, groups, mask))
 
 
-class _Inner(_Outer):
-    """Groups of ranks as if each were one that has all of its tokens; of each the rank at this one's place."""
+class MeetingRanks:
+    """Ranks as they meet in attention: those of a context, or one for each group that has exchanged heads.
+
+    Attributes:
+        layout: of these ranks; a group is one that has all of its tokens, in order of the documents.
+        peers: which ranks of the context they are: of each group that at this rank's place.
+        own: which of them this one is.
+        blocks: of any two of them, the blocks in which queries of the first and keys of the second meet.
+        order, back: of a group, where its tokens in order of the documents stand among those of its ranks, and the
+            other way round; ``None`` where nobody exchanges heads.
+    """
 
     def __init__(self, context: SequenceContext, groups: tuple[tuple[int, ...], ...], mask: Mask) -> None:
-        self.own = next(i for i, group in enumerate(groups) if context.rank in group)
-        place = groups[self.own].index(context.rank)
-        self.peers = tuple(group[place] for group in groups)
-        held = [[s for rank in group for s in context.layout.ranks[rank]] for group in groups]
-        self.layout = Layout(documents=context.layout.documents, ranks=tuple(_joined(mine) for mine in held))
-        self.order = _sorted_tokens(held[self.own])
-        self.back = torch.empty_like(self.order)
-        self.back[self.order] = torch.arange(len(self.order))
+        self.layout, self.own = context.layout, context.rank
+        self.peers = tuple(range(context.num_ranks))
+        self.order: Tensor | None = None
+        self.back: Tensor | None = None
+        self._delivered: dict[tuple[bool, int], tuple[Delivery, ...]] = {}
+        if groups:
+            self.own = next(i for i, group in enumerate(groups) if context.rank in group)
+            place = groups[self.own].index(context.rank)
+            self.peers = tuple(group[place] for group in groups)
+            held = [[s for rank in group for s in context.layout.ranks[rank]] for group in groups]
+            self.layout = Layout(documents=context.layout.documents, ranks=tuple(_joined(mine) for mine in held))
+            self.order = _sorted_tokens(held[self.own])
+            self.back = torch.empty_like(self.order)
+            self.back[self.order] = torch.arange(len(self.order))
         self.blocks = blocks_of(self.layout, mask)
-        self.delivered = {}
+
+    def deliveries(self, *, gathers: bool, parts: int) -> tuple[Delivery, ...]:
+        """How keys and values come, in so many parts of each rank's tokens."""
+        if (gathers, parts) not in self._delivered:
+            made = deliveries(self.blocks, self.layout.tokens, self.peers, self.own, gathers=gathers, parts=parts)
+            self._delivered[gathers, parts] = made
+        return self._delivered[gathers, parts]
 
 
 def _between(
-    way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, of: _Outer, mask: Mask, scale: float
+    way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, of: MeetingRanks, mask: Mask, scale: float
 ) -> Tensor:
     if way.between == "ring" and len(of.peers) > 1:
         order, tokens = of.peers, of.layout.tokens
@@ -168,7 +184,7 @@ def _between(
         )
     gathers = way.between == "gathered" and not way.groups and context.num_ranks > 1
     head_slices = min(way.slices, k.shape[1])
-    made = of.deliveries(gathers, -(-way.slices // head_slices))
+    made = of.deliveries(gathers=gathers, parts=-(-way.slices // head_slices))
     how = Gathered(context=context, deliveries=made, head_slices=head_slices, scale=scale, mask=mask)
     return gathered(q, k, v, how)
 
