@@ -74,11 +74,7 @@ def compare(layout: Layout, order: int, ways: list[str], seed: int, *, heads: in
             for turn in range(2):
                 (found * weights[rank]).sum().backward(retain_graph=turn == 0)
             m_grad, u_grad = ((x.grad if x.grad is not None else torch.zeros_like(x)) / 2 for x in (m, u))
-            for name, got, want in (
-                ("states", found.detach(), states),
-                ("dM", m.grad / 2, dm),
-                ("dU", u.grad / 2, du),
-            ):
+            for name, got, want in zip("HMU", (found.detach(), m_grad, u_grad), expected[rank], strict=True):
                 scale = want.abs().max().clamp(min=1.0) if want.numel() else 1.0
                 error = float(((got - want) / scale).abs().max()) if want.numel() else 0.0
                 assert error < 1e-12, (way, rank, name, error, layout)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["Maps", "Shape", "applied", "assembled", "composed", "framed", "unframed"]
+__all__ = ["Maps", "Shape", "applied", "applied_to_states", "assembled", "composed", "framed", "unframed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +73,11 @@ def applied(transition: Tensor, state: Tensor, order: int) -> Tensor:
     if order == 1:
         return state * transition[..., None, :]
     return state @ transition.mT
+
+
+def applied_to_states(transition: Tensor, state: Tensor, order: int) -> Tensor:
+    """As ``applied``, for states that are not transposed, (..., keys, values)."""
+    return transition @ state if order == 2 else applied(transition, state.mT, order).mT
 
 
 def composed(later: Tensor, earlier: Tensor, order: int) -> Tensor:
