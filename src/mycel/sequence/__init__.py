@@ -15,6 +15,10 @@ needs("mycel.sequence", "torch")
 
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
+from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
+from mycel.sequence.halo import halo
+from mycel.sequence.linear import linear_attention, parallel_scan
+from mycel.sequence.scan import explain_scan, scan
 from mycel.sequence.softmax import Explanation, Shape, Way, attention, explain, shape_of, tune_attention
 
 __all__ = [
@@ -22,13 +26,20 @@ __all__ = [
     "FULL",
     "Explanation",
     "Layout",
+    "LocalizedFiltering",
     "Mask",
     "Segment",
     "SequenceContext",
     "Shape",
     "Way",
     "attention",
+    "causal_conv1d",
     "explain",
+    "explain_scan",
+    "halo",
+    "linear_attention",
+    "parallel_scan",
+    "scan",
     "shape_of",
     "tune_attention",
 ]
