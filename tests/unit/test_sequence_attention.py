@@ -12,13 +12,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.effort import long
-from tests.oracles.attention import dense_attention, visible
+from tests.oracles.attention import expected, got, scattered, tensors, visible, ways_over, worst
 from tests.rank_threads import on_ranks
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from mycel.errors import UsageError
-from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment, contiguous, per_document_zigzag, zigzag
+from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, contiguous, per_document_zigzag, zigzag
 from mycel.sequence import SequenceContext, Way, attention, explain, shape_of, tune_attention
 from mycel.sequence.softmax import delivery, rows
 from mycel.sequence.softmax.kernels import attend, attend_back, plain_attend, plain_attend_back
@@ -28,51 +28,6 @@ MASKS = (CAUSAL, FULL, WINDOW, CHUNKED)
 #: Heads, key heads, width, value width.
 FORMS = ((12, 12, 4, 4), (12, 4, 4, 6), (12, 1, 6, 4))
 DOCUMENTS = (13, 0, 1, 9, 6)
-
-
-def scattered(documents: tuple[int, ...], num_ranks: int, seed: int, *, leave_out: int = -1) -> Layout:
-    """Pieces of any length on any rank in any order, empty ones among them."""
-    choice = random.Random(seed)
-    ranks: list[list[Segment]] = [[] for _ in range(num_ranks)]
-    holders = [r for r in range(num_ranks) if r != leave_out] or [0]
-    for document, length in enumerate(documents):
-        cuts = sorted(choice.choices(range(length + 1), k=choice.randrange(5)))
-        for start, stop in zip([0, *cuts], [*cuts, length], strict=True):
-            ranks[choice.choice(holders)].append(Segment(document=document, start=start, stop=stop))
-    for mine in ranks:
-        choice.shuffle(mine)
-    return Layout(documents=documents, ranks=tuple(map(tuple, ranks)))
-
-
-def tensors(layout: Layout, form: tuple[int, int, int, int], dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Queries, keys, values and the gradient of the output, of all tokens."""
-    heads, key_heads, width, value_width = form
-    torch.manual_seed(sum(form) + layout.num_tokens)
-    shapes = ((heads, width), (key_heads, width), (key_heads, value_width), (heads, value_width))
-    return [torch.randn(2, h, layout.num_tokens, d, dtype=torch.float64).to(dtype) for h, d in shapes]
-
-
-def expected(layout: Layout, mask: Mask, whole: list[Tensor], scale: float) -> list[Tensor]:
-    """The output and gradients of queries, keys and values, in float64."""
-    leaves = [x.double().clone().requires_grad_() for x in whole[:3]]
-    out = dense_attention(*leaves, visible(layout, mask), scale)
-    return [out.detach(), *torch.autograd.grad(out, leaves, whole[3].double())]
-
-
-def got(
-    context: SequenceContext, whole: list[Tensor], call: Callable[..., Tensor]
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What a rank has of the same."""
-    leaves = [context.shard(x, 2).requires_grad_() for x in whole[:3]]
-    out = call(*leaves, context)
-    out.backward(context.shard(whole[3], 2))
-    return (out.detach(), *(x.grad for x in leaves))  # type: ignore[return-value]
-
-
-def worst(context: SequenceContext, found: Any, right: list[Tensor]) -> float:
-    """The greatest error of a rank."""
-    errors = [(a.double() - context.shard(b, 2)).abs() for a, b in zip(found, right, strict=True)]
-    return max(float(e.max()) if e.numel() else 0.0 for e in errors)
 
 
 def check(layout: Layout, mask: Mask, form: tuple[int, int, int, int], ways: list[Any], most: float = 1e-12) -> None:
@@ -86,16 +41,6 @@ def check(layout: Layout, mask: Mask, form: tuple[int, int, int, int], ways: lis
 
     for errors in on_ranks(layout.num_ranks, work):
         assert not {way: e for way, e in errors.items() if not e < most}, (layout, mask, form)
-
-
-def ways_over(num_ranks: int, *, ulysses: bool = True) -> list[Any]:
-    found: list[Any] = ["ring", "all_gather", "sliced", "needed", Way(between="needed", slices=5)]
-    if ulysses:
-        found.append("ulysses")
-    if num_ranks == 4:
-        groups = ((0, 2), (1, 3))
-        found += [Way(between="needed", groups=groups, slices=3), Way(between="ring", groups=groups), "usp"]
-    return found
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=[m.kind for m in MASKS])
