@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import random
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mycel.planning.sequence import Layout, Segment
 
-__all__ = ["decayed", "delta_ruled", "random_layout", "states_in"]
+__all__ = ["KEYS", "VALUES", "by_one", "decayed", "delta_ruled", "drawn", "nodes_for", "random_layout", "states_in"]
+
+#: Of drawn states.
+KEYS, VALUES = 3, 2
 
 
 def random_layout(seed: int, num_ranks: int, *, most_documents: int = 4, longest: int = 12) -> Layout:
@@ -70,3 +74,37 @@ def delta_ruled(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Ten
         state = state + k[..., t, :, None] * (beta[..., t, None] * error)[..., None, :]
         rows.append((q[..., t, :, None] * state).sum(-2))
     return torch.stack(rows, -2) if rows else v * 0
+
+
+def nodes_for(size: int) -> tuple[tuple[int, ...], ...]:
+    """Nodes of unlike sizes."""
+    cut = max(1, size // 2)
+    return tuple(n for n in (tuple(range(cut)), tuple(range(cut, size))) if n)
+
+
+def drawn(layout: Layout, order: int, heads: int, seed: int) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Transitions, updates, and weights of a loss, for the segments of each rank."""
+    chance = torch.Generator().manual_seed(seed)
+    numbers = lambda *shape: torch.randn(*shape, dtype=torch.float64, generator=chance)  # noqa: E731
+    transitions, updates, weights = [], [], []
+    for mine in layout.ranks:
+        m = numbers(len(mine), heads, *[KEYS] * order)
+        transitions.append((m.sigmoid().log() * 30).exp() if order < 2 and seed % 2 else m)
+        updates.append(numbers(len(mine), heads, KEYS, VALUES))
+        weights.append(numbers(len(mine), heads, KEYS, VALUES))
+    return transitions, updates, weights
+
+
+def by_one(layout: Layout, transitions: list[Tensor], updates: list[Tensor], weights: list[Tensor]) -> list[Any]:
+    """Of each rank the states and gradients that one process gets."""
+    ms, us = ([x.clone().requires_grad_() for x in xs] for xs in (transitions, updates))
+    held = [(r, n, s) for r, mine in enumerate(layout.ranks) for n, s in enumerate(mine) if len(s)]
+    found = states_in(layout, {s: ms[r][n] for r, n, s in held}, {s: us[r][n] for r, n, s in held})
+    states = [torch.zeros_like(u) for u in updates]
+    loss = sum((found[s] * weights[r][n]).sum() for r, n, s in held)
+    for r, n, s in held:
+        states[r][n] = found[s].detach()
+    if isinstance(loss, Tensor) and loss.requires_grad:
+        loss.backward()
+    grads = [[torch.zeros_like(x) if x.grad is None else x.grad for x in xs] for xs in (ms, us)]
+    return list(zip(states, *grads, strict=True))
