@@ -18,20 +18,24 @@ from mycel.sequence.context import SequenceContext
 from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
 from mycel.sequence.halo import halo
 from mycel.sequence.linear import linear_attention, parallel_scan
+from mycel.sequence.models import AppliedSequence, SequenceTrainer, apply
 from mycel.sequence.scan import explain_scan, scan
 from mycel.sequence.softmax import Explanation, Shape, Way, attention, explain, shape_of, tune_attention
 
 __all__ = [
     "CAUSAL",
     "FULL",
+    "AppliedSequence",
     "Explanation",
     "Layout",
     "LocalizedFiltering",
     "Mask",
     "Segment",
     "SequenceContext",
+    "SequenceTrainer",
     "Shape",
     "Way",
+    "apply",
     "attention",
     "causal_conv1d",
     "explain",

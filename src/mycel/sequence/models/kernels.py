@@ -28,8 +28,6 @@ from mycel.sequence.scan import attached, scan
 
 __all__ = ["KERNELS"]
 
-#: What packing tells kernels, and layouts say here.
-_BORDERS = ("cu_seqlens", "seq_idx")
 #: Of a layer's kernel: calls the original, under a layout.
 Kernel = Callable[..., Any]
 
@@ -45,12 +43,9 @@ def _delta_rule(
     """Gated delta rule and KDA: tensors [batch, tokens here, heads, width]."""
     _without_cache(initial_state, output_final_state)
     tensors = [without_stand_in(x, context, 1) for x in args]
-    others = {
-        name: without_stand_in(value, context, 1) if isinstance(value, Tensor) else value
-        for name, value in kwargs.items()
-        if name not in _BORDERS
-    }
-    seen, _ = parallel_scan(original, context)(*tensors, **others)
+    others = {name: value for name, value in kwargs.items() if not isinstance(value, Tensor)}
+    of_tokens = {name: without_stand_in(kwargs[name], context, 1) for name in ("g", "beta") if name in kwargs}
+    seen, _ = parallel_scan(original, context)(*tensors, **(others | of_tokens))
     return with_stand_in(seen, context, 1), None
 
 

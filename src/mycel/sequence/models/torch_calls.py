@@ -137,7 +137,7 @@ def _conv1d(
     if step != 1 or (length, around) not in ((here, halo), (here + halo, 0)):
         raise UsageError(
             f"conv1d of {length} tokens with kernel {size}, stride {step}, padding {around!r}: this rank holds "
-            f"{here}; only causal convolutions are understood, with padding={halo} of which the last {halo} are cut off, "
+            f"{here}; only causal convolutions are understood, with padding={halo} and the last {halo} cut off, "
             "or "
             f"with {halo} zeros before the tokens"
         )
