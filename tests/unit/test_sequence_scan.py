@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+from tests.effort import long
 from tests.oracles.sequences import KEYS, VALUES, by_one, drawn, nodes_for, random_layout
 from tests.rank_threads import on_ranks
 
@@ -13,10 +18,12 @@ from mycel.planning.sequence import Layout, contiguous, per_document_zigzag, zig
 from mycel.sequence import SequenceContext
 from mycel.sequence.scan import WAYS, explain_scan, scan, start_scan
 from mycel.sequence.scan.choice import predict
-from mycel.sequence.scan.line import line_of
-from mycel.sequence.scan.maps import Shape
+from mycel.sequence.scan.line import Line, line_of
+from mycel.sequence.scan.maps import Maps, Shape
 from mycel.sequence.scan.messages import total_bytes
 from mycel.topology import load_topology
+
+call = import_module("mycel.sequence.scan.call")
 
 
 def compare(layout: Layout, order: int, ways: list[str], seed: int, *, heads: int = 2) -> None:
@@ -160,3 +167,61 @@ def test_documents_of_one_rank_send_nothing() -> None:
 
     assert on_ranks(3, work) == [0, 0, 0]
     assert len(line_of(contiguous([4, 4, 4], 3))) == 0
+
+
+@long
+def test_three_hundred_random_layouts() -> None:
+    for seed in range(300):
+        size = (1, 2, 3, 4, 7)[seed % 5]
+        compare(random_layout(seed, size, most_documents=6, longest=30), seed % 3, list(WAYS), seed)
+
+
+def _resets(monkeypatch: pytest.MonkeyPatch, *, to: bool) -> None:
+    def changed(layout: Layout) -> Line:
+        line = line_of(layout)
+        return replace(line, resets=(to,) * len(line))
+
+    monkeypatch.setattr(call, "line_of", changed)
+
+
+def _state_kept_over_a_border(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset lost: documents that begin inside a run count as if they went on."""
+    right = call.runs_of
+    monkeypatch.setattr(call, "runs_of", lambda layout: tuple(replace(r, tail=0) for r in right(layout)))
+    monkeypatch.setattr(
+        call, "line_of", lambda layout: replace(line_of(layout), resets=(False,) * len(line_of(layout)))
+    )
+
+
+def _state_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reset where no document begins."""
+    monkeypatch.setattr(
+        call, "line_of", lambda layout: replace(line_of(layout), resets=(True,) * len(line_of(layout)))
+    )
+
+
+def _not_transposed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients through the transition instead of its transpose."""
+    monkeypatch.setattr(
+        Maps, "transposed", lambda maps: Maps(transition=maps.transition.flip(0), update=maps.update.flip(0))
+    )
+
+
+def _stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of transitions by the states of another run."""
+    right = Maps.transposed
+    monkeypatch.setattr(
+        Maps, "transposed", lambda maps: replace(right(maps), update=right(maps).update.roll(1, 0) * 1.0)
+    )
+
+
+@pytest.mark.parametrize("wrong", [_state_kept_over_a_border, _state_forgotten, _not_transposed, _stale])
+@pytest.mark.parametrize("way", ["all_gather", "two_exchanges", "doubling"])
+def test_what_is_wrong_is_caught(wrong: Any, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = contiguous([9, 5, 12], 3) if wrong is _state_kept_over_a_border else zigzag([23], 3)
+    compare(layout, 2, [way], 2)
+    wrong(monkeypatch)
+    call._line.cache_clear()
+    with pytest.raises((AssertionError, RuntimeError)):
+        compare(layout, 2, [way], 2)
+    call._line.cache_clear()
