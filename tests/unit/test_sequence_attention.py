@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,7 @@ from tests.effort import long
 from tests.oracles.attention import expected, got, scattered, tensors, visible, ways_over, worst
 from tests.rank_threads import on_ranks
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from mycel.errors import UsageError
@@ -277,6 +279,51 @@ def test_only_what_is_seen_travels() -> None:
     assert sent(contiguous([10, 10, 10], 3), CAUSAL, "needed") == [0, 0, 0]
     assert sent(contiguous([30], 3), CAUSAL, "all_gather") == [2 * 10 * whole] * 3
     assert sent(contiguous([30], 3), CAUSAL, "ring") == [2 * 10 * whole] * 3
+
+
+class Peak(TorchDispatchMode):
+    """Most bytes at once, of storages that one thread's operators have made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.known: set[int] = set()
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = op(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if id(storage) not in self.known:
+                    self.known.add(id(storage))
+                    self.now += storage.nbytes()
+                    self.most = max(self.most, self.now)
+                    weakref.finalize(storage, self.gone, id(storage), storage.nbytes())
+        return made
+
+    def gone(self, number: int, num_bytes: int) -> None:
+        self.known.discard(number)
+        self.now -= num_bytes
+
+
+def test_slices_take_little_more_memory_on_more_ranks() -> None:
+    """As many tokens on each rank: keys of all are on a rank at once by all_gather, and never by slices."""
+    tokens = 96
+
+    def peaks(num_ranks: int, way: str) -> float:
+        def work(rank: int, group: dist.ProcessGroup) -> int:
+            context = SequenceContext(contiguous([tokens * num_ranks], num_ranks), group)
+            q, k, v = (torch.randn(1, 2, tokens, 64).requires_grad_() for _ in range(3))
+            attention(q, k, v, context, way=way).sum().backward()  # type: ignore[arg-type]
+            with Peak() as peak:
+                attention(q, k, v, context, way=way).sum().backward()  # type: ignore[arg-type]
+            return peak.most
+
+        return max(on_ranks(num_ranks, work)) / (2 * 2 * tokens * 64 * 4)
+
+    few, many = peaks(3, "sliced"), peaks(6, "sliced")
+    more = peaks(6, "all_gather") - peaks(3, "all_gather")
+    assert many - few < 1.5 < 9 < more, (few, many, more)  # in shards of keys and values, for three more ranks
 
 
 # -- bad input ------------------------------------------------------------------------------------------------------

@@ -90,46 +90,56 @@ class Delivery:
 
         return Pending(finish)
 
-    def start_back(
-        self, gradients: Sequence[Tensor], num_tokens: int, context: SequenceContext, name: str
-    ) -> Pending[Tensor]:
+    def room(self, like: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Where gradients of the rows that come are put: zeros, and of each of ``peers`` its part of them.
+
+        Args:
+            like: some rows.
+        """
+        most = max(self.taken)
+        counts = [most] * len(self.peers) if self.gathers else list(self.taken)
+        whole = like.new_zeros(sum(counts), *like.shape[1:])
+        return whole, tuple(p[:n] for p, n in zip(whole.split_with_sizes(counts), self.taken, strict=True))
+
+    def start_back(self, gradients: Tensor, num_tokens: int, context: SequenceContext, name: str) -> Pending[Tensor]:
         """Begin to send gradients of rows back to whose they are.
 
         Args:
-            gradients: of the rows that ``start`` gave, for each of ``peers``.
+            gradients: the first of what ``room`` gave, filled.
             num_tokens: of this rank.
             context, name: as for ``start``.
 
         Returns:
             Gradients of this rank's rows, added up over ranks, shape (tokens, ...).
         """
+        shape = gradients.shape[1:]
         if self.gathers:
-            most = max(self.taken)
-            if not most:
-                return Pending.done(gradients[0].new_zeros(num_tokens, *gradients[0].shape[1:]))
-            reducing = context.start_scatter(torch.cat([_filled(g, most) for g in gradients]), name)
+            if not len(gradients):
+                return Pending.done(gradients.new_zeros(num_tokens, *shape))
+            reducing = context.start_scatter(gradients, name)
 
             def summed() -> Tensor:
                 own = reducing.wait()
-                whole = own.new_zeros(num_tokens, *own.shape[1:])
+                whole = own.new_zeros(num_tokens, *shape)
                 whole[slice(*self.span)] = own[: self.span[1] - self.span[0]]
                 return whole
 
             return Pending(summed)
+        by_place = gradients.split_with_sizes(list(self.taken))
         counts = [sum(stop - start for start, stop in spans) for spans in self.sent]
-        parts = [gradients[0][:0]] * context.num_ranks
+        parts = [gradients[:0]] * context.num_ranks
         gets = [0] * context.num_ranks
         for place, peer in enumerate(self.peers):
             if place != self.place:
-                parts[peer], gets[peer] = gradients[place], counts[place]
+                parts[peer], gets[peer] = by_place[place], counts[place]
         alone = len(self.peers) == 1
         arriving = Pending.done(()) if alone else context.start_exchange(parts, gets, name)
 
         def finish() -> Tensor:
             arrived = arriving.wait()
-            whole = gradients[0].new_zeros(num_tokens, *gradients[0].shape[1:])
+            whole = gradients.new_zeros(num_tokens, *shape)
             for place, peer in enumerate(self.peers):
-                brought, at = gradients[place] if place == self.place else arrived[peer], 0
+                brought, at = by_place[place] if place == self.place else arrived[peer], 0
                 for start, stop in self.sent[place]:
                     whole[start:stop] += brought[at : at + stop - start]
                     at += stop - start

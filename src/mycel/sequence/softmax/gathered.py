@@ -105,12 +105,14 @@ class _Gathered(torch.autograd.Function):
         whole = k.new_zeros(k.shape[2], k.shape[0], k.shape[1], k.shape[3] + v.shape[3])
         leaving: tuple[slice, Pending[Tensor]] | None = None
         for heads, delivery, arrived in way.arriving(k, v, "attention.backward"):
-            gradients = []
-            for part, blocks in zip(arrived, delivery.blocks, strict=True):
+            gradients, places = delivery.room(arrived[0])
+            for part, place, blocks in zip(arrived, places, delivery.blocks, strict=True):
                 k_, v_ = part.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
                 dk, dv = rows.meet(k_, v_, blocks, _queries(heads, group))
-                gradients.append(torch.cat([dk, dv], -1).permute(2, 0, 1, 3).to(k.dtype))
-            del arrived, part, k_, v_, dk, dv
+                of_k, of_v = place.split_with_sizes([k.shape[-1], v.shape[-1]], -1)
+                of_k.copy_(dk.permute(2, 0, 1, 3))
+                of_v.copy_(dv.permute(2, 0, 1, 3))
+            del arrived, part, place, places, k_, v_, dk, dv, of_k, of_v
             _land(whole, leaving)
             back = delivery.start_back(gradients, k.shape[2], way.context, "attention.gradients")
             del gradients
