@@ -20,6 +20,7 @@ import os
 import resource
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -82,45 +83,42 @@ def of_bytes() -> list[dict[str, Any]]:
     ]
 
 
-def try_length(method: str, tokens: int) -> None:
-    """A rank: says whether it fits; the process ends afterwards, with its limit."""
+def try_lengths(method: str) -> None:
+    """A rank: doubles the sequence until it does not fit, says how far it came and why; then the process ends."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    tokens, said = SMALLEST * dist.get_world_size(), ""
+    layer(method, tokens)  # what connects and is loaded once does not count
     with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
         used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
     resource.setrlimit(resource.RLIMIT_DATA, (used + LIMIT, resource.RLIM_INFINITY))
+    longest = 0
     try:
-        layer(method, tokens)
-        said = ""
+        while tokens <= LARGEST * dist.get_world_size():
+            layer(method, tokens)
+            dist.barrier()
+            longest, tokens = tokens, 2 * tokens
     except (RuntimeError, MemoryError, MycelError) as error:
         said = str(error).splitlines()[0][:120] or type(error).__name__
-    print("@ " + json.dumps(said), flush=True)
-    os._exit(0)  # others may wait for this rank: they end with the launcher
-
-
-def fits(method: str, size: int, tokens: int) -> str:
-    """Nothing where all ranks got through, or what the first one that did not said."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-    command += [str(Path(__file__)), "length", method, str(tokens)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "LASP_RANK": "1"}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
-    said = [json.loads(line.partition("@ ")[2]) for line in done.stdout.splitlines() if "@ " in line]
-    failed = [text for text in said if text]
-    return failed[0] if failed else ("" if len(said) == size else f"{size - len(said)} ranks ended early")
+    print("@ " + json.dumps([longest, said]), flush=True)
+    os._exit(0)  # others that wait for this rank lose their connection, and end too
 
 
 def of_length() -> list[dict[str, Any]]:
-    """The longest that fits, and what the next one met."""
+    """The longest that fits on all ranks, and what the next one met."""
     found = []
     for method in METHODS:
         for size in RANKS:
-            longest, said, tokens = 0, "", SMALLEST * size
-            while tokens <= LARGEST * size:
-                said = fits(method, size, tokens)
-                if said:
-                    break
-                longest, tokens = tokens, 2 * tokens
-            found.append({"length": True, "method": method, "ranks": size, "longest": longest, "then": said})
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+            command += [str(Path(__file__)), method]
+            env = {**os.environ, "OMP_NUM_THREADS": "1", "LASP_RANK": "1"}
+            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+            said = [json.loads(line.partition("@ ")[2]) for line in done.stdout.splitlines() if "@ " in line]
+            longest = min((length for length, _ in said), default=0)
+            # Who met the limit says so; others lost it.
+            reasons = sorted((text for _, text in said if text), key=lambda text: "memory" not in text)
+            reason = reasons[0] if reasons else done.stderr.strip().splitlines()[-1][:120] if not said else ""
+            found.append({"length": True, "method": method, "ranks": size, "longest": longest, "then": reason})
             print(found[-1], file=sys.stderr)
     return found
 
@@ -161,6 +159,6 @@ if __name__ == "__main__":
     if is_rank():
         count_bytes()
     elif "LASP_RANK" in os.environ:
-        try_length(sys.argv[2], int(sys.argv[3]))
+        try_lengths(sys.argv[1])
     else:
         sys.exit(main())

@@ -57,7 +57,7 @@ def test_every_way_equals_one_process(size: int, order: int) -> None:
         [contiguous([9, 0, 1, 20], size), zigzag([23], size), per_document_zigzag([9, 17], size)]
     ):
         compare(layout, order, list(WAYS), seed)
-    for seed in range(4):
+    for seed in range(2):
         compare(random_layout(100 * size + seed, size), order, list(WAYS), seed)
 
 
