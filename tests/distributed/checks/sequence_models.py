@@ -109,6 +109,7 @@ def make(family: str, seed: int = 1, **others: Any) -> nn.Module:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(family, **(COMMON | FAMILIES[family] | others))
+    config._experts_implementation = "eager"  # the others have no float64
     torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=others.get("attn", "eager"))
     with torch.no_grad():
