@@ -49,6 +49,7 @@ if TYPE_CHECKING:
         probe,
         report,
         runtime,
+        sequence,
     )
     from mycel.collectives.bound import Bound, bound
     from mycel.collectives.export import export
@@ -107,6 +108,7 @@ __all__ = [
     "report",
     "runtime",
     "select",
+    "sequence",
     "simulate",
     "synthesize",
     "verify_programs",
@@ -126,6 +128,7 @@ _PACKAGES = (
     "probe",
     "report",
     "runtime",
+    "sequence",
 )
 _HOMES = {
     "collectives.bound": ("Bound", "bound"),

@@ -15,7 +15,7 @@ from mycel.errors import MissingExtraError, MycelError, UsageError
 from mycel.extras import EXTRAS, needs, without
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN_SIDE = ("runtime", "comm", "wire", "moe", "data_parallel", "elastic", "overlap")
+RUN_SIDE = ("runtime", "comm", "wire", "moe", "data_parallel", "elastic", "overlap", "sequence")
 SKETCHES = ROOT / "examples" / "sketches"
 #: ``mycel``, in a process that cannot import what the extras bring.
 BARE = f"""

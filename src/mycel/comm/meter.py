@@ -38,8 +38,9 @@ class ByteMeter:
             bytes_to: for each rank of the group.
             group: in whose order ``bytes_to`` is.
         """
-        own = dist.get_rank()
-        for peer, num_bytes in zip(dist.get_process_group_ranks(group), bytes_to, strict=True):
+        peers = dist.get_process_group_ranks(group)
+        own = peers[group.rank()]
+        for peer, num_bytes in zip(peers, bytes_to, strict=True):
             if peer != own:
                 self.sent[name, peer] += num_bytes
 

@@ -1,0 +1,171 @@
+"""What exchanges along a sequence take between the ranks of a group: by its topology, or by two measured sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+
+from mycel.collectives.routes import Routes
+from mycel.comm import ByteMeter, nodes_of
+from mycel.comm.exchange import start_swap
+from mycel.comm.messages import all_gather_single, reduce_scatter_single
+from mycel.cost import Line, bytes_per_second
+from mycel.errors import UsageError
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.tensor_group import tensor_group
+
+__all__ = ["Fabric", "agreed", "fabric_of"]
+
+#: Bytes that each rank has from each, where no topology says how fast links are.
+_SMALL, _LARGE = 1 << 12, 1 << 18
+_REPEATS = 3
+#: Of bytes, from each rank to each.
+Matrix = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """Seconds of exchanges between some ranks; the same on all of them.
+
+    Attributes:
+        gather: of an all_gather, of the bytes that a rank has in the end.
+        scatter: of a reduce_scatter, of the bytes that a rank has at first.
+        exchange: of an uneven all_to_all, of the bytes from each rank to each.
+        nodes: ranks of each node.
+        source: where this is from.
+    """
+
+    gather: Callable[[int], float]
+    scatter: Callable[[int], float]
+    exchange: Callable[[Matrix], float]
+    nodes: tuple[tuple[int, ...], ...]
+    source: str
+
+
+_FABRICS: WeakKeyDictionary[dist.ProcessGroup, Fabric] = WeakKeyDictionary()
+
+
+def fabric_of(group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """What is known of a group's wires; where nothing is, it is measured at first: then all ranks call this.
+
+    Args:
+        group: of two ranks or more.
+        device: of the tensors that travel.
+    """
+    if group not in _FABRICS:
+        _FABRICS[group] = _of_topology(group) or _measured(group, device)
+    return _FABRICS[group]
+
+
+def agreed(values: Sequence[float], group: dist.ProcessGroup, device: torch.device) -> list[float]:
+    """The greatest of each value on any rank. All ranks call it with as many."""
+    own = torch.tensor([*values], dtype=torch.float64).to(device)
+    whole = own.new_empty(len(values) * group.size())
+    all_gather_single(whole, own, group=group)
+    return whole.view(group.size(), -1).amax(0).tolist()
+
+
+def _of_topology(group: dist.ProcessGroup) -> Fabric | None:
+    try:
+        communicator = tensor_group(group).communicator
+    except UsageError:  # another backend's
+        return None
+    if communicator is None or communicator.topology.bytes_per_second_per_unit is None:
+        return None
+    choice = communicator.planner.choice
+    return Fabric(
+        gather=lambda num_bytes: choice("all_gather", None, num_bytes).seconds if num_bytes else 0.0,
+        scatter=lambda num_bytes: choice("reduce_scatter", None, num_bytes).seconds if num_bytes else 0.0,
+        exchange=_exchanges(communicator),
+        nodes=nodes_of(communicator.topology),
+        source=f"topology {communicator.topology.name}",
+    )
+
+
+def _exchanges(communicator: Communicator) -> Callable[[Matrix], float]:
+    """Uneven parts go straight where even ones do, and as even ones go otherwise."""
+    topology, size = communicator.topology, communicator.topology.num_ranks
+    routes, rate = Routes(topology), bytes_per_second(topology)
+
+    def even(num_bytes: int) -> float:
+        return communicator.planner.choice("all_to_all", None, num_bytes).seconds
+
+    def seconds(matrix: Matrix) -> float:
+        if not any(map(any, matrix)):
+            return 0.0
+        if not communicator.exchanges_directly:
+            most = max(*(sum(row) for row in matrix), *(sum(column) for column in zip(*matrix, strict=True)))
+            return even(most * size)
+        load: dict[tuple[int, int], int] = {}
+        for src, row in enumerate(matrix):
+            for dst, num_bytes in enumerate(row):
+                if num_bytes and src != dst:
+                    for hop in pairwise(routes.vertices(src, dst)):
+                        load[hop] = load.get(hop, 0) + num_bytes
+        slowest = max((count / (topology.capacity[hop] * rate) for hop, count in load.items()), default=0.0)
+        return even(size * size) + slowest
+
+    return seconds
+
+
+def _measured(group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """Collectives at two sizes, the slowest rank's medians."""
+    size, own = group.size(), group.rank()
+    meter = ByteMeter()
+    points: dict[tuple[str, int], float] = {}
+    for num_bytes in (_SMALL, _LARGE):
+        part = torch.zeros(num_bytes // 4, device=device)
+        whole = part.new_zeros(part.numel() * size)
+        even = [part.numel()] * size
+        after = [part.numel() * (r == (own + 1) % size) for r in range(size)]
+        before = [part.numel() * (r == (own - 1) % size) for r in range(size)]
+        runs: dict[str, Callable[[], object]] = {
+            "gather": lambda whole=whole, part=part: all_gather_single(whole, part, group=group),  # type: ignore[misc]
+            "scatter": lambda whole=whole, part=part: reduce_scatter_single(part, whole, group=group),  # type: ignore[misc]
+            "exchange": lambda whole=whole, even=even: start_swap(  # type: ignore[misc]
+                whole, even, even, group, meter, "measure"
+            ).wait(),
+            "shift": lambda part=part, after=after, before=before: start_swap(  # type: ignore[misc]
+                part, before, after, group, meter, "measure"
+            ).wait(),
+        }
+        for name, run in runs.items():
+            points[name, num_bytes] = _seconds(run, device)
+    slowest = dict(zip(points, agreed(list(points.values()), group, device), strict=True))
+    lines = {
+        name: Line.through((_SMALL, slowest[name, _SMALL]), (_LARGE, slowest[name, _LARGE])) for name, _ in points
+    }
+
+    def exchange(matrix: Matrix) -> float:
+        if not any(map(any, matrix)):
+            return 0.0
+        rows = [*matrix, *zip(*matrix, strict=True)]
+        if all(sum(map(bool, row)) <= 1 for row in rows):
+            return lines["shift"].at(max(map(sum, rows)))
+        return lines["exchange"].at(max(map(sum, rows)) / max(1, size - 1))
+
+    return Fabric(
+        gather=lambda num_bytes: lines["gather"].at(num_bytes / size) if num_bytes else 0.0,
+        scatter=lambda num_bytes: lines["scatter"].at(num_bytes / size) if num_bytes else 0.0,
+        exchange=exchange,
+        nodes=(tuple(range(size)),),
+        source="two measured sizes",
+    )
+
+
+def _seconds(run: Callable[[], object], device: torch.device) -> float:
+    times = []
+    for _ in range(_REPEATS + 1):
+        began = perf_counter()
+        run()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(perf_counter() - began)
+    return median(times[1:])

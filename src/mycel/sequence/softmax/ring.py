@@ -1,0 +1,105 @@
+"""Keys and values go round: in each step every rank passes on what it has met, and computes with what came.
+
+Little memory and one neighbour, but every step waits for its slowest hop: right where all hops are alike, as on a
+ring of direct links. Backward they go round again, and with them their gradients, which the last step brings home.
+
+References:
+    H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", ICLR 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mycel.comm import Pending
+from mycel.planning.sequence import Mask
+from mycel.sequence.context import SequenceContext
+from mycel.sequence.softmax.blocks import Block
+from mycel.sequence.softmax.rows import BackRows, Rows
+
+__all__ = ["Ring", "ring"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Ring:
+    """What one call needs besides tensors.
+
+    Attributes:
+        context: the ranks.
+        order: ranks of the context that take part, as they stand in the ring.
+        tokens: of each.
+        blocks: with this rank's queries, for each of them.
+        place: of this rank among them.
+        scale: of products.
+        mask: inside documents.
+    """
+
+    context: SequenceContext
+    order: Sequence[int]
+    tokens: Sequence[int]
+    blocks: Sequence[Sequence[Block]]
+    place: int
+    scale: float
+    mask: Mask
+
+    def whose(self, step: int) -> int:
+        """Whose keys are here in a step."""
+        return (self.place - step) % len(self.order)
+
+    def pass_on(self, rows: Tensor, step: int, name: str) -> Pending[Tensor]:
+        """Begin to pass on what is here in a step; gives what is here in the next."""
+        size, ranks = len(self.order), self.context.num_ranks
+        parts, gets = [rows[:0]] * ranks, [0] * ranks
+        before = self.order[(self.place - 1) % size]
+        parts[self.order[(self.place + 1) % size]] = rows
+        gets[before] = self.tokens[self.whose(step + 1)]
+        arriving = self.context.start_exchange(parts, gets, name)
+        return Pending(lambda: arriving.wait()[before])
+
+
+def ring(q: Tensor, k: Tensor, v: Tensor, way: Ring) -> Tensor:
+    """Attention of this rank's queries to all keys that they see; shapes as ``gathered`` has them."""
+    attended: Tensor = _Ring.apply(q, k, v, way)  # type: ignore[no-untyped-call]
+    return attended
+
+
+class _Ring(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, way: Ring) -> Tensor:
+        rows, size = Rows(q, v.shape[-1], way.scale, way.mask), len(way.order)
+        here = torch.cat([k, v], -1).permute(2, 0, 1, 3)
+        for step in range(size):
+            coming = way.pass_on(here, step, "attention") if step + 1 < size else None
+            k_, v_ = here.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
+            rows.meet(k_, v_, way.blocks[way.whose(step)])
+            if coming is not None:
+                here = coming.wait()
+        out = rows.out.to(q.dtype)
+        ctx.save_for_backward(q, k, v, out, rows.lse)
+        ctx.way = way
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        q, k, v, out, lse = ctx.saved_tensors
+        way: Ring = ctx.way
+        rows, size = BackRows(grad, q, out, lse, way.scale, way.mask), len(way.order)
+        here = torch.cat([k, v], -1).permute(2, 0, 1, 3)
+        carried: Pending[Tensor] | None = None  # gradients of the keys that are here, from the ranks before
+        for step in range(size):
+            coming = way.pass_on(here, step, "attention.backward") if step + 1 < size else None
+            k_, v_ = here.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
+            gradient = torch.cat(rows.meet(k_, v_, way.blocks[way.whose(step)]), -1).permute(2, 0, 1, 3)
+            if carried is not None:
+                gradient = gradient + carried.wait()
+            carried = way.pass_on(gradient.to(k.dtype), step, "attention.gradients")
+            if coming is not None:
+                here = coming.wait()
+        assert carried is not None
+        dk, dv = carried.wait().permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
+        return rows.dq.to(q.dtype), dk, dv, None

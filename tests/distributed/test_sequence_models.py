@@ -1,0 +1,90 @@
+"""Families of transformers on divided sequences: loss and gradients of one process, its trainer, what is refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.effort import long
+
+for needed in ("transformers", "accelerate"):
+    pytest.importorskip(needed, reason=f"{needed} is not installed")
+
+RunRanks = Callable[..., list[Any]]
+#: Of float32 losses and of all gradients together, relative to float64 in one process. Where float32 in one process
+#: is farther than this itself, as with gated delta rules and weights that matter, ours may be twice as far as that.
+TOLERANCE = 1e-6
+USUAL = ["llama", "gemma3_text", "qwen3_5_text", "mamba2", "lfm2"]
+OTHERS = [
+    "qwen3_moe",
+    "mistral",
+    "minimax",
+    "qwen3_next",
+    "olmo_hybrid",
+    "kimi_linear",
+    "bamba",
+    "falcon_h1",
+]
+
+
+@pytest.fixture
+def run(run_ranks: RunRanks) -> RunRanks:
+    preload = ["mycel.sequence", "transformers.trainer", "transformers.trainer_callback", "accelerate"]
+    return partial(run_ranks, preload=[*preload, "transformers.models.llama.modeling_llama"], timeout_s=240)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "backend", "families"),
+    [
+        (3, "gloo", USUAL),
+        *(pytest.param(n, b, f, marks=long) for n, b in ((2, "mycel"), (3, "mycel")) for f in (USUAL, OTHERS)),
+    ],
+)
+def test_loss_and_gradients_are_those_of_one_process(
+    run: RunRanks, world_size: int, backend: str, families: list[str]
+) -> None:
+    for found in run(world_size, "sequence_models", "divided", families, backend=backend):
+        assert len(found) == 2 * len(families) and all(of.pop("given_back") for of in found.values())
+        wrong = {
+            name: of
+            for name, of in found.items()
+            if of["loss"] > TOLERANCE or of["gradients"] > max(TOLERANCE, 2 * of["plain"])
+        }
+        assert not wrong, wrong
+
+
+#: Of every refusal a part of what is said.
+SAID = {
+    "absent": "position_ids are absent",
+    "per rank": "position_ids count the tokens of rank",
+    "restarting": "restart at token 2",
+    "not shifted": "labels without shift_labels",
+    "over a border": "labels are not shifted at a border",
+    "mask": "the attention mask",
+    "whole": "input_ids of 21 tokens, and rank",
+    "left padding": "row 0 has nothing at token 2 and something at 3",
+    "rows": "rows 0 and 1 of position_ids differ",
+    "labels": "labels are not shifted at a border",
+    "mamba": r"MambaMixer\) has a state along the sequence that is not understood",
+    "gpt_oss": "GptOssAttention has sinks",
+}
+
+
+def test_what_ranks_would_get_wrong_is_refused(run: RunRanks) -> None:
+    ranks = run(2, "sequence_models", "refused", backend="gloo")
+    for name, part in SAID.items():
+        assert any(re.search(part, said.get(name, "")) for said in ranks), (name, [s.get(name) for s in ranks])
+    assert all("\n" not in said for of_rank in ranks for said in of_rank.values())
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_the_trainer_logs_what_one_process_does(run: RunRanks, backend: str, tmp_path: Path) -> None:
+    for found in run(2, "sequence_models", "trained", str(tmp_path), 20, backend=backend):
+        assert found["losses"] == pytest.approx(found["wanted"], rel=1e-5)
+        assert found["tokens"] == [96 * (step + 1) for step in range(20)]
+        assert found["held_out"][0] == pytest.approx(found["held_out"][1], rel=1e-4)
