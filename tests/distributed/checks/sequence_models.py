@@ -108,7 +108,7 @@ def make(family: str, seed: int = 1, **others: Any) -> nn.Module:
     """A random model; weights are large enough for every part to matter."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.for_model(family, **(COMMON | FAMILIES[family] | others))
+    config = AutoConfig.for_model(family, **(COMMON | FAMILIES.get(family, {}) | others))
     config._experts_implementation = "eager"  # the others have no float64
     torch.manual_seed(seed)
     model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation=others.get("attn", "eager"))

@@ -281,8 +281,8 @@ class AppliedSequence(Handle):
             self._binding.is_prepared(v) if isinstance(v, Tensor) else v is None for v in values
         )
         takes_positions = "position_ids" in self._parameters
-        if takes_positions and values[0] is None:
-            prepared = False
+        if (takes_positions and values[0] is None) or (values[1] is not None and values[2] is None):
+            prepared = False  # what came from shard, but not all of it
         check_call(context, kwargs, prepared=prepared, takes_positions=takes_positions)
         return kwargs | {"use_cache": False} if "use_cache" in self._parameters else kwargs
 
