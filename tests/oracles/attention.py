@@ -63,7 +63,8 @@ def tensors(layout: Layout, form: tuple[int, int, int, int], dtype: torch.dtype 
 def expected(layout: Layout, mask: Mask, whole: list[Tensor], scale: float) -> list[Tensor]:
     """The output and gradients of queries, keys and values, in float64."""
     leaves = [x.double().clone().requires_grad_() for x in whole[:3]]
-    out = dense_attention(*leaves, visible(layout, mask), scale)
+    q, k, v = leaves
+    out = dense_attention(q, k, v, visible(layout, mask), scale)
     return [out.detach(), *torch.autograd.grad(out, leaves, whole[3].double())]
 
 

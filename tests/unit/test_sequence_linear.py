@@ -51,7 +51,7 @@ def expected_of(layout: Layout, given: dict[str, Tensor], weight: Tensor) -> dic
     g = g[None, :, None].expand(2, 2, layout.num_tokens) if g.dim() == 1 else g
     rows = []
     for start, stop in zip(layout.offsets[:-1].tolist(), layout.offsets[1:].tolist(), strict=True):
-        parts = [x[:, :, start:stop] for x in (q, k, leaves["v"], g)]
+        parts = (q[:, :, start:stop], k[:, :, start:stop], leaves["v"][:, :, start:stop], g[:, :, start:stop])
         if "beta" in leaves:
             rows.append(delta_ruled(*parts, leaves["beta"][:, :, start:stop]))
         else:

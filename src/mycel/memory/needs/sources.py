@@ -80,7 +80,7 @@ def _language_model(source: str, batch: int, seq: int, kind: torch.dtype) -> Sub
         from transformers import AutoModelForCausalLM
 
         try:
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=kind)
+            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=kind)  # type: ignore[no-untyped-call]
         except ValueError as error:
             raise UsageError(f"{source}: {str(error).splitlines()[0]}") from None
         return model.train()
@@ -156,13 +156,14 @@ def _function(module: str, name: str, kind: torch.dtype) -> Subject:
     made: dict[str, Any] = {}
 
     def make() -> nn.Module:
-        given = function()
+        given: Any = function()
         if not (isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module)):
             raise UsageError(
                 f"{module}:{name} gave {type(given).__name__}; it has to give a module and its arguments: "
                 "return model, (x,)"
             )
-        model, made["batch"] = given
+        model: nn.Module = given[0]
+        made["batch"] = given[1]
         return model.to(kind) if kind is not torch.float32 else model
 
     return Subject(name=name, make=make, batch=lambda: made["batch"])

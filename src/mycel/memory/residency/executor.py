@@ -97,10 +97,10 @@ class Residency(Handle):
         self._watch = watched(dict(blocks), self._begins)
         self._watch.__enter__()
         self._hooks: list[Any] = []
-        for unit in self._units.values():
-            for place, parameter in enumerate(unit.parameters):
+        for each in self._units.values():
+            for place, parameter in enumerate(each.parameters):
                 if parameter.requires_grad:
-                    hook = partial(self._accumulated, unit, place)
+                    hook = partial(self._accumulated, each, place)
                     self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._in_pass = False
         self._entered: list[int] = []
@@ -119,7 +119,7 @@ class Residency(Handle):
             self._left()
         elif not self._in_pass:
             self._in_pass = True
-            Variable._execution_engine.queue_callback(self._end)  # type: ignore[no-untyped-call]
+            Variable._execution_engine.queue_callback(self._end)
         near, at = self._planned(phase, block, needed)
         if phase == "backward":
             self._backward(needed)
