@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mycel.brief import brief
+
 __all__ = ["EnsembleScores", "score"]
 
 _BINS = 15
@@ -40,6 +42,8 @@ class EnsembleScores:
     oracle_error: float
     calibration_error: float
     member_errors: tuple[float, ...]
+
+    __repr__ = brief
 
 
 def score(probabilities: Tensor, targets: Tensor) -> EnsembleScores:
