@@ -183,6 +183,7 @@ class Pass:
         self._left = list(reversed(swapping.order))
         self._claims: dict[int, Claim] = {}
         self._again = False
+        self._advancing = False
 
     def alive(self) -> Iterator[tuple[int, Record]]:
         """Blocks and what they saved, where that still lives."""
@@ -199,18 +200,23 @@ class Pass:
 
     def _advance(self, event: Event) -> None:
         """Do what the plan has before an event, waiting for room where there is none."""
-        if event not in self._left:
-            return
-        while (turn := self._left.pop()) != event:
-            if turn.kind == "in":
-                self._bring(turn.block, must=True)
-            elif turn.kind == "backward end":
-                self._let_go(turn.block)
+        with self.swapping.near.changed:
+            if event not in self._left:
+                return
+            self._advancing = True  # the link's thread begins nothing meanwhile: one of two takes what is next
+        try:
+            while (turn := self._left.pop()) != event:
+                if turn.kind == "in":
+                    self._bring(turn.block, must=True)
+                elif turn.kind == "backward end":
+                    self._let_go(turn.block)
+        finally:
+            self._advancing = False
 
     def ahead(self) -> None:
         """Begin the transfers that the plan has next, as far as there is room."""
         with self.swapping.near.changed:
-            if self.swapping.closed or self.wrong:
+            if self.swapping.closed or self.wrong or self._advancing:
                 return
             while self._left and self._left[-1].kind == "in":
                 if not self._bring(self._left[-1].block, must=False):
@@ -366,7 +372,8 @@ class Pass:
         self._check()
         if self.at is None:
             if self._again:  # a graph that was kept is gone through again
-                self._left = list(reversed(backward_order(self.swapping.order)))
+                with self.swapping.near.changed:
+                    self._left = list(reversed(backward_order(self.swapping.order)))
             self._again = True
             here = weakref.ref(self)
             torch.autograd.Variable._execution_engine.queue_callback(lambda: _over(here))
@@ -399,7 +406,8 @@ class Pass:
         """A backward pass came to its end."""
         self.at = None
         self.swapping.iteration_us = (time.perf_counter() - self.begun_s) * 1e6
-        self._left = []
+        with self.swapping.near.changed:
+            self._left = []
         for block in range(len(self._saved)):
             self._let_go(block)
 
