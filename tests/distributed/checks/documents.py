@@ -21,8 +21,10 @@ RANKS = {
     "docs/concepts/compression_fsdp.md": 4,
     "docs/concepts/flex.md": 8,
     "docs/concepts/moe_placement.md": 4,
+    "docs/concepts/encrypted_sums.md": 1,  # who makes a key is one
     "docs/guides/moe.md": 4,
     "docs/guides/moe_hugging_face.md": 4,
+    "docs/guides/tasks_and_ensembles.md": 4,
     "docs/guides/torch-backend.md": 4,
 }
 #: Pages whose blocks start ranks of their own, on emulated clusters.
@@ -203,7 +205,71 @@ with open(f"packets.{rank}", "w") as file:
     file.write(plan.to_text())
 os.replace(f"packets.{rank}", "packets.plan.json")
 """.replace("EXAMPLE", repr(str(Path(__file__).resolve().parents[3] / "examples" / "plans.py")))
+#: What the guide to tasks and ensembles says of models and batches.
+TASKS = (
+    NET
+    + """
+from mycel.data_parallel import FAMO
+class TrunkAndHead(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.trunk, self.head = nn.Linear(64, 32), nn.Linear(32, 4)
+    def forward(self, x):
+        return self.head(self.trunk(x).relu())
+criterion = nn.CrossEntropyLoss()
+batches = [(torch.randn(8, 64), torch.randint(4, (8,))) for _ in range(2)]
+member, (x_test, y_test) = TrunkAndHead(), batches[0]
+"""
+)
+WIDE = (
+    MIXTRAL
+    + """
+import torch.distributed as dist
+dist.init_process_group("mycel")
+tiny_config.intermediate_size = 128
+model = tiny()
+calibration = batch = tokens = torch.randint(3, 64, (2, 12))
+batches = [batch] * 2
+"""
+)
 BEFORE: dict[str, list[tuple[str, str]]] = {
+    "docs/concepts/closed_form.md": [
+        (
+            "closed_form.ridge_parts(x",
+            "import torch\nfrom torch import nn\nimport torch.distributed as dist\n"
+            'dist.init_process_group("mycel")\n'
+            + OWN_FOLDER
+            + "from mycel.data_parallel import closed_form\nx, targets = torch.randn(50, 6), torch.rand(50, 2)\n"
+            'new = closed_form.ridge_parts(torch.randn(9, 6), torch.rand(9, 2), activation="logistic")',
+        ),
+        (
+            "DirectFeedback(stage",
+            "stage = nn.Sequential(nn.Linear(8, 8), nn.Tanh()) if rank == 0 else nn.Sequential(nn.Linear(8, 3))\n"
+            "optimizer = torch.optim.SGD(stage.parameters(), lr=0.1)\n"
+            "loss = nn.functional.cross_entropy if rank == 1 else None\n"
+            "batch = torch.randn(8, 8) if rank == 0 else None\n"
+            "target = torch.randint(3, (8,)) if rank == 1 else None",
+        ),
+    ],
+    "docs/concepts/encrypted_sums.md": [
+        (
+            "SumKey.make()",
+            'import torch.distributed as dist\ndist.init_process_group("mycel")' + NET + "ddp_model = model",
+        )
+    ],
+    "docs/guides/elastic_experts.md": [
+        ("elastic_experts(model)", "import torch" + WIDE),
+        ("measure_latencies(", "loss_at = lambda widths: sum(1 / width for width in widths)"),
+        (
+            "CodedOffload(model",
+            "from mycel.moe.memory import EmulatedLink\nelastic.close()\nmodel = tiny()\nmycel.moe.apply(model)\nlink = EmulatedLink(bandwidth_gbps=10)",
+        ),
+    ],
+    "docs/guides/tasks_and_ensembles.md": [
+        ("UPGrad, combine_gradients", 'import torch.distributed as dist\ndist.init_process_group("mycel")' + TASKS),
+        ("famo = FAMO()", "model = DistributedDataParallel(TrunkAndHead())"),
+        ("MultipleChoice(overlap=4", "optimizer = torch.optim.SGD(member.parameters(), lr=0.1)"),
+    ],
     "docs/concepts/plan_model.md": [("mycel.runtime.register", PACKETS)],
     "docs/guides/planned_training.md": [("read_plan", PLANNED)],
     "README.md": [
