@@ -262,7 +262,8 @@ BEFORE: dict[str, list[tuple[str, str]]] = {
         ("measure_latencies(", "loss_at = lambda widths: sum(1 / width for width in widths)"),
         (
             "CodedOffload(model",
-            "from mycel.moe.memory import EmulatedLink\nelastic.close()\nmodel = tiny()\nmycel.moe.apply(model)\nlink = EmulatedLink(bandwidth_gbps=10)",
+            "from mycel.moe.memory import EmulatedLink\nelastic.close()\nmodel = tiny()\n"
+            "mycel.moe.apply(model)\nlink = EmulatedLink(bandwidth_gbps=10)",
         ),
     ],
     "docs/guides/tasks_and_ensembles.md": [
