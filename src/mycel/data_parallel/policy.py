@@ -52,7 +52,7 @@ class CompressionPolicy:
             the(str, pattern, "a pattern of names"): _checked(c) for pattern, c in dict(rules or {}).items()
         }
         self.default = _checked(default)
-        if self.start_step and any(compressor.covers_all for compressor in self.compressors()):
+        if self.start_step and any(c is not None and c.covers_all for c in (self.default, *self.rules.values())):
             raise UsageError(f"start_step={start_step}: so many steps would travel exact, and in the clear; give 0")
 
     def choose(self, name: str, shape: Sequence[int], step: int) -> Compressor | None:
