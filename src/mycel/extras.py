@@ -5,12 +5,14 @@ The core plans with numpy, scipy and numba alone. Whatever needs more says so th
 
 from __future__ import annotations
 
+import importlib
 import sys
 from importlib.util import find_spec
+from typing import Any
 
-from mycel.errors import MissingExtraError
+from mycel.errors import MissingExtraError, UsageError
 
-__all__ = ["EXTRAS", "needs", "without"]
+__all__ = ["EXTRAS", "needs", "transformers_module", "without"]
 
 #: Modules that only some of mycel needs, and the extra that installs each.
 EXTRAS = {
@@ -61,3 +63,25 @@ def _sentence(what: str, missing: list[str]) -> str:
     extras = ",".join(dict.fromkeys(EXTRAS[module] for module in missing))
     verb = "is" if len(missing) == 1 else "are"
     return f"{what} needs {' and '.join(missing)}, which {verb} not installed: pip install 'mycel[{extras}]'"
+
+
+def transformers_module(name: str, attribute: str) -> Any:
+    """A module of Hugging Face transformers that has an attribute: asked for features, not versions.
+
+    Args:
+        name: of the module.
+        attribute: that it has to have.
+
+    Raises:
+        UsageError: it cannot be imported, or lacks it.
+    """
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(
+            f"Hugging Face transformers with {name} is needed, which could not be imported ({error}); "
+            "pip install 'transformers>=5.0'"
+        ) from error
+    if not hasattr(module, attribute):
+        raise UsageError(f"{name} has no {attribute}; this transformers is too old or too new: looked for both")
+    return module

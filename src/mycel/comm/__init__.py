@@ -22,7 +22,7 @@ from mycel.comm.exchange import (
 from mycel.comm.groups import flat_group, subgroup
 from mycel.comm.handle import Handle
 from mycel.comm.meter import ByteMeter
-from mycel.comm.nodes import equal_nodes, node_mesh, nodes_of
+from mycel.comm.nodes import equal_nodes, node_mesh, nodes_of, with_bandwidths
 from mycel.comm.pending import Pending, keep_exchanges
 from mycel.comm.start import agree, group_or_all
 
@@ -47,4 +47,5 @@ __all__ = [
     "subgroup",
     "sum_over_ranks",
     "there_and_back",
+    "with_bandwidths",
 ]

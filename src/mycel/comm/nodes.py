@@ -6,9 +6,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
+from mycel.runtime.communicator import Communicator
+from mycel.runtime.tensor_group import tensor_group
 from mycel.topology.model import Topology
 
-__all__ = ["equal_nodes", "node_mesh", "nodes_of"]
+__all__ = ["equal_nodes", "node_mesh", "nodes_of", "with_bandwidths"]
 
 
 #: Ranks of each node.
@@ -75,3 +77,18 @@ def node_mesh(topology: Topology, *, device_type: str = "cpu") -> DeviceMesh:
         )
     nodes = equal_nodes(topology, "a mesh")
     return DeviceMesh(device_type, [list(node) for node in nodes], mesh_dim_names=("node", "local"))
+
+
+def with_bandwidths(group: dist.ProcessGroup) -> Communicator | None:
+    """What carries a group's calls, where it is mycel's and its topology says how fast links are.
+
+    Args:
+        group: of any backend.
+    """
+    try:
+        communicator = tensor_group(group).communicator
+    except ValueError:  # another backend's, or one that torch does not know
+        return None
+    if communicator is None or communicator.topology.bytes_per_second_per_unit is None:
+        return None
+    return communicator

@@ -19,9 +19,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.comm.messages import all_gather_single, reduce_scatter_single
+from mycel.comm.nodes import with_bandwidths
 from mycel.cost import Line
 from mycel.errors import UsageError
-from mycel.runtime.tensor_group import tensor_group
 
 __all__ = ["Network", "Products", "Rates", "group_rates"]
 
@@ -122,11 +122,8 @@ def group_rates(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.devi
 
 def _of_topology(group: dist.ProcessGroup) -> Network | None:
     """What the model says of the schedules that run; ``None``: nothing knows bandwidths. The same on all ranks."""
-    try:
-        communicator = tensor_group(group).communicator
-    except UsageError:  # another backend's
-        return None
-    if communicator is None or communicator.topology.bytes_per_second_per_unit is None:
+    communicator = with_bandwidths(group)
+    if communicator is None:
         return None
     name = communicator.topology.name
 

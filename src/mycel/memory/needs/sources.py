@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ from torch import Tensor, nn
 from mycel.errors import UsageError
 from mycel.extras import needs
 from mycel.planning.models import ModelShape, load_model
+from mycel.planning.models.load import read_object
 
 __all__ = ["Subject", "subject"]
-
-_LONGEST_FILE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +96,7 @@ def _config(source: str) -> Any:
     path = Path(source)
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
-        data = _read(path)
+        data = read_object(path)
         if "model_type" in data:
             options = {key: value for key, value in data.items() if key not in ("model_type", "transformers_version")}
             try:
@@ -112,18 +110,6 @@ def _config(source: str) -> Any:
             "function as package.module:function"
         )
     return _like(described.shape)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        if path.stat().st_size > _LONGEST_FILE:
-            raise UsageError(f"{path}: {path.stat().st_size} bytes are too many for a model's configuration")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise UsageError(f"{path}: a model is an object of JSON, got {type(data).__name__}")
-    return data
 
 
 def _like(shape: ModelShape) -> Any:

@@ -13,7 +13,7 @@ from mycel.planning.models.json_format import ModelDescription, from_json
 from mycel.planning.models.megatron import from_megatron
 from mycel.planning.models.torchtitan import from_torchtitan, named
 
-__all__ = ["load_model", "read_model"]
+__all__ = ["load_model", "read_model", "read_object"]
 
 #: Configurations are a few kilobytes; what is longer is no configuration.
 _LONGEST_FILE = 16 << 20
@@ -53,15 +53,27 @@ def load_model(source: str | Path) -> ModelDescription:
         if str(source) in _DESCRIBED:
             return load_model(_DESCRIBED[str(source)])
         return ModelDescription(shape=named(str(source)))
+    return read_model(read_object(path), where=str(path))
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object of JSON that a model's configuration is.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        UsageError: it cannot be read, is too long, or holds something else.
+    """
     try:
         if path.stat().st_size > _LONGEST_FILE:
             raise UsageError(f"{path}: {path.stat().st_size} bytes are too many for a model's configuration")
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"{path}: cannot be read as JSON: {error}") from None
-    if not isinstance(data, Mapping):
+    if not isinstance(data, dict):
         raise UsageError(f"{path}: a model is an object of JSON, got {type(data).__name__}")
-    return read_model(data, where=str(path))
+    return data
 
 
 def read_model(data: Mapping[str, Any], *, where: str = "model") -> ModelDescription:

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from mycel.errors import UsageError
+from mycel.extras import transformers_module
 
 __all__ = ["IMPLEMENTATION", "activated", "is_pretrained", "own_configs", "register_attention"]
 
 #: Name of our attention among those of ``config._attn_implementation``.
 IMPLEMENTATION = "mycel_sequence"
-
-
-def _module(name: str, attribute: str) -> Any:
-    try:
-        module = importlib.import_module(name)
-    except ImportError as error:
-        raise UsageError(
-            f"Hugging Face transformers with {name} is needed, which could not be imported ({error}); "
-            "pip install 'transformers>=5.0'"
-        ) from error
-    if not hasattr(module, attribute):
-        raise UsageError(f"{name} has no {attribute}; this transformers is too old or too new: looked for both")
-    return module
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -44,14 +30,16 @@ def register_attention(attend: Callable[..., Any], mask: Callable[..., Any]) -> 
         attend: what attention layers call.
         mask: what models make masks with.
     """
-    _module("transformers.modeling_utils", "AttentionInterface").AttentionInterface.register(IMPLEMENTATION, attend)
+    transformers_module("transformers.modeling_utils", "AttentionInterface").AttentionInterface.register(
+        IMPLEMENTATION, attend
+    )
     name = "transformers.masking_utils"
-    _module(name, "AttentionMaskInterface").AttentionMaskInterface.register(IMPLEMENTATION, mask)
+    transformers_module(name, "AttentionMaskInterface").AttentionMaskInterface.register(IMPLEMENTATION, mask)
 
 
 def activated(x: Tensor, name: str) -> Tensor:
     """A function by the library's name for it, of each number."""
-    result: Tensor = _module("transformers.activations", "ACT2FN").ACT2FN[name](x)
+    result: Tensor = transformers_module("transformers.activations", "ACT2FN").ACT2FN[name](x)
     return result
 
 
@@ -61,7 +49,7 @@ def own_configs(model: nn.Module) -> Callable[[], None]:
     Returns:
         What gives the originals back.
     """
-    base = _module("transformers.configuration_utils", "PreTrainedConfig").PreTrainedConfig
+    base = transformers_module("transformers.configuration_utils", "PreTrainedConfig").PreTrainedConfig
     memo: dict[int, Any] = {}
     replaced: list[tuple[nn.Module, str, Any]] = []
     for module in model.modules():

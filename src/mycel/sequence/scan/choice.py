@@ -17,9 +17,9 @@ from torch import Tensor
 from mycel.brief import brief
 from mycel.collectives.routes import shortest_routes
 from mycel.comm import nodes_of
+from mycel.comm.nodes import with_bandwidths
 from mycel.cost import bytes_per_second, link_costs
 from mycel.errors import UsageError
-from mycel.runtime.tensor_group import tensor_group
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.scan.courier import Courier
 from mycel.sequence.scan.line import Line
@@ -91,7 +91,8 @@ def _chosen(
     way: str,
     nodes: Nodes | None,
 ) -> Choice:
-    topology = _topology(group)
+    communicator = with_bandwidths(group)
+    topology = None if communicator is None else communicator.topology
     where = nodes or (nodes_of(topology) if topology is not None else ())
     has_levels = 1 < len(where) < context.num_ranks
     if nodes is not None and sorted(rank for node in nodes for rank in node) != list(range(context.num_ranks)):
@@ -111,17 +112,6 @@ def _chosen(
     return Choice(
         way=min(names, key=lambda name: measured[name]), nodes=where, predicted_s=predicted, measured_s=measured
     )
-
-
-def _topology(group: dist.ProcessGroup) -> Topology | None:
-    """The fabric, where the group is mycel's and knows its bandwidths."""
-    try:
-        communicator = tensor_group(group).communicator
-    except ValueError:  # another backend's, or one that torch does not know
-        return None
-    if communicator is None or communicator.topology.bytes_per_second_per_unit is None:
-        return None
-    return communicator.topology
 
 
 def predict(

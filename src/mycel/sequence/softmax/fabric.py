@@ -16,10 +16,9 @@ from mycel.collectives.routes import Routes
 from mycel.comm import ByteMeter, nodes_of
 from mycel.comm.exchange import start_swap
 from mycel.comm.messages import all_gather_single, reduce_scatter_single
+from mycel.comm.nodes import with_bandwidths
 from mycel.cost import Line, bytes_per_second
-from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
-from mycel.runtime.tensor_group import tensor_group
 
 __all__ = ["Fabric", "agreed", "fabric_of"]
 
@@ -73,11 +72,8 @@ def agreed(values: Sequence[float], group: dist.ProcessGroup, device: torch.devi
 
 
 def _of_topology(group: dist.ProcessGroup) -> Fabric | None:
-    try:
-        communicator = tensor_group(group).communicator
-    except UsageError:  # another backend's
-        return None
-    if communicator is None or communicator.topology.bytes_per_second_per_unit is None:
+    communicator = with_bandwidths(group)
+    if communicator is None:
         return None
     choice = communicator.planner.choice
     return Fabric(
