@@ -74,7 +74,6 @@ SAID = {
 }
 
 
-@long  # one rank refuses what the other goes on with, and waits until its deadline: to be mended
 def test_what_ranks_would_get_wrong_is_refused(run: RunRanks) -> None:
     ranks = run(2, "sequence_models", "refused", backend="gloo")
     for name, part in SAID.items():

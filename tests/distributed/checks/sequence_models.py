@@ -218,7 +218,7 @@ def refused(rank: int, world_size: int) -> dict[str, str]:
         restarts[0, 2:] -= int(restarts[0, 2])
         saying("restarting", made | {"position_ids": restarts})
         saying("not shifted", {name: value for name, value in made.items() if name != "shift_labels"})
-        if bool((made["shift_labels"] == -100).any()):  # a rank with no document's end has nothing to refuse
+        if (handle.context.layout.labels(rank) < 0).any():  # a rank with no document's end has nothing to refuse
             saying("over a border", made | {"shift_labels": torch.full_like(made["shift_labels"], 7)})
         mask = torch.ones_like(made["input_ids"])
         mask[0, 1] = 0
