@@ -19,6 +19,8 @@ BENCHMARKS = ROOT / "benchmarks"
 SUITE = ROOT / "tests" / "data" / "topologies"
 #: What a run itself rewrites: figures, pages made from them, and plots. They do not change what is measured.
 WRITTEN_BY_RUNS = ("benchmarks/recorded", "docs", "README.md")
+#: What a page says where there is no figure yet.
+NOT_MEASURED = "*Not measured yet.*\n"
 
 
 def commit() -> str:
@@ -67,11 +69,11 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def with_section(page: str, name: str, text: str) -> str:
-    """The page with ``text`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``."""
+    """The page with ``text`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``; no text is ``NOT_MEASURED``."""
     marks = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
     if not marks.search(page):
         raise SystemExit(f"the page has no place for a table: <!-- {name}:begin --> ... <!-- {name}:end -->")
-    return marks.sub(lambda m: m.group(1) + text + m.group(2), page)
+    return marks.sub(lambda m: m.group(1) + (text or NOT_MEASURED) + m.group(2), page)
 
 
 def write_section(file: Path, name: str, text: str) -> None:

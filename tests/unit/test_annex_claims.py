@@ -1,4 +1,4 @@
-"""Tables of the claims of the annex's examples are those of the recorded lines, and count what they say."""
+"""Tables of claims that may be unmeasured are those of the recorded lines or say so, and count what they say."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import record
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
-CLAIMS = ("tls_pose", "carl", "dapt", "flexiffusion")
+CLAIMS = (
+    "carl", "cmcl", "dapt", "flexiffusion", "karma", "lasp", "msgemm", "multitask", "patrickstar", "tls_pose",
+    "yuan_lfa",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLAIMS)
