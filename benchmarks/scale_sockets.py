@@ -34,6 +34,7 @@ from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.runtime.transport import address, rendezvous
 from mycel.settings import read_settings
 from record import append, stamp
+from scale import default_fabric, first_call
 
 GROUPS = 5
 WHATS = ("start", "sum", "group")
@@ -156,6 +157,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     mycel.runtime.warm()
+    for ranks in (
+        12,
+        40,
+        64,
+    ):  # other fabrics than those below: children inherit compiled code, and plan for themselves
+        first_call(default_fabric(ranks - 4, 8, uneven=True), "all_reduce", 0)
     heads = "".join(f"{what + ' cpu':>10}{'wall ms':>10}" for what in WHATS)
     print(f"{'ranks':>6} {'backend':8}{heads}{'open':>8}{'then':>7}{'MB':>8}")
     for num_ranks in map(int, options.ranks.split(",")):

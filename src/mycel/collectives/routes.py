@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -74,52 +75,88 @@ def way_through(
     return tuple(way)
 
 
+@lru_cache(maxsize=4)
+def _outgoing(topology: Topology) -> dict[int, list[tuple[int, float, int]]]:
+    """Of each vertex: where its links lead, their latency, and minus their capacity."""
+    found: dict[int, list[tuple[int, float, int]]] = {}
+    for link in topology.links:
+        found.setdefault(link.src, []).append((link.dst, link.latency_s, -link.capacity))
+    return found
+
+
 def _search(topology: Topology, start: int, *, relays: bool) -> dict[int, Route]:
     """Best route from a vertex to every other one that it reaches."""
-    outgoing: dict[int, list[tuple[int, float, int]]] = {}
-    for link in topology.links:
-        outgoing.setdefault(link.src, []).append((link.dst, link.latency_s, link.capacity))
+    outgoing = _outgoing(topology)
     widest = max(link.capacity for link in topology.links)
-    heap = [Route(latency_s=0.0, num_relays=0, narrowness=-widest, num_links=0, vertices=(start,))]
+    # Fields of routes, in their order: tuples of them compare many times as fast.
+    heap: list[tuple[float, int, int, int, tuple[int, ...]]] = [(0.0, 0, -widest, 0, (start,))]
     best: dict[int, Route] = {}
     while heap:
-        route = heapq.heappop(heap)
-        here = route.vertices[-1]
+        latency_s, num_relays, narrowness, num_links, vertices = heapq.heappop(heap)
+        here = vertices[-1]
         if here in best:
             continue
-        best[here] = route
+        best[here] = Route(
+            latency_s=latency_s,
+            num_relays=num_relays,
+            narrowness=narrowness,
+            num_links=num_links,
+            vertices=vertices,
+        )
         at_relay = here in topology.rank_of and here != start
         if at_relay and not relays:
             continue
-        for far, latency_s, capacity in outgoing.get(here, ()):
+        for far, more_s, narrow in outgoing.get(here, ()):
             if far not in best:
-                longer = Route(
-                    latency_s=route.latency_s + latency_s,
-                    num_relays=route.num_relays + at_relay,
-                    narrowness=max(route.narrowness, -capacity),
-                    num_links=route.num_links + 1,
-                    vertices=(*route.vertices, far),
+                longer = (
+                    latency_s + more_s,
+                    num_relays + at_relay,
+                    max(narrowness, narrow),
+                    num_links + 1,
+                    (*vertices, far),
                 )
                 heapq.heappush(heap, longer)
     return best
 
 
 class Routes:
-    """Best routes between ranks, searched for when they are asked for; of ranks that are alike, for one of them."""
+    """Best routes between ranks, searched for when they are asked for; of ranks that are alike, for one of them.
 
-    def __init__(self, topology: Topology) -> None:
+    Args:
+        topology: the fabric.
+        relays: whether ranks pass on; without, some ranks may have no route to others.
+    """
+
+    def __init__(self, topology: Topology, *, relays: bool = True) -> None:
         self._topology = topology
+        self._relays = relays
         self._moves = find_moves(topology) if topology.num_ranks > _SEARCHED else None
         self._found: dict[int, dict[int, Route]] = {}
 
     def __getitem__(self, src: int) -> dict[int, Route]:
-        """Routes from a rank to all others."""
+        """Routes from a rank to all others that it reaches."""
         if src not in self._found:
-            self._found[src] = shortest_routes(self._topology, src)
+            self._found[src] = shortest_routes(self._topology, src, relays=self._relays)
         return self._found[src]
 
+    def alike(self, src: int) -> dict[int, Route]:
+        """Routes as long, as narrow and over as many ranks as those from a rank to all others that it reaches.
+
+        Where ranks are alike they are those of rank 0, and lead over other vertices.
+        """
+        if self._moves is None:
+            return self[src]
+        ranks = np.arange(self._topology.num_ranks)
+        there = self._moves.between(np.full_like(ranks, src), ranks).tolist()
+        first = self[0]
+        return {dst: first[seen] for dst, seen in enumerate(there) if seen in first}
+
     def vertices(self, src: int, dst: int) -> tuple[int, ...]:
-        """The way from a rank to another."""
+        """The way from a rank to another.
+
+        Raises:
+            KeyError: there is none without relays.
+        """
         if self._moves is None:
             return self[src][dst].vertices
         # A move is known by where it takes rank 0: the one from src to dst takes it to where dst is, seen from src.

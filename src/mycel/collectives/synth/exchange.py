@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mycel.collectives.routes import shortest_routes
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import Collective, CollectiveName
 from mycel.collectives.synth.classics.exchanges import Exchange, from_exchanges
@@ -46,10 +46,12 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     n = collective.num_ranks
     if n > _MOST_RANKS:
         raise SynthesisError(f"exchange on {topology.name}: for up to {_MOST_RANKS} ranks; there are {n}")
-    costs: list[dict[int, _Cost]] = []
-    for rank in range(n):
-        routes = shortest_routes(topology, rank, relays=False)
-        costs.append({other: (r.latency_s, r.num_links, r.narrowness) for other, r in routes.items()})
+    routes = Routes(topology, relays=False)
+    one_way: list[dict[int, _Cost]] = [
+        {other: (r.latency_s, r.num_links, r.narrowness) for other, r in routes.alike(rank).items()}
+        for rank in range(n)
+    ]
+    costs = [[max(one_way[a].get(b, _FAR), one_way[b].get(a, _FAR)) for b in range(n)] for a in range(n)]
     groups: list[_Group] = [(rank,) for rank in range(n)]
     rounds: list[list[Edge]] = []
     while len(groups) > 1:
@@ -58,7 +60,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     return from_exchanges(topology, collective, "exchange", [Exchange(rounds=rounds)])
 
 
-def _merged(groups: list[_Group], costs: Sequence[dict[int, _Cost]], name: str) -> tuple[list[_Group], list[Edge]]:
+def _merged(groups: list[_Group], costs: _Costs, name: str) -> tuple[list[_Group], list[Edge]]:
     """Pairs of groups as one each, and what they send each other; of an odd number, one of the largest waits."""
     left = sorted(groups, key=lambda group: (len(group), group))
     made: list[_Group] = []
@@ -88,19 +90,16 @@ def _merged(groups: list[_Group], costs: Sequence[dict[int, _Cost]], name: str) 
 
 
 _FAR: _Cost = (float("inf"), 0, 0)
+#: By two ranks: what a message costs in the dearer of both directions.
+_Costs = Sequence[Sequence[_Cost]]
 
 
-def _between(a: int, b: int, costs: Sequence[dict[int, _Cost]]) -> _Cost:
-    """What a message costs in the dearer of both directions."""
-    return max(costs[a].get(b, _FAR), costs[b].get(a, _FAR))
-
-
-def _least(group: _Group, other: _Group, costs: Sequence[dict[int, _Cost]]) -> _Cost:
+def _least(group: _Group, other: _Group, costs: _Costs) -> _Cost:
     """What the nearest two of both groups cost."""
-    return min(_between(a, b, costs) for a in group for b in other)
+    return min(costs[a][b] for a in group for b in other)
 
 
-def _matched(group: _Group, other: _Group, costs: Sequence[dict[int, _Cost]]) -> list[Edge] | None:
+def _matched(group: _Group, other: _Group, costs: _Costs) -> list[Edge] | None:
     """Messages by which all of both groups get the other's sum, the dearest as cheap as may be; ``None`` for none.
 
     Every member of the larger group has one partner, and every member of the smaller as many as its share.
@@ -108,7 +107,7 @@ def _matched(group: _Group, other: _Group, costs: Sequence[dict[int, _Cost]]) ->
     few, many = sorted((group, other), key=lambda g: (len(g), g))
     share = -(-len(many) // len(few))
     places = [b for _ in range(share) for b in few]
-    known = sorted({cost for a in many for b in few if (cost := _between(a, b, costs)) != _FAR})
+    known = sorted({cost for a in many for b in few if (cost := costs[a][b]) != _FAR})
     low, high, best = 0, len(known) - 1, None
     while low <= high:
         middle = (low + high) // 2
@@ -122,21 +121,19 @@ def _matched(group: _Group, other: _Group, costs: Sequence[dict[int, _Cost]]) ->
     edges = [(b, a) for a, b in best.items()]
     partner = {b: a for a, b in reversed(best.items())}
     for b in few:  # whoever serves nobody is served by the nearest
-        partner.setdefault(b, min(many, key=lambda a: (_between(a, b, costs), a in partner.values(), a)))
-        if _between(partner[b], b, costs) == _FAR:
+        partner.setdefault(b, min(many, key=lambda a: (costs[a][b], a in partner.values(), a)))
+        if costs[partner[b]][b] == _FAR:
             return None
     return edges + [(partner[b], b) for b in few]
 
 
-def _assigned(
-    many: Sequence[int], places: Sequence[int], most: _Cost, costs: Sequence[dict[int, _Cost]]
-) -> dict[int, int] | None:
+def _assigned(many: Sequence[int], places: Sequence[int], most: _Cost, costs: _Costs) -> dict[int, int] | None:
     """A place for each of the many that costs no more than ``most``, by augmenting paths; ``None``: there is none."""
     at: dict[int, int] = {}  # who has each place
 
     def settle(a: int, tried: set[int]) -> bool:
         for place, b in enumerate(places):
-            if place in tried or _between(a, b, costs) > most:
+            if place in tried or costs[a][b] > most:
                 continue
             tried.add(place)
             if place not in at or settle(at[place], tried):

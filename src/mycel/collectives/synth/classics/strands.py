@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from mycel.collectives.ordering import in_level_order
-from mycel.collectives.routes import Route, shortest_routes
+from mycel.collectives.routes import Routes
 from mycel.collectives.schedule import Chunk, Schedule, Transfer
 from mycel.collectives.spec import POINTED, Collective, check_ranks
 from mycel.errors import SynthesisError
@@ -85,17 +85,16 @@ def direct_paths(topology: Topology, method: str, others: str) -> Callable[[int,
         method: that asks, for the message.
         others: methods that need no such paths, for the message.
     """
-    routes: dict[int, dict[int, Route]] = {}
+    routes = Routes(topology, relays=False)
 
     def path(src: int, dst: int) -> tuple[int, ...]:
-        if src not in routes:
-            routes[src] = shortest_routes(topology, src, relays=False)
-        if dst not in routes[src]:
+        try:
+            return routes.vertices(src, dst)
+        except KeyError:
             raise SynthesisError(
                 f"{method} on {topology.name}: rank {src} has no path to rank {dst} that passes no other rank; "
                 f"{others} need none"
-            )
-        return routes[src][dst].vertices
+            ) from None
 
     return path
 
