@@ -34,8 +34,7 @@ import torch.distributed as dist
 from digits import run_ranks
 from proximal import Settings
 
-from mycel.bench.measurement import describe_hardware
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "carl.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "annex.md"
@@ -86,7 +85,7 @@ def lines_of(kind: str, seeds: int, steps: int | None) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     """A row a task and mini-batch, and one of rates."""
     rows = []
-    judged = [line for line in lines if line["kind"] != "rate"]
+    judged = [line for kind in RUNS for line in lines if line["kind"] == kind != "rate"]
     for task, minibatch, ranks in dict.fromkeys((li["task"], li["minibatch"], li["ranks"]) for li in judged):
         mine = [line for line in judged if (line["task"], line["minibatch"]) == (task, minibatch)]
         scores = [line["score"] for line in mine]
@@ -121,13 +120,7 @@ def main() -> None:
         print(table(lines_of(options.only or "simple", 1, Settings().samples)))
         return
     for kind in (options.only,) if options.only else tuple(RUNS):
-        found = lines_of(kind, options.seeds, None)
-        kept = [line for line in read(OUTPUT) if line["kind"] != kind]
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, kept + [{**line, "hardware": describe_hardware(), **stamp()} for line in found])
-    text = table(sorted(read(OUTPUT), key=lambda line: list(RUNS).index(line["kind"])))
-    print(text)
-    write_section(PAGE, "carl", text)
+        conclude_parts(OUTPUT, PAGE, {"carl": table}, lines_of(kind, options.seeds, None), key="kind")
 
 
 if __name__ == "__main__":

@@ -36,9 +36,8 @@ from training import interface_bytes, launch, say
 from tune_clouds import WAYS, Settings
 
 import mycel.runtime  # noqa: F401  (registers the backend)
-from mycel.bench.measurement import describe_hardware
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "dapt.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "annex.md"
@@ -132,13 +131,7 @@ def main() -> None:
     if options.only != "accuracy":
         star = load_topology("star:ranks=2,bandwidth=1 Gbit/s")
         found += launch({"bytes": star}, timeout_s=600)["bytes"]
-    kinds = {line["kind"] for line in found}
-    kept = [line for line in read(OUTPUT) if line["kind"] not in kinds]
-    OUTPUT.unlink(missing_ok=True)
-    append(OUTPUT, kept + [{**line, "hardware": describe_hardware(), **stamp()} for line in found])
-    text = table(read(OUTPUT))
-    print(text)
-    write_section(PAGE, "dapt", text)
+    conclude_parts(OUTPUT, PAGE, {"dapt": table}, found, key="kind")
 
 
 if __name__ == "__main__":

@@ -252,6 +252,11 @@ def text_table(lines: list[dict[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Both parts."""
+    return digits_table(lines) + "\n" + text_table(lines)
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -266,9 +271,9 @@ def main() -> None:
         lines += of_text(seed, *sizes[1:])
         print(f"seed {seed} of {seeds} done", flush=True)
     if options.quick:
-        print(digits_table(lines) + "\n" + text_table(lines))
+        print(table(lines))
         return
-    conclude(OUTPUT, PAGE, "flextron", lines, lambda some: digits_table(some) + "\n" + text_table(some))
+    conclude(OUTPUT, PAGE, "flextron", lines, table)
 
 
 if __name__ == "__main__":

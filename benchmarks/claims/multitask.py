@@ -1,7 +1,8 @@
 """Combiners of tasks on three tasks that share a small trunk, and the bytes that they send beside an all_reduce.
 
-    python benchmarks/claims/multitask.py            # both parts; root, for network namespaces; about five minutes
-    python benchmarks/claims/multitask.py --quick    # both, small; records nothing
+    python benchmarks/claims/multitask.py                   # both parts; root, for namespaces; about five minutes
+    python benchmarks/claims/multitask.py --part quality    # one, which needs no root; the other's lines stay
+    python benchmarks/claims/multitask.py --quick           # both, small; records nothing
 
 *Quality*: three ranks on loopback, each with a task on digits: which digit, whether it is odd, and which digit the
 mirrored image shows. They share one layer of a few units, so that they pull in different directions, and have a head
@@ -10,7 +11,7 @@ each. The same rate of Adam everywhere, which does not see how long a combinatio
 *Bytes*: three ranks behind a switch, links of 50 Mbit/s; what leaves a rank's interface for one combination, beside
 ``all_reduce`` of as many numbers in the same run.
 
-Rows replace those of the last run in ``benchmarks/recorded/claims/multitask.jsonl``, and the tables in
+Rows replace those of the same part's last run in ``benchmarks/recorded/claims/multitask.jsonl``, and the tables in
 docs/guides/tasks_and_ensembles.md.
 
 References:
@@ -38,7 +39,6 @@ from torch import Tensor, nn
 from training import interface_bytes, launch, say
 
 import mycel.runtime  # noqa: F401  (registers the backend)
-from mycel.bench.measurement import describe_hardware
 from mycel.comm.bundle import Bundle
 from mycel.data_parallel import (
     FAMO,
@@ -57,7 +57,7 @@ from mycel.data_parallel import (
     combine_now,
 )
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, append, markdown, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "multitask.jsonl"
 PAGE = ROOT / "docs" / "guides" / "tasks_and_ensembles.md"
@@ -159,8 +159,11 @@ def work(options: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def table(every: list[dict[str, Any]]) -> str:
     """A row a method: errors of the tasks, of the worst one, and the mean beside that of ``mean``."""
+    lines = [line for line in every if line["part"] == "quality"]
+    if not lines:
+        return ""
     base = statistics.mean(statistics.mean(line["errors"]) for line in lines if line["method"] == "mean")
     rows = []
     for name in dict.fromkeys(line["method"] for line in lines):
@@ -171,8 +174,11 @@ def table(lines: list[dict[str, Any]]) -> str:
     return markdown(("errors, %", *TASKS, "worst task", "mean, beside the mean's"), rows)
 
 
-def bytes_table(lines: list[dict[str, Any]]) -> str:
+def bytes_table(every: list[dict[str, Any]]) -> str:
     """Bytes beside the formula."""
+    lines = [line for line in every if line["part"] == "bytes"]
+    if not lines:
+        return ""
     rows = [
         (
             line["what"],
@@ -187,10 +193,14 @@ def bytes_table(lines: list[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
+SECTIONS = {"multitask": table, "multitask_bytes": bytes_table}
+
+
 def main() -> None:
     """Launches the ranks and shows what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, few steps, recorded nowhere")
+    parser.add_argument("--part", choices=("quality", "bytes"), default=None, help="the other's lines stay")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
@@ -200,16 +210,13 @@ def main() -> None:
     if options.worker:
         work(options)
         return
-    slow = load_topology("star:ranks=3,bandwidth=50 Mbit/s")
-    found = launch({"quality": 3, "bytes": slow}, timeout_s=1800)
-    texts = {"multitask": table(found["quality"]), "multitask_bytes": bytes_table(found["bytes"])}
-    print("\n".join(texts.values()))
-    if not options.quick:
-        common = {"hardware": describe_hardware(), **stamp()}
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, [{**line, **common} for part in found.values() for line in part])
-        for name, text in texts.items():
-            write_section(PAGE, name, text)
+    places: dict[str, Any] = {"quality": 3, "bytes": load_topology("star:ranks=3,bandwidth=50 Mbit/s")}
+    asked = {part: place for part, place in places.items() if options.part in (None, part)}
+    lines = [{"part": part, **line} for part, found in launch(asked, timeout_s=1800).items() for line in found]
+    if options.quick:
+        print("\n".join(make(lines) for make in SECTIONS.values()))
+    else:
+        conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
 
 
 if __name__ == "__main__":
