@@ -1,20 +1,25 @@
-"""What every rank runs for ``test_annex_examples.py``: five examples, one after the other, in the group at hand."""
+"""What every rank runs for ``test_annex_examples.py``: the examples, one after the other, in the group at hand."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from mycel.errors import UsageError
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
-FOLDERS = ("pose", "reinforcement", "point_clouds", "diffusion_schedule", "encrypted_inference")
+FOLDERS = (
+    "pose", "reinforcement", "point_clouds", "diffusion_schedule", "encrypted_inference", "tasks", "ensemble",
+)  # fmt: skip
 
 
 def load(*names: str) -> list[Any]:
@@ -72,20 +77,47 @@ def encrypted_inference(rank: int, size: int) -> dict[str, Any]:
     return {"off": float(np.abs(found.logits - network(images)).max()), "bytes": found.text_bytes}
 
 
+def tasks() -> dict[str, Any]:
+    """Errors by every method after a few steps; ranks of a task divide its batch."""
+    (shared_encoder,) = load("shared_encoder")
+    settings = shared_encoder.Settings(width=4, batch=16, steps=6, seed=1)
+    found = {method: shared_encoder.train(method, settings) for method in shared_encoder.METHODS}
+    return {method: (learned.errors, learned.against) for method, learned in found.items()}
+
+
+def ensemble() -> dict[str, Any]:
+    """What ensembles of four members are worth after a few steps; nothing of it is rounded."""
+    (unseen_digits,) = load("unseen_digits")
+    settings = unseen_digits.Settings(images=60, width=6, batch=12, steps=8, seed=1)
+    found = {way: unseen_digits.train(way, settings) for way in ("independent", "confident, K = 2")}
+    return {way: (asdict(judged.scores), judged.sure, judged.told_apart) for way, judged in found.items()}
+
+
 def refusals(size: int) -> list[str]:
     """What ranks say that cannot share the work evenly."""
     proximal, route, tune_clouds = load("proximal", "route", "tune_clouds")
+    shared_encoder, unseen_digits = load("shared_encoder", "unseen_digits")
     said = []
     uneven = proximal.Settings(environments=size + 1, horizon=8, minibatch=size + 1, steps=8)
     for call in (
         lambda: proximal.learn(partial(route.Routes, seed=0, reward="simple"), uneven),
         lambda: tune_clouds.pretrained(tune_clouds.Settings(batch=2 * size + 1)),
+        lambda: unseen_digits.train("independent", unseen_digits.Settings(members=size + 1)),
+        *([lambda: shared_encoder.train("mean", shared_encoder.Settings(batch=size + 1))] if size > 2 else []),
     ):
         try:
             call()
         except UsageError as error:
             said.append(str(error))
     return said
+
+
+def with_one_rank(run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """In a group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    found = run()
+    dist.destroy_process_group()
+    return found
 
 
 def results(rank: int, size: int, encrypted: bool) -> dict[str, Any]:
@@ -97,5 +129,7 @@ def results(rank: int, size: int, encrypted: bool) -> dict[str, Any]:
         "point_clouds": point_clouds(),
         "diffusion_schedule": diffusion_schedule(),
         "encrypted_inference": encrypted_inference(rank, size) if encrypted else {},
+        "tasks": tasks(),
+        "ensemble": ensemble() if dist.is_initialized() else with_one_rank(ensemble),
         "refusals": refusals(size) if size > 1 else [],
     }

@@ -1,8 +1,8 @@
 """Anomalies found by an autoencoder that is solved for in a few exchanges, beside trained ones.
 
-    python examples/federated/run.py                             # one process
-    torchrun --nproc-per-node 4 examples/federated/run.py        # the same model from four parts
-    torchrun --nproc-per-node 4 examples/federated/run.py --write
+    python examples/federated/find_anomalies.py                             # one process
+    torchrun --nproc-per-node 4 examples/federated/find_anomalies.py        # the same model from four parts
+    torchrun --nproc-per-node 4 examples/federated/find_anomalies.py --write
 
 ``--write`` puts the table into table.md. AUC is the area under the curve of true over false alarms: the chance that
 an anomaly has a larger reconstruction error than a normal example.
@@ -13,17 +13,14 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-
 import backprop
-import daef
+import solved
 import torch
 import torch.distributed as dist
 from sklearn import datasets
@@ -79,9 +76,9 @@ def compare(name: str, seed: int, *, rounds: int = ROUNDS, epochs: int = EPOCHS)
     task, meter = Task(name, seed), ByteMeter()
     own = task.train[rank::size]
     begin = time.perf_counter()
-    model = daef.fit([own], task.widths, partial(merged, meter), seed=seed)
+    model = solved.fit([own], task.widths, partial(merged, meter), seed=seed)
     solved_s = time.perf_counter() - begin
-    alone = daef.fit([task.train], task.widths, daef.merged_here, seed=seed)
+    alone = solved.fit([task.train], task.widths, solved.merged_here, seed=seed)
     found = {
         "data": name,
         "seed": seed,
