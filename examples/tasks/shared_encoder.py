@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from mycel.data_parallel import FAMO, IMTLG, MGDA, CAGrad, Mean, PCGrad, UPGrad, combine_now
+from mycel.data_parallel import FAMO, IMTLG, MGDA, CAGrad, Mean, PCGrad, UPGrad, combine_now, combine_tasks
 from mycel.data_parallel.combine.tasks import ByGram, TaskCombiner
 from mycel.errors import UsageError
 
@@ -177,88 +177,42 @@ class Tasks:
 
 
 def train(method: str, settings: Settings) -> Learned:
-    """Both tasks, divided over the ranks there are, or all in this process.
+    """Both tasks, on one rank, on one each, or on several each, which divide its batches. Needs a process group.
 
     Raises:
         UsageError: an odd number of ranks, or a batch that a task's ranks cannot share evenly.
     """
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        return _on_ranks(method, settings)
-    return _here(method, settings)
-
-
-def _on_ranks(method: str, settings: Settings) -> Learned:
     rank, size = dist.get_rank(), dist.get_world_size()
-    each = size // len(TASKS)
-    if size % len(TASKS) or settings.batch % each:
+    each = max(1, size // len(TASKS))
+    if size not in (1, each * len(TASKS)) or settings.batch % each:
         raise UsageError(
-            f"{size} ranks for {len(TASKS)} tasks with batches of {settings.batch}: take as many ranks for each, "
-            "and a batch that they can divide"
+            f"{size} ranks for {len(TASKS)} tasks with batches of {settings.batch}: take one, or as many ranks for "
+            "each task, and a batch that they can divide"
         )
-    tasks, all_tasks = Tasks(settings), tuple(r // each for r in range(size))
-    task, part = all_tasks[rank], rank % each
-    groups = [dist.new_group([r for r in range(size) if all_tasks[r] == t]) for t in range(len(TASKS))]
-    combiner = made(method, all_tasks)
-    encoder, head = tasks.encoders[task if combiner is None else 0], tasks.heads[task]
-    optimizer = torch.optim.Adam([*encoder.parameters(), *head.parameters()], lr=settings.rate)
-    own = [*head.parameters(), *(encoder.parameters() if combiner is None else ())]
+    numbers = tuple(r // each for r in range(each * len(TASKS)))  # of the tasks, by rank; on one rank it has both
+    mine, part = (range(len(TASKS)), 0) if size == 1 else ([numbers[rank]], rank % each)
+    of_task = [dist.new_group([r for r in range(size) if numbers[r] == t]) for t in range(len(TASKS)) if each > 1]
+    tasks, combiner = Tasks(settings), made(method, numbers)
+    encoders = {task: tasks.encoders[task if combiner is None else 0] for task in mine}
+    shared = list(tasks.encoders[0].parameters()) if combiner is not None else []
+    own = [p for task in mine for p in tasks.heads[task].parameters()]
+    own += [p for encoder in encoders.values() for p in encoder.parameters()] if combiner is None else []
+    optimizer = torch.optim.Adam([*shared, *own], lr=settings.rate)
     for step in range(settings.steps):
-        loss = tasks.loss(task, encoder, step, part, each)
-        if isinstance(combiner, FAMO):
-            combiner.tell(loss)
+        losses = [tasks.loss(task, encoder, step, part, each) for task, encoder in encoders.items()]
         optimizer.zero_grad()
-        loss.backward()
-        if combiner is not None:
-            combine_now(encoder.parameters(), combiner)
+        if combiner is None:
+            torch.stack(losses).sum().backward()
+        else:
+            combine_tasks(losses, shared, combiner)
         if each > 1:
-            combine_now(own, Mean(), group=groups[task])
+            combine_now(own, Mean(), group=of_task[numbers[rank]])
         optimizer.step()
-    mine = torch.tensor([tasks.error(task, encoder)], dtype=torch.float64)
-    every = [torch.empty_like(mine) for _ in range(size)]
-    dist.all_gather(every, mine)
-    return _learned((float(every[0]), float(every[each])), combiner)
-
-
-def _here(method: str, settings: Settings) -> Learned:
-    """Without ranks: what they do by an exchange, written out."""
-    tasks, combiner = Tasks(settings), made(method, None)
-    encoders = tasks.encoders if combiner is None else [tasks.encoders[0]] * len(TASKS)
-    models = [*encoders[:1], *tasks.heads, *(encoders[1:] if combiner is None else ())]
-    optimizer = torch.optim.Adam([p for model in models for p in model.parameters()], lr=settings.rate)
-    shared = list(encoders[0].parameters())
-    for step in range(settings.steps):
-        losses, versions = [], []
-        optimizer.zero_grad()
-        for task, encoder in enumerate(encoders):
-            loss = tasks.loss(task, encoder, step)
-            loss.backward()
-            losses.append(float(loss.detach()))
-            if combiner is not None:
-                versions.append(nn.utils.parameters_to_vector([_taken(p) for p in shared]))
-        if combiner is not None:
-            weights = torch.from_numpy(_weights(combiner, losses, torch.stack(versions)))
-            combined = (weights @ torch.stack(versions)).split([p.numel() for p in shared])
-            for parameter, gradient in zip(shared, combined, strict=True):
-                parameter.grad = gradient.view_as(parameter)
-        optimizer.step()
-    first, second = (tasks.error(task, encoder) for task, encoder in enumerate(encoders))
-    return _learned((first, second), combiner)
-
-
-def _taken(parameter: Tensor) -> Tensor:
-    """Its gradient, which it has no more."""
-    gradient, parameter.grad = parameter.grad, None
-    assert gradient is not None
-    return gradient
-
-
-def _weights(combiner: TaskCombiner, losses: Sequence[float], versions: Tensor) -> NDArray[np.float64]:
-    if isinstance(combiner, FAMO):
-        return combiner.update(np.array([combiner.numbers(loss) for loss in losses]))
-    assert isinstance(combiner, ByGram)
-    weights = combiner.weights((versions @ versions.T).numpy())
-    combiner.step += 1
-    return weights
+    errors = torch.zeros(len(TASKS), dtype=torch.float64)
+    for task, encoder in encoders.items():
+        errors[task] = tasks.error(task, encoder) / each
+    dist.all_reduce(errors)
+    return _learned((float(errors[0]), float(errors[1])), combiner)
 
 
 def _learned(errors: tuple[float, float], combiner: TaskCombiner | None) -> Learned:
@@ -297,23 +251,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--write", action="store_true", help=f"put the table into {TABLE.name}")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    ranks = "WORLD_SIZE" in os.environ
-    if ranks:
+    if "WORLD_SIZE" in os.environ:
         if options.backend == "mycel":
             import mycel.runtime  # noqa: F401  (registers the backend)
         dist.init_process_group(options.backend)
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     found = {
         method: [train(method, Settings(steps=options.steps, seed=seed)) for seed in range(options.seeds)]
         for method in options.method or METHODS
     }
-    if not ranks or dist.get_rank() == 0:
+    if dist.get_rank() == 0:
         text = table(found)
         print(text, end="")
         if options.write:
             head = f"{options.steps} steps, {options.seeds} seeds, images that were not seen.\n\n"
             TABLE.write_text(head + text, encoding="utf-8")
-    if ranks:
-        dist.destroy_process_group()
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

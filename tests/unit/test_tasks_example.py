@@ -7,6 +7,7 @@ import pytest
 import shared_encoder
 import torch
 from shared_encoder import Equal, Learned, Settings, Tasks, Watched
+from tests.distributed.checks.direct_feedback import alone
 
 from mycel.data_parallel import MGDA, PCGrad
 from mycel.errors import UsageError
@@ -31,7 +32,8 @@ def test_a_picture_of_the_mean_leaves_all_of_the_variance() -> None:
 
 
 def test_the_mean_of_two_tasks_is_the_gradient_of_their_mean_loss() -> None:
-    found = shared_encoder.train("mean", SMALL)
+    with alone():
+        found = shared_encoder.train("mean", SMALL)
     tasks = Tasks(SMALL)
     encoder = tasks.encoders[0]
     encoder_rate = torch.optim.Adam(encoder.parameters(), lr=SMALL.rate)
@@ -50,7 +52,8 @@ def test_the_mean_of_two_tasks_is_the_gradient_of_their_mean_loss() -> None:
 
 
 def test_encoders_of_their_own_learn_without_the_other_task() -> None:
-    found = shared_encoder.train("an encoder each", SMALL)
+    with alone():
+        found = shared_encoder.train("an encoder each", SMALL)
     tasks = Tasks(SMALL)
     optimizer = torch.optim.Adam([*tasks.encoders[1].parameters(), *tasks.heads[1].parameters()], lr=SMALL.rate)
     for step in range(SMALL.steps):
@@ -74,7 +77,7 @@ def test_tables_say_what_was_seen_and_what_was_not() -> None:
     runs = [Learned(errors=(0.1, 0.5), against=0.25), Learned(errors=(0.2, 0.5), against=0.75)]
     made = shared_encoder.table({"mean": runs, "FAMO": [Learned(errors=(0.1, 0.5))]})
     assert "| mean | 15.0 ± 7.1 | 50.0 ± 0.0 | 50 |" in made and "| FAMO | 10.0 | 50.0 |  |" in made
-    with pytest.raises(UsageError, match="no method 'sum'; there are an encoder each, mean"):
+    with alone(), pytest.raises(UsageError, match="no method 'sum'; there are an encoder each, mean"):
         shared_encoder.train("sum", SMALL)
 
 

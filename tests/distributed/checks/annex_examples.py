@@ -129,7 +129,7 @@ def results(rank: int, size: int, encrypted: bool) -> dict[str, Any]:
         "point_clouds": point_clouds(),
         "diffusion_schedule": diffusion_schedule(),
         "encrypted_inference": encrypted_inference(rank, size) if encrypted else {},
-        "tasks": tasks(),
+        "tasks": tasks() if dist.is_initialized() else with_one_rank(tasks),
         "ensemble": ensemble() if dist.is_initialized() else with_one_rank(ensemble),
         "refusals": refusals(size) if size > 1 else [],
     }
