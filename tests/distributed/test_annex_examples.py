@@ -18,13 +18,16 @@ ENCRYPTED = find_spec("tenseal") is not None
 def assert_alike(run_ranks: RunRanks, world_size: int) -> None:
     alone = run_ranks(1, "annex_examples", "results", ENCRYPTED, backend=None)[0]
     ranks = run_ranks(world_size, "annex_examples", "results", ENCRYPTED)
-    for mine in ranks:
+    for rank, mine in enumerate(ranks):
         for name in ("total", "products", "normalised", "count"):
             assert np.allclose(mine["pose"][name], alone["pose"][name], rtol=1e-12, atol=1e-15)
         ours, theirs = mine["reinforcement"], alone["reinforcement"]
         assert ours["steps"] == theirs["steps"] and np.allclose(ours["scores"], theirs["scores"], equal_nan=True)
         assert np.abs(ours["parameters"] - theirs["parameters"]).max() < 1e-9
         assert (ours["parameters"] == ranks[0]["reinforcement"]["parameters"]).all()
+        early = mine["stopped_early"]
+        assert early["steps"] == (32 if rank == 0 else 8) and early["samples"] == 2 * (32 + 8 * (world_size - 1))
+        assert early["off"] < 1e-12
         assert mine["point_clouds"]["trained"] == alone["point_clouds"]["trained"]
         assert np.allclose(mine["point_clouds"]["losses"], alone["point_clouds"]["losses"], rtol=1e-4)
         assert mine["diffusion_schedule"] == alone["diffusion_schedule"]

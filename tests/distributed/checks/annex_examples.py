@@ -44,6 +44,33 @@ def reinforcement(environments: int) -> dict[str, Any]:
     return {"parameters": flat.numpy(), "scores": learned.scores, "steps": learned.steps}
 
 
+def stopped_early(rank: int, size: int) -> dict[str, Any]:
+    """A gradient where all ranks but the first were stopped, and that of the mean over all of their samples."""
+    proximal, route = load("proximal", "route")
+    settings = proximal.Settings(environments=2 * size, horizon=32, minibatch=64 * size, epochs=1)
+    finish = proximal.Finish(dist.HashStore(), 2 if rank == 0 else 0)  # a store of its own: nobody else says a word
+    torch.manual_seed(0)
+    world = route.Routes(proximal.share(settings), seed=1, reward="simple")
+    policy = proximal.Policy(world).double()
+    noise = [np.random.default_rng(n) for n in proximal.share(settings)]
+    rollout, _ = proximal.act(policy, world, noise, settings, finish)
+    wrapped = torch.nn.parallel.DistributedDataParallel(policy)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    samples = proximal.improve(wrapped, optimizer, rollout, np.random.default_rng(0), settings)
+    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    every: list[Any] = [None] * size
+    parts = (rollout.seen, rollout.actions, rollout.chances, proximal.normalised(rollout.gains), rollout.returns)
+    dist.all_gather_object(every, [part.flatten(0, 1) for part in parts])
+    seen, actions, chances, gains, returns = (torch.cat(same) for same in zip(*every, strict=True))
+    policy.zero_grad()
+    choice, worth = policy(seen)
+    ratio = (choice.log_prob(actions) - chances).exp()
+    (0.5 * (worth - returns).square().mean() - (ratio * gains).mean()).backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+    wanted = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    return {"samples": samples, "steps": len(rollout.gains), "off": float((found - wanted).abs().max())}
+
+
 def point_clouds() -> dict[str, Any]:
     """Losses of pre-training and of adapters."""
     (tune_clouds,) = load("tune_clouds")
@@ -126,6 +153,7 @@ def results(rank: int, size: int, encrypted: bool) -> dict[str, Any]:
     return {
         "pose": pose(),
         "reinforcement": reinforcement(4),
+        "stopped_early": stopped_early(rank, size) if size > 1 else {},
         "point_clouds": point_clouds(),
         "diffusion_schedule": diffusion_schedule(),
         "encrypted_inference": encrypted_inference(rank, size) if encrypted else {},
