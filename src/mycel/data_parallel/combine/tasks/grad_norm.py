@@ -7,6 +7,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -95,4 +96,4 @@ class GradNorm(ByLoss):
 
 def _length(bundles: Sequence[Bundle]) -> float:
     squares = [torch.linalg.vector_norm(bundle.flat, dtype=torch.float64).square() for bundle in bundles]
-    return float(sum(float(square) for square in squares)) ** 0.5
+    return math.sqrt(sum(float(square) for square in squares))
