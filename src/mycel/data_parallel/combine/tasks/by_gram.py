@@ -82,7 +82,7 @@ def _spread(flats: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
         heard = flat.new_empty(size * own)
         dist.all_to_all_single(heard, flat, [own] * size, sizes, group=group)
         found[:, index] = heard.view(size, own)
-    return found.view(-1, own)
+    return found.view(size * len(flats), own)
 
 
 def _inner_products(rows: Tensor) -> Tensor:
