@@ -107,3 +107,30 @@ def conclude(
     text = table(read(output))
     print(text)
     write_section(page, name, text)
+
+
+def conclude_parts(
+    output: Path,
+    page: Path,
+    sections: Mapping[str, Callable[[list[dict[str, Any]]], str]],
+    lines: Sequence[Mapping[str, Any]],
+    *,
+    key: str = "part",
+) -> None:
+    """The end of a claim in several parts, of which some were run: the others' lines stay, and all tables are made.
+
+    Args:
+        output: the file of its lines.
+        page: has the sections.
+        sections: what makes each section's text of all lines; no text where its part is not recorded yet.
+        lines: get hardware, commit and time.
+        key: of a line, what part it is of.
+    """
+    shared, run = {"hardware": describe_hardware(), **stamp()}, {line[key] for line in lines}
+    kept = [line for line in read(output) if line[key] not in run]
+    output.unlink(missing_ok=True)
+    append(output, kept + [{**line, **shared} for line in lines])
+    for name, make in sections.items():
+        text = make(read(output))
+        print(text)
+        write_section(page, name, text)

@@ -1,15 +1,16 @@
 """Whether a simple reward survives large mini-batches, as CaRL claims, and a shaped one does not.
 
     python benchmarks/claims/carl.py                    # three seeds, four ranks; about ten minutes
-    python benchmarks/claims/carl.py --only simple      # one reward, or cartpole, or rate
+    python benchmarks/claims/carl.py --only simple      # one reward, or cartpole, rate or slow
     python benchmarks/claims/carl.py --quick            # one seed, few steps; records nothing
 
 Cars follow routes (examples/reinforcement). A row is a reward and a mini-batch: percent of the route that episodes of
 the last fifth of training complete. Mini-batches of 256 are of one rank, of 2,048 of four ranks; results do not
 depend on the number of ranks (tests/distributed/test_annex_examples.py), the time does. The rate of Adam grows with
-the square root of the mini-batch. Rates are environment steps a second, collecting and learning together. Lines
-replace those of the same kind in ``benchmarks/recorded/claims/carl.jsonl``, and the table in docs/concepts/annex.md.
-The reward's terms are ours; the authors' simulator is not used.
+the square root of the mini-batch. Rates are environment steps a second, collecting and learning together; ``slow``
+is the rate of four ranks of which the last takes 5 ms a step more, waited for and stopped when three are through.
+Lines replace those of the same kind in ``benchmarks/recorded/claims/carl.jsonl``, and the table in
+docs/concepts/annex.md. The reward's terms are ours; the authors' simulator is not used.
 
 References:
     B. Jaeger et al., "CaRL: Learning Scalable Planning Policies with Simple Rewards", 2025, arXiv 2504.17838.
@@ -21,7 +22,6 @@ import argparse
 import json
 import statistics
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,7 @@ import torch.distributed as dist
 from digits import run_ranks
 from proximal import Settings
 
-from mycel.bench.measurement import describe_hardware
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "carl.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "annex.md"
@@ -45,7 +44,10 @@ RUNS = {
     "shaped": (("shaped", 256, 1), ("shaped", 2048, 4)),
     "cartpole": (("cartpole", 256, 1),),
     "rate": (("simple", 2048, 1), ("simple", 2048, 2), ("simple", 2048, 4)),
+    "slow": (("simple", 2048, 4),),
 }
+#: Seconds a step that the slow rank takes more, and shares of ranks after which the others stop.
+SLOW_S, PREEMPT = 0.005, (1.0, 0.6)
 #: Updates of a run that is only timed.
 TIMED_UPDATES = 4
 
@@ -56,14 +58,24 @@ def train(task: str, minibatch: int, seed: int, steps: int | None) -> dict[str, 
     return drive.line(task, settings, drive.train(task, settings))
 
 
-def be_rank(task: str, minibatch: int, seeds: int, steps: int | None) -> None:
-    """What every rank does."""
-    import mycel.runtime  # noqa: F401  (registers the backend)
+def with_a_slow_rank(task: str, minibatch: int, steps: int, preempt: float, store: dist.Store) -> dict[str, Any]:
+    """One run in which the last rank is slow."""
+    settings = drive.settings_for(task, minibatch, steps=steps, preempt=preempt)
+    own = dist.PrefixStore(f"slow {preempt}", store)
+    learned = drive.train(task, settings, store=own, slow_s=SLOW_S)
+    whole = settings.samples * len(learned.scores)
+    return {**drive.line(task, settings, learned), "preempt": preempt, "taken": learned.steps / whole}
 
+
+def be_rank(kind: str, task: str, minibatch: int, seeds: int, steps: int | None) -> None:
+    """What every rank does."""
     torch.set_num_threads(1)
-    dist.init_process_group("mycel", timeout=timedelta(seconds=900))
-    for seed in range(seeds):
-        found = train(task, minibatch, seed, steps)
+    store = drive.begin("mycel")
+    if kind == "slow":
+        made = (with_a_slow_rank(task, minibatch, steps or 0, preempt, store) for preempt in PREEMPT)
+    else:
+        made = (train(task, minibatch, seed, steps) for seed in range(seeds))
+    for found in made:
         if dist.get_rank() == 0:
             print(json.dumps(found), flush=True)
     dist.destroy_process_group()
@@ -72,13 +84,13 @@ def be_rank(task: str, minibatch: int, seeds: int, steps: int | None) -> None:
 def lines_of(kind: str, seeds: int, steps: int | None) -> list[dict[str, Any]]:
     """All runs of a kind."""
     lines: list[dict[str, Any]] = []
-    if kind == "rate":
+    if kind in ("rate", "slow"):
         seeds, steps = 1, TIMED_UPDATES * Settings().samples
     for task, minibatch, ranks in RUNS[kind]:
         if ranks == 1:
             lines += [train(task, minibatch, seed, steps) for seed in range(seeds)]
         else:
-            words = [task, str(minibatch), str(seeds), str(steps or 0)]
+            words = [kind, task, str(minibatch), str(seeds), str(steps or 0)]
             lines += run_ranks(ranks, __file__, ["--run", *words], lambda found: print(found, flush=True))
     return [{**line, "kind": kind} for line in lines]
 
@@ -86,7 +98,7 @@ def lines_of(kind: str, seeds: int, steps: int | None) -> list[dict[str, Any]]:
 def table(lines: list[dict[str, Any]]) -> str:
     """A row a task and mini-batch, and one of rates."""
     rows = []
-    judged = [line for line in lines if line["kind"] != "rate"]
+    judged = [line for kind in RUNS for line in lines if line["kind"] == kind and kind not in ("rate", "slow")]
     for task, minibatch, ranks in dict.fromkeys((li["task"], li["minibatch"], li["ranks"]) for li in judged):
         mine = [line for line in judged if (line["task"], line["minibatch"]) == (task, minibatch)]
         scores = [line["score"] for line in mine]
@@ -100,6 +112,13 @@ def table(lines: list[dict[str, Any]]) -> str:
     if timed:
         rates = ", ".join(f"{line['steps_per_s']:.0f} on {line['ranks']}" for line in timed)
         made += f"\nEnvironment steps a second, by ranks on this one machine: {rates}.\n"
+    for line in lines:
+        if line["kind"] == "slow":
+            who = "all wait for it" if line["preempt"] == 1 else f"stopped at {line['preempt']:.0%} of the ranks"
+            made += (
+                f"\nOf {line['ranks']} ranks one slow, {who}: {line['steps_per_s']:.0f} steps a second, "
+                f"{line['taken']:.0%} of the steps taken.\n"
+            )
     return made
 
 
@@ -110,24 +129,18 @@ def main() -> None:
     parser.add_argument("--only", choices=tuple(RUNS), default=None, help="the others' lines stay")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--run", nargs=4, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--run", nargs=5, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.rank:
-        task, minibatch, seeds, steps = options.run
-        be_rank(task, int(minibatch), int(seeds), int(steps) or None)
+        kind, task, minibatch, seeds, steps = options.run
+        be_rank(kind, task, int(minibatch), int(seeds), int(steps) or None)
         return
     if options.quick:
         print(table(lines_of(options.only or "simple", 1, Settings().samples)))
         return
     for kind in (options.only,) if options.only else tuple(RUNS):
-        found = lines_of(kind, options.seeds, None)
-        kept = [line for line in read(OUTPUT) if line["kind"] != kind]
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, kept + [{**line, "hardware": describe_hardware(), **stamp()} for line in found])
-    text = table(sorted(read(OUTPUT), key=lambda line: list(RUNS).index(line["kind"])))
-    print(text)
-    write_section(PAGE, "carl", text)
+        conclude_parts(OUTPUT, PAGE, {"carl": table}, lines_of(kind, options.seeds, None), key="kind")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
 """Confident multiple choice learning: whether members that share examples err less together, and how sure they are.
 
-    python benchmarks/claims/cmcl.py            # five ranks on loopback, five seeds; about four minutes
+    python benchmarks/claims/cmcl.py            # one process, then five ranks on loopback; about two minutes
     python benchmarks/claims/cmcl.py --quick
 
-Five members, one a rank, small networks on 500 images of digits. Top-1 error is that of the mean of their
-probabilities, oracle error the share of images that all of them are wrong about. Bytes are what a rank sends in a
-step, beside what data parallelism of the same network would.
+Five members, small networks on 500 images of digits. Top-1 error is that of the mean of their probabilities, oracle
+error the share of images that all of them are wrong about. All members are in one process, where they learn what they
+would on five ranks, bit for bit (tests/unit/test_ensemble.py). Bytes are what each of five ranks sends in a step,
+counted in a short run on loopback, beside what data parallelism of the same network would.
 
 Rows replace those of the last run in ``benchmarks/recorded/claims/cmcl.jsonl``, and the table in
 docs/guides/tasks_and_ensembles.md.
@@ -31,14 +32,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch
 import torch.distributed as dist
 from digits import Digits, run_ranks, spread
-from torch import nn
+from torch import Tensor, nn
 
 from mycel.data_parallel import Ensemble, EnsembleScores, MultipleChoice
 from record import RECORDED, ROOT, conclude, markdown
 
 OUTPUT = RECORDED / "claims" / "cmcl.jsonl"
 PAGE = ROOT / "docs" / "guides" / "tasks_and_ensembles.md"
-MEMBERS, TRAINED, BATCH, WIDTH, RATE = 5, 500, 50, 24, 1e-2
+MEMBERS, COUNTED_STEPS, TRAINED, BATCH, WIDTH, RATE = 5, 5, 500, 50, 24, 1e-2
 WAYS: dict[str, tuple[MultipleChoice | None, bool]] = {
     "independent": (None, False),
     "MCL, K = 1": (MultipleChoice(beta=0.0), False),
@@ -51,40 +52,51 @@ WAYS: dict[str, tuple[MultipleChoice | None, bool]] = {
 
 
 def train(choice: MultipleChoice | None, seed: int, steps: int, *, shares: bool) -> tuple[EnsembleScores, float]:
-    """Scores on held-out images, and bytes that a rank has sent a step."""
-    digits, ensemble = Digits(seed), Ensemble(choice, seed=seed)
+    """Scores on held-out images, and bytes that a rank has sent a step; members are divided over the ranks."""
+    here = MEMBERS // dist.get_world_size()
+    digits, ensemble = Digits(seed), Ensemble(choice, per_rank=here, seed=seed)
     x, y = digits.train[0][:TRAINED], digits.train[1][:TRAINED]
-    torch.manual_seed(1000 * seed + ensemble.member)
-    early, late = nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU()), nn.Linear(WIDTH, 10)
-    optimizer = torch.optim.Adam([*early.parameters(), *late.parameters()], lr=RATE)
+    members = []
+    for number in range(ensemble.member, ensemble.member + here):
+        torch.manual_seed(1000 * seed + number)
+        members.append((nn.Sequential(nn.Linear(64, WIDTH), nn.ReLU()), nn.Linear(WIDTH, 10)))
+    optimizer = torch.optim.Adam([p for own in members for part in own for p in part.parameters()], lr=RATE)
     order = torch.Generator().manual_seed(seed)  # the same on all members
+
+    def logits(images: Tensor, *, training: bool) -> list[Tensor]:
+        hidden = [early(images) for early, _ in members]
+        mixed = ensemble.share(hidden, training=training) if shares else hidden
+        return [late(h) for h, (_, late) in zip(mixed, members, strict=True)]
+
     for _ in range(steps):
         which = torch.randint(0, TRAINED, (BATCH,), generator=order)
-        hidden = early(x[which])
-        loss = ensemble.loss(late(ensemble.share(hidden) if shares else hidden), y[which])
+        loss = ensemble.loss(logits(x[which], training=True), y[which])
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     sent = ensemble.meter.total() / steps
     with torch.no_grad():
-        hidden = early(digits.test[0])
-        logits = late(ensemble.share(hidden, training=False) if shares else hidden)
-    return ensemble.evaluate(logits, digits.test[1]), sent
+        return ensemble.evaluate(logits(digits.test[0], training=False), digits.test[1]), sent
 
 
-def be_rank(seeds: int, steps: int) -> None:
-    """What every rank does."""
+def be_rank() -> None:
+    """What every rank does: a few steps of each way, for their bytes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    parameters = 64 * WIDTH + WIDTH + 10 * WIDTH + 10
     for name, (choice, shares) in WAYS.items():
-        for seed in range(seeds):
-            scores, sent = train(choice, seed, steps, shares=shares)
-            line = {"way": name, "seed": seed, **asdict(scores), "bytes_per_step": sent}
-            line["data_parallel_bytes"] = 2 * (MEMBERS - 1) / MEMBERS * 4 * parameters
-            if dist.get_rank() == 0:
-                print(json.dumps(line), flush=True)
+        _, sent = train(choice, 0, COUNTED_STEPS, shares=shares)
+        if dist.get_rank() == 0:
+            print(json.dumps({"way": name, "bytes_per_step": sent}), flush=True)
     dist.destroy_process_group()
+
+
+def judged(seed: int, steps: int) -> list[dict[str, Any]]:
+    """A line a way, all members in this process."""
+    lines = []
+    for name, (choice, shares) in WAYS.items():
+        scores, _ = train(choice, seed, steps, shares=shares)
+        lines.append({"way": name, "seed": seed, **asdict(scores)})
+    return lines
 
 
 def table(lines: list[dict[str, Any]]) -> str:
@@ -105,7 +117,15 @@ def table(lines: list[dict[str, Any]]) -> str:
     rows.append(
         ("data parallelism of one member's network", "", "", "", "", f"{lines[0]['data_parallel_bytes']:,.0f}")
     )
-    headings = ("%", "top-1 error", "oracle error", "calibration error", "a member's error", "bytes a step and rank")
+    seeds = len({line["seed"] for line in lines})
+    headings = (
+        f"%, {seeds} seeds",
+        "top-1 error",
+        "oracle error",
+        "calibration error",
+        "a member's error",
+        "bytes a step and rank",
+    )
     return markdown(headings, rows)
 
 
@@ -120,14 +140,23 @@ def main() -> None:
     options.seeds = options.seeds or (1 if options.quick else 5)
     options.steps = options.steps or (100 if options.quick else 500)
     if options.rank:
-        be_rank(options.seeds, options.steps)
+        be_rank()
         return
-    sizes = ["--seeds", str(options.seeds), "--steps", str(options.steps)]
-    lines = run_ranks(MEMBERS, __file__, sizes, lambda line: print(line["way"], line["seed"], flush=True))
-    if options.quick:
-        print(table(lines))
-    else:
-        conclude(OUTPUT, PAGE, "cmcl", lines, table)
+    counted = run_ranks(MEMBERS, __file__, [], lambda line: print(line, flush=True))
+    sent = {line["way"]: line["bytes_per_step"] for line in counted}
+    parameters = 64 * WIDTH + WIDTH + 10 * WIDTH + 10
+    shared = {"data_parallel_bytes": 2 * (MEMBERS - 1) / MEMBERS * 4 * parameters}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    lines: list[dict[str, Any]] = []
+    for seed in range(options.seeds):
+        found = judged(seed, options.steps)
+        lines += [{**line, "bytes_per_step": sent[line["way"]], **shared} for line in found]
+        if options.quick:
+            print(table(lines))
+        else:
+            conclude(OUTPUT, PAGE, "cmcl", lines, table)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples" / "federated"))
 
-import run as example
+import find_anomalies as example
 import torch
 import torch.distributed as dist
 from digits import run_ranks
@@ -31,6 +31,7 @@ from record import RECORDED, ROOT, conclude
 OUTPUT = RECORDED / "claims" / "daef.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "closed_form.md"
 RANKS = 4
+SECTIONS = {"daef": example.table}
 
 
 def be_rank(seeds: int, names: list[str]) -> None:

@@ -36,9 +36,8 @@ from training import interface_bytes, launch, say
 from tune_clouds import WAYS, Settings
 
 import mycel.runtime  # noqa: F401  (registers the backend)
-from mycel.bench.measurement import describe_hardware
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "dapt.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "annex.md"
@@ -48,25 +47,18 @@ COUNTED = (1, 3)
 COUNTED_CLOUDS = 32
 
 
-def accuracies(seeds: int, *, quick: bool) -> list[dict[str, Any]]:
-    """A line a seed and way."""
+def accuracies(seed: int, *, quick: bool) -> list[dict[str, Any]]:
+    """A line a way."""
+    settings = Settings(seed=seed)
+    if quick:
+        settings = replace(settings, pretrain=(40, 2), tune=(20, 3), held_out=20)
+    before = tune_clouds.pretrained(settings)
     lines = []
-    for seed in range(seeds):
-        settings = Settings(seed=seed)
-        if quick:
-            settings = replace(settings, pretrain=(40, 2), tune=(20, 3), held_out=20)
-        before = tune_clouds.pretrained(settings)
-        for way in WAYS:
-            found = tune_clouds.tune(before, way, settings)
-            line = {
-                "kind": "accuracy",
-                "way": way,
-                "seed": seed,
-                "accuracy": found.accuracy,
-                "trained": found.trained,
-            }
-            lines.append(line)
-            print(line, flush=True)
+    for way in WAYS:
+        found = tune_clouds.tune(before, way, settings)
+        shared = {"kind": "accuracy", "way": way, "seed": seed}
+        lines.append({**shared, "accuracy": found.accuracy, "trained": found.trained})
+        print(lines[-1], flush=True)
     return lines
 
 
@@ -106,8 +98,16 @@ def table(lines: list[dict[str, Any]]) -> str:
             counted = (f"{each / 1e3:.1f}", f"{sent['all weights']['interface_bytes'] / each:.1f}")
         gradients = f"{trained[0] / 1e3:.1f}" if trained else "-"
         rows.append((way, shown, gradients, *counted))
+    seeds = len({line["seed"] for line in judged})
     return markdown(
-        ("trained", "accuracy", "KB of gradients", "KB a step by the interface", "times fewer than all weights"), rows
+        (
+            "trained",
+            f"accuracy, {seeds} seeds" if seeds else "accuracy",
+            "KB of gradients",
+            "KB a step by the interface",
+            "times fewer than all weights",
+        ),
+        rows,
     )
 
 
@@ -124,21 +124,17 @@ def main() -> None:
         be_rank()
         return
     if options.quick:
-        print(table(accuracies(1, quick=True)))
+        print(table(accuracies(0, quick=True)))
         return
     found: list[dict[str, Any]] = []
     if options.only != "bytes":
-        found += accuracies(options.seeds, quick=False)
+        for seed in range(options.seeds):
+            found += accuracies(seed, quick=False)
+            conclude_parts(OUTPUT, PAGE, {"dapt": table}, found, key="kind")
     if options.only != "accuracy":
         star = load_topology("star:ranks=2,bandwidth=1 Gbit/s")
         found += launch({"bytes": star}, timeout_s=600)["bytes"]
-    kinds = {line["kind"] for line in found}
-    kept = [line for line in read(OUTPUT) if line["kind"] not in kinds]
-    OUTPUT.unlink(missing_ok=True)
-    append(OUTPUT, kept + [{**line, "hardware": describe_hardware(), **stamp()} for line in found])
-    text = table(read(OUTPUT))
-    print(text)
-    write_section(PAGE, "dapt", text)
+        conclude_parts(OUTPUT, PAGE, {"dapt": table}, found, key="kind")
 
 
 if __name__ == "__main__":

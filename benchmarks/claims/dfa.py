@@ -35,13 +35,12 @@ from digits import Digits, spread
 from torch import Tensor, nn
 
 from mycel.bench import ranks as launcher
-from mycel.bench.measurement import describe_hardware
 from mycel.demo.corpus import load_corpus, sample_batch
 from mycel.parallel import Pipeline
 from mycel.parallel.direct_feedback import DirectFeedback, feedback_bytes
 from mycel.pipeline.known import known_order
 from mycel.topology import load_topology
-from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "dfa.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "closed_form.md"
@@ -105,40 +104,35 @@ def trained(
         optimizer.step()
 
 
-def quality(seeds: int, steps: int, depths: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Lines of the first two parts; one process."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def quality(seed: int, steps: int, depths: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Lines of the first two parts; one process, with a group of its own."""
     lines = []
     for depth in depths:
         for method in METHODS:
-            for seed in range(seeds):
-                digits = Digits(seed)
-                torch.manual_seed(seed)
-                model = nn.Sequential(*hidden(depth), nn.Linear(WIDTH, CLASSES))
-                trained(
-                    model,
-                    method,
-                    lambda step, digits=digits, seed=seed: digits.batch(seed, 0, step, BATCH),
-                    steps,
-                    nn.functional.cross_entropy,
-                )
-                accuracy = 100 * digits.judge(model)[0]
-                lines.append({"part": "digits", "depth": depth, "method": method, "seed": seed, "accuracy": accuracy})
+            digits = Digits(seed)
+            torch.manual_seed(seed)
+            model = nn.Sequential(*hidden(depth), nn.Linear(WIDTH, CLASSES))
+            trained(
+                model,
+                method,
+                lambda step, digits=digits: digits.batch(seed, 0, step, BATCH),
+                steps,
+                nn.functional.cross_entropy,
+            )
+            accuracy = 100 * digits.judge(model)[0]
+            lines.append({"part": "digits", "depth": depth, "method": method, "seed": seed, "accuracy": accuracy})
             print(lines[-1], flush=True)
     text = load_corpus(max_bytes=1 << 20)
     for method in METHODS:
-        for seed in range(seeds):
-            torch.manual_seed(seed)
-            model = nn.Sequential(Reading(64, 64), Attending(64), Attending(64), nn.Linear(64, BYTES))
-            made = torch.Generator().manual_seed(seed)
-            trained(model, method, lambda _, made=made: sample_batch(text.train, 8, 64, made), steps, per_byte)
-            with torch.no_grad():
-                x, y = sample_batch(text.train, 128, 64, torch.Generator().manual_seed(99))
-                loss = float(per_byte(model(x), y))
-            lines.append({"part": "text", "method": method, "seed": seed, "loss": loss})
+        torch.manual_seed(seed)
+        model = nn.Sequential(Reading(64, 64), Attending(64), Attending(64), nn.Linear(64, BYTES))
+        made = torch.Generator().manual_seed(seed)
+        trained(model, method, lambda _, made=made: sample_batch(text.train, 8, 64, made), steps, per_byte)
+        with torch.no_grad():
+            x, y = sample_batch(text.held_out, 128, 64, torch.Generator().manual_seed(99))
+            loss = float(per_byte(model(x), y))
+        lines.append({"part": "text", "method": method, "seed": seed, "loss": loss})
         print(lines[-1], flush=True)
-    dist.destroy_process_group()
     return lines
 
 
@@ -147,15 +141,20 @@ def per_byte(logits: Tensor, target: Tensor) -> Tensor:
     return nn.functional.cross_entropy(logits.reshape(-1, BYTES), target.reshape(-1))
 
 
-def quality_table(lines: list[dict[str, Any]]) -> str:
-    """A row a method, a column a depth, and the text."""
+def quality_table(every: list[dict[str, Any]]) -> str:
+    """A row a method, a column a depth, and the text; no text where nothing is recorded."""
+    lines = [line for line in every if line["part"] != "rate"]
+    if not lines:
+        return ""
     depths = sorted({line["depth"] for line in lines if line["part"] == "digits"})
     rows = []
     for method in METHODS:
         own = [line for line in lines if line.get("method") == method]
         cells = [spread([x["accuracy"] for x in own if x.get("depth") == depth]) for depth in depths]
         rows.append((method, *cells, spread([x["loss"] for x in own if x["part"] == "text"])))
-    return markdown(("digits right, %", *(f"{d} hidden layers" for d in depths), "text: loss a byte, nats"), rows)
+    seeds = len({line["seed"] for line in lines})
+    heads = (f"digits right, %, {seeds} seeds", *(f"{d} hidden layers" for d in depths), "text: loss a byte, nats")
+    return markdown(heads, rows)
 
 
 # -- rate -----------------------------------------------------------------------------------------------------------
@@ -210,13 +209,15 @@ def rate_rank(steps: int) -> None:
 
 
 def rate_table(lines: list[dict[str, Any]]) -> str:
-    """A row a way."""
+    """A row a way; no text where nothing is recorded."""
     rows = [
         (line["way"], f"{1e3 * line['seconds']:.0f} ms", f"{line['back_bytes'] / 1e3:.1f} KB")
         for line in lines
         if line["part"] == "rate"
     ]
-    return markdown(("four stages, 50 Mbit/s", "a step, measured", "sent backwards by all ranks"), rows)
+    return (
+        markdown(("four stages, 50 Mbit/s", "a step, measured", "sent backwards by all ranks"), rows) if rows else ""
+    )
 
 
 def rate(steps: int) -> list[dict[str, Any]]:
@@ -232,34 +233,39 @@ def rate(steps: int) -> list[dict[str, Any]]:
     return lines
 
 
+SECTIONS = {"dfa-quality": quality_table, "dfa-rate": rate_table}
+
+
 def main() -> None:
     """Run and print; also what ranks call."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--part", choices=("quality", "rate"))
     parser.add_argument("--quick", action="store_true", help="one seed, few steps; records nothing")
+    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--rank", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, default=15, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank:
         rate_rank(options.steps)
         return
-    kept = read(OUTPUT)
-    about = {"hardware": describe_hardware(), **stamp()}
+    lines: list[dict[str, Any]] = []
+
+    def conclude() -> None:
+        if options.quick:
+            print("\n".join(make(lines) for make in SECTIONS.values()))
+        else:
+            conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
+
     if options.part != "rate":
-        found = quality(1, 100, (2,)) if options.quick else quality(3, 600, (2, 4, 8))
-        kept = [line for line in kept if line["part"] == "rate"] + [{**line, **about} for line in found]
-        print(quality_table(found))
-        if not options.quick:
-            write_section(PAGE, "dfa-quality", quality_table(found))
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for seed in range(1 if options.quick else options.seeds):
+            lines += quality(seed, 100, (2,)) if options.quick else quality(seed, 600, (2, 4, 8))
+            conclude()
+        dist.destroy_process_group()
     if options.part != "quality":
-        found = rate(3 if options.quick else options.steps)
-        kept = [line for line in kept if line["part"] != "rate"] + [{**line, **about} for line in found]
-        print(rate_table(found))
-        if not options.quick:
-            write_section(PAGE, "dfa-rate", rate_table(found))
-    if not options.quick:
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, kept)
+        lines += rate(3 if options.quick else options.steps)
+        conclude()
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """Encrypted sums of gradients over slow links: bytes, step times with the share of encryption, and losses.
 
-    python benchmarks/claims/encrypted.py            # about five minutes; root, for network namespaces
-    python benchmarks/claims/encrypted.py --quick    # one minute, nothing is recorded
+    python benchmarks/claims/encrypted.py                   # about five minutes; root, for network namespaces
+    python benchmarks/claims/encrypted.py --part digits     # one of timed, judged, digits; the others' lines stay
+    python benchmarks/claims/encrypted.py --quick           # one minute, nothing is recorded
 
 Four ranks behind a switch, links of 50 Mbit/s, a byte-level transformer on the standard library's source, as for
 PowerSGD. ``sums in the clear`` are the same whole numbers without encryption. Then losses of several seeds on
-loopback, where nothing is timed, and, on two ranks, digits. Lines replace those of the last run in
-``benchmarks/recorded/claims/encrypted.jsonl``, and the tables in docs/concepts/encrypted_sums.md.
+loopback, where nothing is timed, and, on two ranks, digits. Lines replace those of the same
+part's last run in ``benchmarks/recorded/claims/encrypted.jsonl``, and the tables in docs/concepts/encrypted_sums.md.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -27,12 +29,12 @@ import training
 from digits import Digits, network
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from training import Sizes, Way, keep, launch, loss_table, say, train
+from training import Sizes, Way, launch, loss_table, say, train
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 from mycel.data_parallel import CompressionPolicy, Encrypted, IntegerSum, Quantised, SumKey, compress
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, markdown, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "encrypted.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "encrypted_sums.md"
@@ -179,10 +181,28 @@ def digits_table(records: list[dict[str, Any]]) -> str:
     return markdown(("digits, held-out loss", *(f"seed {seed}" for seed in seeds)), rows)
 
 
+def of_part(part: str, make: Callable[[list[dict[str, Any]]], str]) -> Callable[[list[dict[str, Any]]], str]:
+    """Makes a table of one part's lines; no text where there are none."""
+
+    def text(lines: list[dict[str, Any]]) -> str:
+        mine = [line for line in lines if line["part"] == part]
+        return make(mine) if mine else ""
+
+    return text
+
+
+SECTIONS = {
+    "encrypted": of_part("timed", table),
+    "encrypted_loss": of_part("judged", loss_table),
+    "encrypted_digits": of_part("digits", digits_table),
+}
+
+
 def main() -> None:
     """Launches the ranks and shows what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few steps, recorded nowhere")
+    parser.add_argument("--part", choices=("timed", "judged", "digits"), default=None, help="the others' lines stay")
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--link", default="50 Mbit/s")
@@ -199,17 +219,14 @@ def main() -> None:
         SumKey.make().save(file)
         sys.argv += ["--key", file]
         slow = load_topology(f"star:ranks={RANKS},bandwidth={options.link}")
-        found = launch({"timed": slow, "judged": RANKS, "digits": 2}, timeout_s=1800)
-    texts = {
-        "encrypted": table(found["timed"]),
-        "encrypted_loss": loss_table(found["judged"]),
-        "encrypted_digits": digits_table(found["digits"]),
-    }
-    print("\n".join(texts.values()))
-    if not options.quick:
-        keep(found, OUTPUT, link=options.link, ranks=RANKS)
-        for name, text in texts.items():
-            write_section(PAGE, name, text)
+        places: dict[str, Any] = {"timed": slow, "judged": RANKS, "digits": 2}
+        asked = {part: place for part, place in places.items() if options.part in (None, part)}
+        found = launch(asked, timeout_s=1800)
+    lines = [{**line, "part": part, "link": options.link} for part, some in found.items() for line in some]
+    if options.quick:
+        print("\n".join(make(lines) for make in SECTIONS.values()))
+    else:
+        conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
 
 
 if __name__ == "__main__":

@@ -223,7 +223,8 @@ def digits_table(lines: list[dict[str, Any]]) -> str:
     for way in dict.fromkeys(line["way"] for line in own):
         some = [line["accuracy"] for line in own if line["way"] == way]
         rows.append((way, *(f"{statistics.mean(column):.1f}" for column in zip(*some, strict=True))))
-    return markdown(("digits right, % at width", *map(str, WIDTHS)), rows)
+    seeds = len({line["seed"] for line in own})
+    return markdown((f"digits right, % at width; {seeds} seeds", *map(str, WIDTHS)), rows)
 
 
 def text_table(lines: list[dict[str, Any]]) -> str:
@@ -252,6 +253,11 @@ def text_table(lines: list[dict[str, Any]]) -> str:
     return markdown(heads, rows)
 
 
+def table(lines: list[dict[str, Any]]) -> str:
+    """Both parts."""
+    return digits_table(lines) + "\n" + text_table(lines)
+
+
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -264,11 +270,10 @@ def main() -> None:
     for seed in range(seeds):
         lines += of_digits(seed, sizes[0])
         lines += of_text(seed, *sizes[1:])
-        print(f"seed {seed} of {seeds} done", flush=True)
-    if options.quick:
-        print(digits_table(lines) + "\n" + text_table(lines))
-        return
-    conclude(OUTPUT, PAGE, "flextron", lines, lambda some: digits_table(some) + "\n" + text_table(some))
+        if options.quick:
+            print(table(lines))
+        else:
+            conclude(OUTPUT, PAGE, "flextron", lines, table)
 
 
 if __name__ == "__main__":

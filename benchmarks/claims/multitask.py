@@ -1,16 +1,17 @@
 """Combiners of tasks on three tasks that share a small trunk, and the bytes that they send beside an all_reduce.
 
-    python benchmarks/claims/multitask.py            # both parts; root, for network namespaces; about five minutes
-    python benchmarks/claims/multitask.py --quick    # both, small; records nothing
+    python benchmarks/claims/multitask.py                   # both parts; root, for namespaces; about five minutes
+    python benchmarks/claims/multitask.py --part quality    # one, which needs no root; the other's lines stay
+    python benchmarks/claims/multitask.py --quick           # both, small; records nothing
 
-*Quality*: three ranks on loopback, each with a task on digits: which digit, whether it is odd, and which digit the
-mirrored image shows. They share one layer of a few units, so that they pull in different directions, and have a head
-each. The same rate of Adam everywhere, which does not see how long a combination is; several seeds.
+*Quality*: three tasks on digits, all on one rank: which digit, whether it is odd, and which digit the mirrored image
+shows. They share one layer of a few units, so that they pull in different directions, and have a head each. The same
+rate of Adam everywhere, which does not see how long a combination is; several seeds.
 
 *Bytes*: three ranks behind a switch, links of 50 Mbit/s; what leaves a rank's interface for one combination, beside
 ``all_reduce`` of as many numbers in the same run.
 
-Rows replace those of the last run in ``benchmarks/recorded/claims/multitask.jsonl``, and the tables in
+Rows replace those of the same part's last run in ``benchmarks/recorded/claims/multitask.jsonl``, and the tables in
 docs/guides/tasks_and_ensembles.md.
 
 References:
@@ -31,14 +32,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from digits import Digits, spread
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from training import interface_bytes, launch, say
 
 import mycel.runtime  # noqa: F401  (registers the backend)
-from mycel.bench.measurement import describe_hardware
 from mycel.comm.bundle import Bundle
 from mycel.data_parallel import (
     FAMO,
@@ -46,26 +48,42 @@ from mycel.data_parallel import (
     MGDA,
     AlignedMTL,
     CAGrad,
-    Combiner,
     GradNorm,
     GradVac,
-    Mean,
     NashMTL,
     PCGrad,
     UncertaintyWeighting,
     UPGrad,
-    combine_now,
+    combine_tasks,
 )
+from mycel.data_parallel.combine.tasks import ByGram, TaskCombiner
 from mycel.topology.load import load_topology
-from record import RECORDED, ROOT, append, markdown, stamp, write_section
+from record import RECORDED, ROOT, conclude_parts, markdown
 
 OUTPUT = RECORDED / "claims" / "multitask.jsonl"
 PAGE = ROOT / "docs" / "guides" / "tasks_and_ensembles.md"
 TASKS = ("digit", "parity", "mirrored digit")
 CLASSES = (10, 2, 10)
 WIDTH, BATCH, RATE = 10, 64, 5e-3
-METHODS: dict[str, Callable[[], Combiner]] = {
-    "mean": Mean,
+
+
+def of_task(task: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Images and labels as a task has them."""
+    if task == 1:
+        return x, y % 2
+    return (x.view(-1, 8, 8).flip(2).reshape(-1, 64), y) if task == 2 else (x, y)
+
+
+class Equal(ByGram):
+    """The mean."""
+
+    def weights(self, gram: NDArray[np.float64]) -> NDArray[np.float64]:
+        """See ``ByGram``."""
+        return np.full(len(gram), 1 / len(gram))
+
+
+METHODS: dict[str, Callable[[], TaskCombiner]] = {
+    "mean": Equal,
     "MGDA": MGDA,
     "MGDA, normalised": lambda: MGDA(normalised=True),
     "PCGrad": PCGrad,
@@ -81,37 +99,29 @@ METHODS: dict[str, Callable[[], Combiner]] = {
 }
 
 
-def of_task(task: int, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Images and labels as a task has them."""
-    if task == 1:
-        return x, y % 2
-    return (x.view(-1, 8, 8).flip(2).reshape(-1, 64), y) if task == 2 else (x, y)
-
-
-def errors_of(make: Callable[[], Combiner], seed: int, steps: int) -> list[float]:
+def errors_of(make: Callable[[], TaskCombiner], seed: int, steps: int) -> list[float]:
     """Held-out errors of every task after training, in percent."""
-    task, digits = dist.get_rank(), Digits(seed)
+    digits = Digits(seed)
     torch.manual_seed(seed)
     trunk = nn.Sequential(nn.Linear(64, WIDTH), nn.Tanh())
-    heads = [nn.Linear(WIDTH, classes) for classes in CLASSES]  # all of them, so that seeds are those of one process
-    model = nn.Sequential(trunk, heads[task])
-    optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+    heads = [nn.Linear(WIDTH, classes) for classes in CLASSES]
+    optimizer = torch.optim.Adam([p for part in (trunk, *heads) for p in part.parameters()], lr=RATE)
     combiner = make()
     for step in range(steps):
-        x, y = of_task(task, *digits.batch(seed, 0, step, BATCH))
-        loss = nn.functional.cross_entropy(model(x), y)
-        if isinstance(combiner, FAMO | GradNorm | UncertaintyWeighting):
-            combiner.tell(loss)
+        images, labels = digits.batch(seed, 0, step, BATCH)
+        losses = []
+        for task, head in enumerate(heads):
+            x, y = of_task(task, images, labels)
+            losses.append(nn.functional.cross_entropy(head(trunk(x)), y))
         optimizer.zero_grad()
-        loss.backward()
-        combine_now(trunk.parameters(), combiner)
+        combine_tasks(losses, trunk.parameters(), combiner)
         optimizer.step()
-    x, y = of_task(task, *digits.test)
-    with torch.no_grad():
-        own = torch.tensor([100 * float((model(x).argmax(1) != y).float().mean())])
-    every = [torch.empty_like(own) for _ in TASKS]
-    dist.all_gather(every, own)
-    return [round(float(error), 4) for error in every]
+    found = []
+    for task, head in enumerate(heads):
+        x, y = of_task(task, *digits.test)
+        with torch.no_grad():
+            found.append(round(100 * float((head(trunk(x)).argmax(1) != y).float().mean()), 4))
+    return found
 
 
 def bytes_of(count: int, repeats: int) -> list[dict[str, Any]]:
@@ -145,22 +155,27 @@ def bytes_of(count: int, repeats: int) -> list[dict[str, Any]]:
     ]
 
 
-def work(options: argparse.Namespace) -> None:
-    """What each rank does."""
+def be_rank(repeats: int) -> None:
+    """What each rank does for the bytes."""
     torch.set_num_threads(1)
-    wired = options.worker == "bytes"
-    dist.init_process_group("mycel" if wired else "gloo", timeout=timedelta(seconds=120))
-    if wired:
-        say(bytes_of(1_000_000, 3 if options.quick else 9))
-    else:
-        for name, make in METHODS.items():
-            for seed in range(options.seeds):
-                say([{"method": name, "seed": seed, "errors": errors_of(make, seed, options.steps)}])
+    dist.init_process_group("mycel", timeout=timedelta(seconds=120))
+    say(bytes_of(1_000_000, repeats))
     dist.destroy_process_group()
 
 
-def table(lines: list[dict[str, Any]]) -> str:
+def judged(seed: int, steps: int) -> list[dict[str, Any]]:
+    """A line a method."""
+    return [
+        {"part": "quality", "method": name, "seed": seed, "errors": errors_of(make, seed, steps)}
+        for name, make in METHODS.items()
+    ]
+
+
+def table(every: list[dict[str, Any]]) -> str:
     """A row a method: errors of the tasks, of the worst one, and the mean beside that of ``mean``."""
+    lines = [line for line in every if line["part"] == "quality"]
+    if not lines:
+        return ""
     base = statistics.mean(statistics.mean(line["errors"]) for line in lines if line["method"] == "mean")
     rows = []
     for name in dict.fromkeys(line["method"] for line in lines):
@@ -168,11 +183,15 @@ def table(lines: list[dict[str, Any]]) -> str:
         mean = statistics.mean(statistics.mean(errors) for errors in mine)
         each = (spread([errors[task] for errors in mine]) for task in range(len(TASKS)))
         rows.append((name, *each, spread([max(errors) for errors in mine]), f"{mean - base:+.2f}"))
-    return markdown(("errors, %", *TASKS, "worst task", "mean, beside the mean's"), rows)
+    seeds = len({line["seed"] for line in lines})
+    return markdown((f"errors, %, {seeds} seeds", *TASKS, "worst task", "mean, beside the mean's"), rows)
 
 
-def bytes_table(lines: list[dict[str, Any]]) -> str:
+def bytes_table(every: list[dict[str, Any]]) -> str:
     """Bytes beside the formula."""
+    lines = [line for line in every if line["part"] == "bytes"]
+    if not lines:
+        return ""
     rows = [
         (
             line["what"],
@@ -187,10 +206,14 @@ def bytes_table(lines: list[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
+SECTIONS = {"multitask": table, "multitask_bytes": bytes_table}
+
+
 def main() -> None:
     """Launches the ranks and shows what they found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one seed, few steps, recorded nowhere")
+    parser.add_argument("--part", choices=("quality", "bytes"), default=None, help="the other's lines stay")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--steps", type=int, default=None)
     parser.add_argument("--worker", default=None, help=argparse.SUPPRESS)
@@ -198,18 +221,27 @@ def main() -> None:
     options.seeds = options.seeds or (1 if options.quick else 5)
     options.steps = options.steps or (60 if options.quick else 400)
     if options.worker:
-        work(options)
+        be_rank(3 if options.quick else 9)
         return
-    slow = load_topology("star:ranks=3,bandwidth=50 Mbit/s")
-    found = launch({"quality": 3, "bytes": slow}, timeout_s=1800)
-    texts = {"multitask": table(found["quality"]), "multitask_bytes": bytes_table(found["bytes"])}
-    print("\n".join(texts.values()))
-    if not options.quick:
-        common = {"hardware": describe_hardware(), **stamp()}
-        OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, [{**line, **common} for part in found.values() for line in part])
-        for name, text in texts.items():
-            write_section(PAGE, name, text)
+    lines: list[dict[str, Any]] = []
+
+    def conclude() -> None:
+        if options.quick:
+            print("\n".join(make(lines) for make in SECTIONS.values()))
+        else:
+            conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
+
+    if options.part != "bytes":
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for seed in range(options.seeds):
+            lines += judged(seed, options.steps)
+            conclude()
+        dist.destroy_process_group()
+    if options.part != "quality":
+        found = launch({"bytes": load_topology("star:ranks=3,bandwidth=50 Mbit/s")}, timeout_s=600)["bytes"]
+        lines += [{"part": "bytes", **line} for line in found]
+        conclude()
 
 
 if __name__ == "__main__":

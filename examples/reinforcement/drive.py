@@ -4,6 +4,7 @@ torchrun --nproc-per-node 4 examples/reinforcement/drive.py --minibatch 2048
 python examples/reinforcement/drive.py --reward shaped
 python examples/reinforcement/drive.py --task cartpole
 python examples/reinforcement/drive.py --write            # both rewards, two mini-batches, the pole: table.md
+torchrun --nproc-per-node 4 examples/reinforcement/drive.py --slow-ms 5 --preempt 0.6    # the last rank is slow
 
 Ranks exchange gradients of mini-batches, by DDP over mycel; three numbers an update normalise the advantages.
 """
@@ -12,15 +13,18 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from poles import Poles
-from proximal import Learned, Settings, World, learn
+from proximal import Array, Learned, Settings, World, learn
 from route import Reward, Routes
 
 TABLE = Path(__file__).with_name("table.md")
@@ -43,12 +47,41 @@ def settings_for(task: str, minibatch: int, **others: Any) -> Settings:
     return Settings(**{**own, "minibatch": minibatch, **others})
 
 
-def train(task: str, settings: Settings) -> Learned:
-    """A reward of the route, or ``cartpole``."""
+class Slowed:
+    """Environments that take longer, as a simulator on a busy machine does."""
+
+    def __init__(self, world: World, seconds: float) -> None:
+        self._world, self._seconds = world, seconds
+        self.observations, self.actions, self.discrete = world.observations, world.actions, world.discrete
+
+    def observe(self) -> Array:
+        """See ``World``."""
+        return self._world.observe()
+
+    def step(self, actions: Array) -> tuple[Array, NDArray[np.bool_], Array]:
+        """See ``World``; later."""
+        time.sleep(self._seconds)
+        return self._world.step(actions)
+
+
+def begin(backend: str) -> dist.Store:
+    """Make the process group of what torchrun has started, and a store for what else ranks tell each other."""
+    if backend == "mycel":
+        import mycel.runtime  # noqa: F401  (registers the backend)
+    store, rank, size = next(dist.rendezvous("env://"))
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    return store
+
+
+def train(task: str, settings: Settings, *, store: dist.Store | None = None, slow_s: float = 0.0) -> Learned:
+    """A reward of the route, or ``cartpole``; the last rank's environments take ``slow_s`` a step more."""
     make: Callable[[Sequence[int]], World] = partial(Routes, seed=settings.seed, reward=task)
     if task == "cartpole":
         make = partial(Poles, seed=settings.seed)
-    return learn(make, settings)[1]
+    is_last = dist.is_initialized() and dist.get_rank() == dist.get_world_size() - 1
+    if slow_s and is_last:
+        return learn(lambda numbers: Slowed(make(numbers), slow_s), settings, store)[1]
+    return learn(make, settings, store)[1]
 
 
 def line(task: str, settings: Settings, learned: Learned) -> dict[str, Any]:
@@ -85,16 +118,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minibatch", type=int, default=256, help="samples over all ranks")
     parser.add_argument("--environments", type=int, default=16, help="over all ranks")
     parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--slow-ms", type=float, default=0.0, help="that the last rank's environments take longer")
+    parser.add_argument("--preempt", type=float, default=1.0, help="share of ranks that are through when others stop")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--write", action="store_true", help=f"train everything that is in {TABLE.name}")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     ranks = "WORLD_SIZE" in os.environ
-    if ranks:
-        if options.backend == "mycel":
-            import mycel.runtime  # noqa: F401  (registers the backend)
-        dist.init_process_group(options.backend)
-    shared: dict[str, Any] = {"environments": options.environments, "seed": options.seed}
+    store = begin(options.backend) if ranks else None
+    shared: dict[str, Any] = {"environments": options.environments, "seed": options.seed, "preempt": options.preempt}
     shared |= {"steps": options.steps} if options.steps else {}
     asked = [(options.reward if options.task == "route" else "cartpole", options.minibatch)]
     if options.write:
@@ -102,7 +134,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines = []
     for task, minibatch in asked:
         settings = settings_for(task, minibatch, **shared)
-        learned = train(task, settings)
+        own = None if store is None else dist.PrefixStore(f"{task} {minibatch}", store)
+        learned = train(task, settings, store=own, slow_s=options.slow_ms / 1e3)
         lines.append(line(task, settings, learned))
         if not ranks or dist.get_rank() == 0:
             print(f"{task}: {learned.steps / learned.seconds:.0f} environment steps a second", flush=True)

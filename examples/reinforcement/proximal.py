@@ -4,10 +4,14 @@ Every environment draws the noise of its actions from its own number, mini-batch
 environments, and advantages are normalised over all ranks by one sum of three numbers. What differs between one rank
 with four environments and four with one each is the order of additions, in float64.
 
+Where some ranks' environments are slow, ``preempt`` has them stop when most others are through: nobody waits for the
+slowest, samples that are missing are missing from the means, and results depend on who was how fast.
+
 References:
     J. Schulman et al., "Proximal Policy Optimization Algorithms", 2017, arXiv 1707.06347.
     J. Schulman et al., "High-Dimensional Continuous Control Using Generalized Advantage Estimation", ICLR 2016.
     B. Jaeger et al., "CaRL", 2025, arXiv 2504.17838 (mini-batches that grow with the ranks).
+    E. Wijmans et al., "DD-PPO", ICLR 2020, arXiv 1911.00357, section 3 (pre-emption of stragglers).
 """
 
 from __future__ import annotations
@@ -61,7 +65,8 @@ class Settings:
         clip: of the ratio of probabilities.
         entropy: weight of the policy's entropy.
         steps: of all environments together.
-        seed: decides everything.
+        preempt: share of ranks that are through with their steps when the others stop; with 1 nobody is stopped.
+        seed: decides everything, unless ranks are stopped.
     """
 
     environments: int = 16
@@ -74,6 +79,7 @@ class Settings:
     clip: float = 0.2
     entropy: float = 0.0
     steps: int = 61_440
+    preempt: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,6 +88,8 @@ class Settings:
                 f"a mini-batch of {self.minibatch} samples: it has the same steps of all {self.environments} "
                 f"environments, so it is a multiple of that, and at most {self.samples}"
             )
+        if not 0 < self.preempt <= 1:
+            raise UsageError(f"preempt {self.preempt}: a share of the ranks, above 0 and at most 1")
 
     @property
     def samples(self) -> int:
@@ -147,7 +155,7 @@ class Policy(nn.Module):
 
 @dataclass(slots=True)
 class Rollout:
-    """Steps of this rank's environments, ``[horizon, environments, ...]``."""
+    """Steps of this rank's environments, ``[steps, environments, ...]``; fewer than the horizon if it was stopped."""
 
     seen: Tensor
     actions: Tensor
@@ -172,17 +180,55 @@ def share(settings: Settings) -> range:
     return range(rank * each, (rank + 1) * each)
 
 
-def learn(make: Callable[[Sequence[int]], World], settings: Settings) -> tuple[Policy, Learned]:
+class Finish:
+    """Ranks say in a store that they are through; the others look, and need not wait for each other.
+
+    Args:
+        store: that all ranks have; a prefix of its own.
+        ranks: how many of them have to be through.
+    """
+
+    #: Steps between two looks, each a message there and back.
+    EVERY = 4
+
+    def __init__(self, store: dist.Store, ranks: int) -> None:
+        self._store, self._ranks = store, ranks
+        self._update = 0
+
+    def is_near(self, step: int, horizon: int) -> bool:
+        """Whether to stop before this step; not in the first quarter, so that every rank contributes."""
+        if step < horizon / 4 or step % self.EVERY:
+            return False
+        return self._store.add(str(self._update), 0) >= self._ranks
+
+    def through(self) -> None:
+        """This rank's steps of the update are done, or were stopped; the next ones are of the next update."""
+        self._store.add(str(self._update), 1)
+        self._update += 1
+
+
+def learn(
+    make: Callable[[Sequence[int]], World], settings: Settings, store: dist.Store | None = None
+) -> tuple[Policy, Learned]:
     """Train on all ranks of the default group, or alone.
 
     Args:
         make: environments from their numbers.
         settings: of the training.
+        store: where ranks say that they are through; needed where they may be stopped.
 
     Raises:
-        UsageError: environments cannot be divided among the ranks.
+        UsageError: environments cannot be divided among the ranks, or there is no store.
     """
     numbers = share(settings)
+    size = _rank_and_size()[1]
+    finish = None
+    if settings.preempt < 1 and size > 1:
+        if store is None:
+            raise UsageError(
+                "preempt below 1: ranks say in a store that they are through; give learn(..., store=...)"
+            )
+        finish = Finish(store, math.ceil(settings.preempt * size))
     world = make(numbers)
     torch.manual_seed(settings.seed)
     policy = Policy(world).double()
@@ -198,18 +244,21 @@ def learn(make: Callable[[Sequence[int]], World], settings: Settings) -> tuple[P
         for group in optimizer.param_groups:
             group["lr"] = settings.rate * (1 - update / updates)
         started = time.perf_counter()
-        rollout, scores = act(policy, world, noise, settings)
+        rollout, scores = act(policy, world, noise, settings, finish)
         learned.acting_s += time.perf_counter() - started
         learned.scores.append(mean_over_ranks(scores))
-        improve(wrapped, optimizer, rollout, shuffle, settings)
-        learned.steps += settings.samples
+        learned.steps += improve(wrapped, optimizer, rollout, shuffle, settings)
     learned.seconds = time.perf_counter() - begin
     return policy, learned
 
 
 @torch.no_grad()
 def act(
-    policy: Policy, world: World, noise: Sequence[np.random.Generator], settings: Settings
+    policy: Policy,
+    world: World,
+    noise: Sequence[np.random.Generator],
+    settings: Settings,
+    finish: Finish | None = None,
 ) -> tuple[Rollout, list[float]]:
     """Step the environments, and work out what was gained; with the scores of episodes that ended."""
     horizon, count = settings.horizon, len(noise)
@@ -222,7 +271,11 @@ def act(
     chances, worth = torch.zeros(horizon, count, dtype=torch.float64), torch.zeros(horizon + 1, count).double()
     rewards, overs = np.zeros((horizon, count)), np.zeros((horizon, count), np.bool_)
     scores: list[float] = []
+    done = horizon
     for step in range(horizon):
+        if finish is not None and finish.is_near(step, horizon):
+            done = step
+            break
         seen[step] = torch.from_numpy(world.observe())
         choice, worth[step] = policy(seen[step])
         if policy.discrete:
@@ -233,10 +286,12 @@ def act(
         chances[step] = choice.log_prob(actions[step])
         rewards[step], overs[step], ended = world.step(actions[step].numpy())
         scores += ended[~np.isnan(ended)].tolist()
-    worth[horizon] = policy(torch.from_numpy(world.observe()))[1]
+    if finish is not None:
+        finish.through()
+    worth[done] = policy(torch.from_numpy(world.observe()))[1]
     gains, running = torch.zeros_like(chances), torch.zeros(count, dtype=torch.float64)
     goes_on = torch.from_numpy(1.0 - overs)
-    for step in reversed(range(horizon)):
+    for step in reversed(range(done)):
         next_worth = settings.discount * worth[step + 1] * goes_on[step]
         running = (
             torch.from_numpy(rewards[step])
@@ -245,7 +300,8 @@ def act(
             + settings.discount * settings.smoothing * goes_on[step] * running
         )
         gains[step] = running
-    return Rollout(seen, actions, chances, gains, gains + worth[:-1]), scores
+    taken = (x[:done] for x in (seen, actions, chances, gains, gains + worth[:-1]))
+    return Rollout(*taken), scores
 
 
 def improve(
@@ -254,24 +310,44 @@ def improve(
     rollout: Rollout,
     shuffle: np.random.Generator,
     settings: Settings,
-) -> None:
-    """A few epochs over the steps that were taken; mini-batches are the same steps of all ranks' environments."""
+) -> int:
+    """A few epochs over the steps that were taken; mini-batches are the same steps of all ranks' environments.
+
+    DDP takes the mean over ranks; a mini-batch's samples count alike whichever ranks have how many of them.
+
+    Returns:
+        Samples of all ranks.
+    """
     gains = normalised(rollout.gains)
     times = settings.minibatch // settings.environments
+    done, count = torch.tensor(steps_of_ranks(rollout)), rollout.gains.shape[1]
     for _ in range(settings.epochs):
         order = torch.from_numpy(shuffle.permutation(settings.horizon))
-        for chosen in order.split(times):
+        for steps in order.split(times):
+            samples = count * int((steps[:, None] < done).sum())  # of all ranks
+            chosen = steps[steps < len(rollout.gains)]  # this rank may have none, and goes through DDP all the same
             seen, actions = rollout.seen[chosen].flatten(0, 1), rollout.actions[chosen].flatten(0, 1)
             choice, worth = wrapped(seen)
             ratio = (choice.log_prob(actions) - rollout.chances[chosen].flatten()).exp()
             gain = gains[chosen].flatten()
-            gained = torch.minimum(ratio * gain, ratio.clamp(1 - settings.clip, 1 + settings.clip) * gain).mean()
-            missed = (worth - rollout.returns[chosen].flatten()).pow(2).mean()
-            loss = 0.5 * missed - gained - settings.entropy * choice.entropy().mean()
+            gained = torch.minimum(ratio * gain, ratio.clamp(1 - settings.clip, 1 + settings.clip) * gain).sum()
+            missed = (worth - rollout.returns[chosen].flatten()).pow(2).sum()
+            loss = (0.5 * missed - gained - settings.entropy * choice.entropy().sum()) * (len(done) / samples)
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(wrapped.parameters(), 0.5)
             optimizer.step()
+    return count * int(done.sum())
+
+
+def steps_of_ranks(rollout: Rollout) -> list[int]:
+    """How many steps each rank has taken of each of its environments."""
+    rank, size = _rank_and_size()
+    steps = torch.zeros(size, dtype=torch.int64)
+    steps[rank] = len(rollout.gains)
+    if dist.is_initialized():
+        dist.all_reduce(steps)
+    return steps.tolist()
 
 
 def normalised(gains: Tensor) -> Tensor:

@@ -33,6 +33,13 @@ def test_in_training(run_ranks: RunRanks) -> None:
         assert found and not wrong, f"rank {rank}: {wrong}"
 
 
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.long)])
+def test_several_tasks_a_rank(run_ranks: RunRanks, world_size: int) -> None:
+    for rank, found in enumerate(run_ranks(world_size, "tasks", "several", backend="gloo")):
+        wrong = {case: error for case, error in found.items() if not error < 2e-4}
+        assert len(found) == 34 and not wrong, f"rank {rank}: {wrong}"
+
+
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_shards_of_replicas(run_ranks: RunRanks, world_size: int) -> None:
     for rank, found in enumerate(run_ranks(world_size, "tasks", "shards", backend="gloo")):

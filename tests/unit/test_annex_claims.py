@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,17 +15,43 @@ import record
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
 
 CLAIMS = (
-    "carl", "cmcl", "dapt", "flexiffusion", "karma", "lasp", "msgemm", "multitask", "patrickstar", "tls_pose",
-    "yuan_lfa",
+    "carl", "cmcl", "daef", "dapt", "dfa", "encrypted", "flexiffusion", "flextron", "karma", "lasp", "msgemm",
+    "multitask", "patrickstar", "tls_pose", "yuan_lfa",
 )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CLAIMS)
 def test_tables_in_the_page_are_those_of_the_recorded_lines(name: str) -> None:
+    """Of every section of a claim; where nothing is recorded the page says so."""
     claim = importlib.import_module(name)
     lines = record.read(claim.OUTPUT)
     page = claim.PAGE.read_text(encoding="utf-8")
-    assert record.with_section(page, name, claim.table(lines) if lines else "") == page
+    sections = getattr(claim, "SECTIONS", None) or {name: claim.table}
+    for section, make in sections.items():
+        assert record.with_section(page, section, make(lines) if lines else "") == page, section
+
+
+def test_every_claim_of_the_annex_is_looked_at() -> None:
+    page = (record.ROOT / "docs" / "concepts" / "annex.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"benchmarks/claims/(\w+)\.py", page))
+    assert len(named) > 10 and named <= set(CLAIMS)
+
+
+def test_parts_that_were_not_run_keep_their_lines(tmp_path: Path) -> None:
+    page, output = tmp_path / "page.md", tmp_path / "lines.jsonl"
+    page.write_text("<!-- a:begin -->\n<!-- a:end -->\n<!-- b:begin -->\n<!-- b:end -->\n")
+
+    def shown(part: str) -> Callable[[list[dict[str, Any]]], str]:
+        return lambda lines: "".join(f"{line['value']}\n" for line in lines if line["part"] == part)
+
+    sections = {name: shown(name) for name in "ab"}
+    record.conclude_parts(output, page, sections, [{"part": "a", "value": 1}, {"part": "b", "value": 2}])
+    record.conclude_parts(output, page, sections, [{"part": "b", "value": 3}])
+    assert [(line["part"], line["value"]) for line in record.read(output)] == [("a", 1), ("b", 3)]
+    assert "begin -->\n1\n<!-- a" in page.read_text() and "begin -->\n3\n<!-- b" in page.read_text()
+    output.unlink()
+    record.conclude_parts(output, page, sections, [{"part": "a", "value": 4}])
+    assert f"<!-- b:begin -->\n{record.NOT_MEASURED}<!-- b:end -->" in page.read_text()
 
 
 def test_a_deviation_too_far_from_the_bound_is_said() -> None:

@@ -6,9 +6,12 @@ from itertools import combinations
 
 import pytest
 import torch
+import torch.distributed as dist
+from tests.rank_threads import on_ranks
 from torch import Tensor
 from torch.nn import functional
 
+from mycel.data_parallel.ensemble import Ensemble, EnsembleScores
 from mycel.data_parallel.ensemble.choice import MultipleChoice, choose, measures
 from mycel.data_parallel.ensemble.scores import score
 from mycel.errors import UsageError
@@ -72,3 +75,74 @@ def test_what_makes_no_sense_is_refused() -> None:
         MultipleChoice(beta=-1.0)
     with pytest.raises(UsageError, match="neither 'exact' nor"):
         MultipleChoice(labels="drawn")  # type: ignore[arg-type]
+
+
+# -- several members a rank ---------------------------------------------------------------------------------------
+
+
+def trained(rank: int, group: dist.ProcessGroup, choice: MultipleChoice | None, *, shares: bool) -> list[Tensor]:
+    """Weights of this rank's members, of four over all ranks, after three steps, and scores."""
+    here = 4 // group.size()
+    members = []
+    for number in range(rank * here, (rank + 1) * here):
+        made = torch.Generator().manual_seed(number)
+        members.append([torch.randn(5, 3, generator=made).requires_grad_(True) for _ in range(2)])
+    ensemble = Ensemble(choice, group=group, per_rank=here, seed=3)
+    x, y = torch.randn(8, 5, generator=torch.Generator().manual_seed(9)), torch.arange(8) % 3
+
+    def logits(*, training: bool) -> list[Tensor]:
+        hidden = [x @ first for first, _ in members]
+        mixed = ensemble.share(hidden, training=training) if shares else hidden
+        return [h @ last[:3] for h, (_, last) in zip(mixed, members, strict=True)]
+
+    for _ in range(3):
+        loss = ensemble.loss(logits(training=True), y)
+        loss.backward()
+        for weights in members:
+            for own in weights:
+                with torch.no_grad():
+                    own -= 0.5 * own.grad
+                own.grad = None
+    scores: EnsembleScores = ensemble.evaluate(logits(training=False), y)
+    told = torch.tensor([scores.top1_error, scores.oracle_error, scores.calibration_error, *scores.member_errors])
+    return [*[own.detach() for weights in members for own in weights], told]
+
+
+@pytest.mark.parametrize("labels", ["exact", "stochastic", None])
+def test_members_learn_the_same_whatever_ranks_they_are_on(labels: str | None) -> None:
+    choice = None if labels is None else MultipleChoice(overlap=2, labels=labels)
+    apart = on_ranks(4, lambda rank, group: trained(rank, group, choice, shares=False))
+    wanted = [own for found in apart for own in found[:-1]]
+    assert not torch.equal(wanted[0], wanted[2])
+    for size in (1, 2):
+        ranks = on_ranks(size, lambda rank, group: trained(rank, group, choice, shares=False))
+        together = [own for found in ranks for own in found[:-1]]
+        assert all(torch.equal(a, b) for a, b in zip(together, wanted, strict=True))
+        assert all(torch.equal(found[-1], apart[0][-1]) for found in ranks)
+
+
+def test_shared_features_are_the_same_whatever_ranks_members_are_on() -> None:
+    choice = MultipleChoice(overlap=3)
+    apart = on_ranks(4, lambda rank, group: trained(rank, group, choice, shares=True))
+    for size in (1, 2):
+        ranks = on_ranks(size, lambda rank, group: trained(rank, group, choice, shares=True))
+        for a, b in zip([o for f in ranks for o in f[:-1]], [o for f in apart for o in f[:-1]], strict=True):
+            assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_ranks_with_other_numbers_of_members_are_told() -> None:
+    def be(rank: int, group: dist.ProcessGroup) -> str:
+        ensemble = Ensemble(MultipleChoice(), group=group, per_rank=1 + rank)
+        with pytest.raises(UsageError) as told:
+            ensemble.loss([torch.zeros(3, 2)] * (1 + rank), torch.zeros(3, dtype=torch.int64))
+        return str(told.value)
+
+    for rank, told in enumerate(on_ranks(2, be)):
+        assert (
+            told.startswith("ranks have [1, 2] members: all of them have as many")
+            and f"rank {rank}, {1 + rank}" in told
+        )
+    with pytest.raises(UsageError, match=r"logits of 1 member\(s\), and this rank has 2"):
+        on_ranks(1, lambda _, group: Ensemble(group=group, per_rank=2).loss(torch.zeros(3, 2), torch.zeros(3).long()))
+    with pytest.raises(UsageError, match="overlap 5 of 4 members"):
+        on_ranks(2, lambda _, group: Ensemble(MultipleChoice(overlap=5), group=group, per_rank=2))

@@ -13,6 +13,7 @@ import numpy as np
 import proximal
 import pytest
 import torch
+import torch.distributed as dist
 from poles import Poles
 from proximal import Settings
 from route import ALLOWED, PENALTY, Routes
@@ -172,3 +173,69 @@ def test_a_table_names_scores_by_what_they_are() -> None:
     made = drive.table(lines)
     assert "50.0 % of the route" in made and "50 steps of 500" in made
     assert lines[0]["steps_per_s"] == 50.0
+
+
+# -- ranks that are stopped ---------------------------------------------------------------------------------------
+
+
+def stopped_at(step: int) -> proximal.Finish:
+    """Says that enough ranks are through from a step on."""
+    finish = proximal.Finish(dist.HashStore(), 0)
+    finish.EVERY = step
+    return finish
+
+
+class Recording(Routes):
+    """Notes what was gained, and what ended."""
+
+    def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        made = super().step(actions)
+        self.last = made[0].copy(), made[1].copy()
+        return made
+
+
+def test_a_rank_that_is_stopped_has_what_it_took_until_then() -> None:
+    worlds = [Recording(range(4), seed=1, reward="simple") for _ in range(2)]
+    torch.manual_seed(0)
+    policy = proximal.Policy(worlds[0]).double()
+    noise = [[np.random.default_rng(n) for n in range(4)] for _ in range(2)]
+    whole, _ = proximal.act(policy, worlds[0], noise[0], SMALL)
+    cut, _ = proximal.act(policy, worlds[1], noise[1], SMALL, stopped_at(20))
+    assert len(whole.gains) == 32 and len(cut.gains) == 20
+    assert torch.equal(cut.seen, whole.seen[:20]) and torch.equal(cut.actions, whole.actions[:20])
+    # What would have followed is worth what the policy thinks of the place where it was stopped.
+    reward, over = (torch.from_numpy(x) for x in worlds[1].last)
+    with torch.no_grad():
+        before, behind = policy(whole.seen[19])[1], policy(whole.seen[20])[1]
+    assert torch.allclose(cut.gains[19], reward + 0.99 * behind * ~over - before, atol=1e-12)
+
+
+def test_means_are_of_the_steps_that_were_taken() -> None:
+    settings = replace(SMALL, minibatch=128, epochs=1)
+    world = Routes(range(4), seed=1, reward="simple")
+    torch.manual_seed(0)
+    policy = proximal.Policy(world).double()
+    cut, _ = proximal.act(policy, world, [np.random.default_rng(n) for n in range(4)], settings, stopped_at(24))
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.0)
+    assert proximal.improve(policy, optimizer, cut, np.random.default_rng(0), settings) == 96
+    found = torch.cat([p.grad.flatten() for p in policy.parameters()])
+    policy.zero_grad()
+    choice, worth = policy(cut.seen.flatten(0, 1))
+    gain = proximal.normalised(cut.gains).flatten()
+    ratio = (choice.log_prob(cut.actions.flatten(0, 1)) - cut.chances.flatten()).exp()
+    loss = 0.5 * (worth - cut.returns.flatten()).square().mean() - (ratio * gain).mean()  # nothing is clipped yet
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), 0.5)
+    assert torch.allclose(found, torch.cat([p.grad.flatten() for p in policy.parameters()]), atol=1e-12)
+
+
+def test_nobody_is_stopped_before_enough_are_through() -> None:
+    store = dist.HashStore()
+    slow, fast = (proximal.Finish(store, 1) for _ in range(2))
+    assert not slow.is_near(40, 64)
+    fast.through()
+    assert slow.is_near(40, 64) and not slow.is_near(41, 64) and not slow.is_near(12, 64)
+    slow.through()
+    assert not slow.is_near(40, 64)  # the next update
+    with pytest.raises(UsageError, match="preempt 0: a share of the ranks"):
+        replace(SMALL, preempt=0)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.optimize import lsq_linear, minimize
+from tests.rank_threads import on_ranks
 
 from mycel.data_parallel.combine.tasks import (
     FAMO,
@@ -25,6 +26,7 @@ from mycel.data_parallel.combine.tasks import (
     UPGrad,
 )
 from mycel.data_parallel.combine.tasks.base import shares_of_tasks
+from mycel.data_parallel.combine.tasks.by_gram import _spread
 from mycel.data_parallel.combine.tasks.quadratic import Matrix, Vector
 from mycel.errors import UsageError
 
@@ -323,3 +325,11 @@ def test_what_makes_no_sense_is_refused() -> None:
     ):
         with pytest.raises(UsageError):
             make()
+
+
+@pytest.mark.parametrize("length", [1, 7])
+def test_shares_of_several_versions_even_where_a_rank_has_none(length: int) -> None:
+    versions = torch.arange(6.0 * length).view(6, length)  # two of each of three ranks
+    found = on_ranks(3, lambda rank, group: _spread(list(versions[2 * rank : 2 * rank + 2].unbind()), group))
+    assert torch.equal(torch.cat(found, dim=1), versions)
+    assert [len(rows) for rows in found] == [6, 6, 6]

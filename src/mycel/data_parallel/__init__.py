@@ -31,6 +31,7 @@ from mycel.data_parallel.combine import (
     combine_gradients,
     combine_now,
     combine_rows,
+    combine_tasks,
 )
 from mycel.data_parallel.compress import (
     COMPRESSORS,
@@ -147,6 +148,7 @@ __all__ = [
     "combine_gradients",
     "combine_now",
     "combine_rows",
+    "combine_tasks",
     "compress",
     "diloco",
     "hd_pissa",

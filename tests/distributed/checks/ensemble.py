@@ -89,10 +89,7 @@ def _drawn(ensemble: Ensemble, step: int, number: int) -> Tensor:
     """Labels that a member draws, by the function of seed, step and member that all of them use."""
     from mycel.wire.noise import uniform
 
-    own, ensemble.member = ensemble.member, number
-    seed = ensemble._seed_of(step, 0)
-    ensemble.member = own
-    return (uniform(seed, BATCH) * 3).long()
+    return (uniform(ensemble._seed_of(step, 0, number), BATCH) * 3).long()
 
 
 def sharing(rank: int, size: int) -> float:

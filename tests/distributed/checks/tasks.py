@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mycel.comm.bundle import Bundle
 from mycel.comm.pending import Pending
 from mycel.data_parallel import Periodic, local_updates
-from mycel.data_parallel.combine import combine_gradients, combine_now
+from mycel.data_parallel.combine import combine_gradients, combine_now, combine_tasks
 from mycel.data_parallel.combine.tasks import (
     FAMO,
     IMTLG,
@@ -162,6 +162,40 @@ def in_training(rank: int, size: int) -> dict[str, float]:
                 weights = alone.update(heard)
         found[name] = wrong(model.module, flat.T @ weights)
     found["local"] = local_changes(rank, size)
+    return found
+
+
+def several(rank: int, size: int) -> dict[str, float]:
+    """Two tasks a rank by every method: the shared gradient, the same bits on all ranks, and each task's own head."""
+    found: dict[str, float] = {}
+    count = 2 * size
+    each = [own_gradients(task) for task in range(count)]
+    shared = [name for name in each[0] if name.startswith("trunk")]
+    flat = np.stack([torch.cat([g[n].double().reshape(-1) for n in shared]).numpy() for g in each])
+    losses = np.array([float(loss_of(TwoHeads(0), task)) for task in range(count)])
+    for name, make in {**BY_GRAM, **BY_LOSS}.items():
+        models = [TwoHeads(0), TwoHeads(0)]
+        models[1].trunk = models[0].trunk
+        method, alone = make(), make()
+        combine_tasks([loss_of(m, 2 * rank + t) for t, m in enumerate(models)], models[0].trunk.parameters(), method)
+        if name in BY_GRAM:
+            weights = alone.weights(flat @ flat.T)
+        else:
+            second = {"famo": np.full(count, -1.0), "gradnorm": np.linalg.norm(flat, axis=1)}.get(name)
+            weights = alone.update(losses[:, None] if second is None else np.stack([losses, second], axis=1))
+        got = torch.cat([p.grad.reshape(-1) for p in models[0].trunk.parameters()])
+        wanted = torch.from_numpy(flat.T @ weights)
+        wrong = float((got.double() - wanted).abs().max() / (1e-12 + wanted.abs().max()))
+        found[name] = wrong if same_everywhere(got) else float("inf")
+        for t, model in enumerate(models):
+            own = each[2 * rank + t]["head.weight"]
+            found[f"head {t} {name}"] = float((model.head.weight.grad - own).abs().max())
+    # Numbers of tasks of two ranks each: the means of each pair are what is combined.
+    model, tasks = TwoHeads(0), tuple(number // 2 for number in range(count))
+    combine_tasks([loss_of(model, 2 * rank + t) for t in range(2)], model.trunk.parameters(), MGDA(tasks=tasks))
+    means = flat.reshape(size, 2, -1).mean(1)
+    got = torch.cat([p.grad.double().reshape(-1) for p in model.trunk.parameters()])
+    found["means"] = float((got - torch.from_numpy(means.T @ MGDA().weights(means @ means.T))).abs().max())
     return found
 
 

@@ -7,7 +7,7 @@ from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.ddp import CombinedGradients, combine_gradients
 from mycel.data_parallel.combine.mean import Mean, Sum
 from mycel.data_parallel.combine.model_combiner import ModelCombiner
-from mycel.data_parallel.combine.now import combine_now
+from mycel.data_parallel.combine.now import combine_now, combine_tasks
 from mycel.data_parallel.combine.rows import combine_rows
 from mycel.data_parallel.combine.tasks import (
     FAMO,
@@ -44,4 +44,5 @@ __all__ = [
     "combine_gradients",
     "combine_now",
     "combine_rows",
+    "combine_tasks",
 ]

@@ -1,4 +1,7 @@
-"""What combiners of tasks share: which rank holds which task, that ranks agree on what is shared, and a thread."""
+"""What combiners of tasks share: which rank holds which tasks, that ranks agree on what is shared, and a thread.
+
+A rank has one *version* of the shared gradient, that of its task, or of each of several tasks. All have as many.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,12 @@ __all__ = ["TaskCombiner", "check_shared", "shares_of_tasks"]
 
 
 class TaskCombiner(ABC):
-    """A rank, or several, hold a task; their gradients of what all tasks share become one.
+    """A rank, or several, hold a task, or a rank several; their gradients of what all tasks share become one.
 
     Args:
         tasks: number of each rank's task, by rank of the group, from 0 without gaps; ranks of one task are averaged
-            first. By default every rank is a task.
+            first. By default every rank is a task. Where ranks have several versions, a number for each of them,
+            those of rank 0 first.
         shards: ranks that hold the other shards of this replica.
 
     Attributes:
@@ -45,7 +49,7 @@ class TaskCombiner(ABC):
         self.shards = shards
         self.step = 0
         self._thread = InBackground()
-        self._agreed: set[tuple[int, int]] = set()
+        self._agreed: set[tuple[int, int, int]] = set()
 
     def start(self, bundle: Bundle, group: dist.ProcessGroup) -> Pending[None]:
         """See ``Combiner``."""
@@ -58,7 +62,17 @@ class TaskCombiner(ABC):
             bundles: this rank's contribution, overwritten by the result; at least one.
             group: the ranks; nothing else may run over it meanwhile.
         """
-        return self._thread.start(lambda: self._job(bundles, group), bundles[0])
+        return self.start_versions([bundles], group)
+
+    def start_versions(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup) -> Pending[None]:
+        """Begin to replace the first version by the combination of all versions of all ranks.
+
+        Args:
+            versions: this rank's contributions, each in as many bundles of the same lengths; the others than the
+                first are left with numbers that mean nothing.
+            group: as of ``start_all``.
+        """
+        return self._thread.start(lambda: self._job(versions, group), versions[0][0])
 
     def state_dict(self) -> dict[str, Any]:
         """What a later run needs, the same on all ranks: tensors and numbers."""
@@ -69,21 +83,24 @@ class TaskCombiner(ABC):
         self.step = int(state["step"])
 
     @abstractmethod
-    def combine(self, bundles: Sequence[Bundle], group: dist.ProcessGroup, shares: Matrix) -> None:
+    def combine(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup, shares: Matrix) -> None:
         """The work, in the background.
 
         Args:
-            shares: of each rank in each task's mean, ``[K, W]``.
+            versions: as given to ``start_versions``.
+            shares: of each version in each task's mean, ``[K, V]``, those of rank 0 first.
         """
 
-    def _job(self, bundles: Sequence[Bundle], group: dist.ProcessGroup) -> None:
-        shares = shares_of_tasks(self.tasks, group.size())
-        count = sum(bundle.flat.numel() for bundle in bundles)
-        if (id(group), count) not in self._agreed:
+    def _job(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup) -> None:
+        shares = shares_of_tasks(self.tasks, group.size() * len(versions))
+        bundles, count = versions[0], sum(bundle.flat.numel() for bundle in versions[0])
+        known = (id(group), count, len(versions))
+        if known not in self._agreed:
             layers = "; ".join(f"{list(part.shape)}" for bundle in bundles for part in bundle.parts)
-            check_shared(f"{count} numbers", layers, group, bundles[0].flat.device)
-            self._agreed.add((id(group), count))
-        self.combine(bundles, group, shares)
+            of_tasks = f" of {len(versions)} tasks" if len(versions) > 1 else ""
+            check_shared(f"{count} numbers{of_tasks}", layers, group, bundles[0].flat.device)
+            self._agreed.add(known)
+        self.combine(versions, group, shares)
         self.step += 1
 
 
@@ -100,7 +117,10 @@ def shares_of_tasks(tasks: tuple[int, ...] | None, size: int) -> Matrix:
     if tasks is None:
         return np.eye(size)
     if len(tasks) != size:
-        raise UsageError(f"tasks of {len(tasks)} ranks were given, and the group has {size}: one number a rank")
+        raise UsageError(
+            f"tasks of {len(tasks)} ranks were given, and the group has {size}: one number a rank, or, where ranks "
+            "have several tasks, one for each of them"
+        )
     members = np.array([[float(task == of_rank) for of_rank in tasks] for task in range(max(tasks) + 1)])
     shares: Matrix = members / members.sum(1, keepdims=True)
     return shares

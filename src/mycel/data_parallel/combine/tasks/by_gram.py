@@ -5,6 +5,8 @@ these contribute to the Gram matrix is added up over the ranks in float64; every
 combines its share, and hands it to all. Bytes a rank: ``n (W-1)/W`` there and as many back, an all_reduce's, and the
 Gram matrix. A number of the result is made by one rank alone, so that all ranks have the same bits.
 
+A rank with several tasks sends away shares of all of its versions; what comes back is one.
+
 Where each rank holds a shard of a model only, inner products are sums over its shards: one more sum of ``K^2``
 numbers over the ranks that hold the others.
 
@@ -44,22 +46,22 @@ class ByGram(TaskCombiner):
             gram: inner products of the tasks' gradients, ``[K, K]``, finite.
         """
 
-    def combine(self, bundles: Sequence[Bundle], group: dist.ProcessGroup, shares: Matrix) -> None:
+    def combine(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup, shares: Matrix) -> None:
         """See ``TaskCombiner``."""
-        spread = torch.from_numpy(shares)
-        held = [_spread(bundle.flat, group) for bundle in bundles]
+        bundles, spread = versions[0], torch.from_numpy(shares)
+        held = [_spread([bundle.flat for bundle in same], group) for same in zip(*versions, strict=True)]
         gram = torch.zeros(len(shares), len(shares), dtype=torch.float64)
-        for versions in held:
-            gram += spread @ _inner_products(versions).cpu() @ spread.T
+        for rows in held:
+            gram += spread @ _inner_products(rows).cpu() @ spread.T
         gram = _summed(gram, bundles[0].flat.device, [group] if self.shards is None else [group, self.shards])
         found = gram.numpy()
         if np.isfinite(found).all():
             weights = self.weights((found + found.T) / 2)
         else:  # the mean is not finite either, and whoever looks at the result sees that
             weights = np.full(len(found), 1 / len(found))
-        of_ranks = torch.from_numpy(weights @ shares)
-        for versions, bundle in zip(held, bundles, strict=True):
-            _gather(_combined(versions, of_ranks), bundle.flat, group)
+        of_versions = torch.from_numpy(weights @ shares)
+        for rows, bundle in zip(held, bundles, strict=True):
+            _gather(_combined(rows, of_versions), bundle.flat, group)
 
 
 def _share_sizes(length: int, size: int) -> list[int]:
@@ -68,21 +70,24 @@ def _share_sizes(length: int, size: int) -> list[int]:
     return [max(0, min(share, length - rank * share)) for rank in range(size)]
 
 
-def _spread(flat: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """All ranks' versions of this rank's share, ``[W, share]``."""
+def _spread(flats: Sequence[Tensor], group: dist.ProcessGroup) -> Tensor:
+    """All versions of this rank's share, those of rank 0 first, ``[V, share]``."""
     size = group.size()
     if size == 1:
-        return flat.clone().view(1, -1)
-    sizes = _share_sizes(flat.numel(), size)
+        return torch.stack(list(flats))
+    sizes = _share_sizes(flats[0].numel(), size)
     own = sizes[group.rank()]
-    versions = flat.new_empty(size * own)
-    dist.all_to_all_single(versions, flat, [own] * size, sizes, group=group)
-    return versions.view(size, own)
+    found = flats[0].new_empty(size, len(flats), own)
+    for index, flat in enumerate(flats):
+        heard = flat.new_empty(size * own)
+        dist.all_to_all_single(heard, flat, [own] * size, sizes, group=group)
+        found[:, index] = heard.view(size, own)
+    return found.view(size * len(flats), own)
 
 
-def _inner_products(versions: Tensor) -> Tensor:
-    found = torch.zeros(len(versions), len(versions), dtype=torch.float64, device=versions.device)
-    for some in torch.split(versions, _COLUMNS, dim=1):
+def _inner_products(rows: Tensor) -> Tensor:
+    found = torch.zeros(len(rows), len(rows), dtype=torch.float64, device=rows.device)
+    for some in torch.split(rows, _COLUMNS, dim=1):
         exact = some.double()
         found += exact @ exact.T
     return found
@@ -96,10 +101,10 @@ def _summed(gram: Tensor, device: torch.device, groups: Sequence[dist.ProcessGro
     return total.cpu()
 
 
-def _combined(versions: Tensor, of_ranks: Tensor) -> Tensor:
-    found = torch.empty_like(versions[0])
-    weights = of_ranks.to(versions.device)
-    for some, out in zip(torch.split(versions, _COLUMNS, dim=1), torch.split(found, _COLUMNS), strict=True):
+def _combined(rows: Tensor, of_versions: Tensor) -> Tensor:
+    found = torch.empty_like(rows[0])
+    weights = of_versions.to(rows.device)
+    for some, out in zip(torch.split(rows, _COLUMNS, dim=1), torch.split(found, _COLUMNS), strict=True):
         out.copy_(weights @ some.double())
     return found
 

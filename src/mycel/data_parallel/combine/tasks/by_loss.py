@@ -39,16 +39,16 @@ class ByLoss(TaskCombiner):
     def __init__(self, *, tasks: Sequence[int] | None = None) -> None:
         super().__init__(tasks=tasks)
         self.known: Vector | None = None
-        self._own: float | None = None
+        self._own: list[float] | None = None
         self._heard = False
 
-    def tell(self, loss: Tensor | float) -> None:
+    def tell(self, loss: Tensor | float | Sequence[Tensor | float]) -> None:
         """This rank's loss in the step; call it on every rank between the forward and the backward pass.
 
         Args:
-            loss: of this rank's task, as it is before any weight.
+            loss: of this rank's task, as it is before any weight; or of each of its tasks.
         """
-        self._own = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        self._own = numbers_of(loss)
         self._heard = False
 
     @abstractmethod
@@ -59,15 +59,24 @@ class ByLoss(TaskCombiner):
             heard: ``numbers`` of each task, ``[K, n]``, finite; the first is the loss.
         """
 
-    def numbers(self, loss: float) -> list[float]:
-        """What the others hear of this rank in a step: its loss, and whatever else a method wants."""
-        return [loss]
+    def numbers(self, losses: Sequence[float]) -> list[list[float]]:
+        """What the others hear of this rank's versions in a step: the loss of each, and what else a method wants."""
+        return [[loss] for loss in losses]
 
-    def combine(self, bundles: Sequence[Bundle], group: dist.ProcessGroup, shares: Matrix) -> None:
+    def combine(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup, shares: Matrix) -> None:
         """See ``TaskCombiner``."""
-        own = float((self.weights_of_step(group, shares, bundles[0].flat.device) @ shares)[group.rank()])
-        for bundle in bundles:
-            bundle.flat.mul_(own)
+        if self._own is not None and len(self._own) != len(versions):
+            raise UsageError(
+                f"{type(self).__name__}.tell was given {len(self._own)} losses, and this rank has the gradients of "
+                f"{len(versions)} task(s): a loss for each"
+            )
+        weights = self.weights_of_step(group, shares, versions[0][0].flat.device) @ shares
+        begin = group.rank() * len(versions)
+        own = [float(weight) for weight in weights[begin : begin + len(versions)]]
+        for bundle, *others in zip(*versions, strict=True):
+            bundle.flat.mul_(own[0])
+            for other, weight in zip(others, own[1:], strict=True):
+                bundle.flat.add_(other.flat, alpha=weight)
             if group.size() > 1:
                 dist.all_reduce(bundle.flat, group=group)
 
@@ -82,7 +91,7 @@ class ByLoss(TaskCombiner):
                 f"{type(self).__name__} weighs tasks by losses: call its tell(loss) between forward and backward"
             )
         if self.known is None or not self._heard:
-            heard = shares @ _by_rank(self.numbers(self._own), group, device)
+            heard = shares @ _by_version(self.numbers(self._own), group, device)
             # A loss that is none makes its gradient none, which shows in the sum; what was learned stays as it was.
             if np.isfinite(heard).all():
                 self.known = self.update(heard)
@@ -109,13 +118,24 @@ class ByLoss(TaskCombiner):
         """Takes it back."""
 
 
-def _by_rank(own: Sequence[float], group: dist.ProcessGroup, device: torch.device) -> Matrix:
-    """Every rank's numbers, ``[W, n]``."""
+def numbers_of(losses: Tensor | float | Sequence[Tensor | float]) -> list[float]:
+    """Of one task or several.
+
+    Examples:
+        >>> numbers_of(torch.tensor(0.5)), numbers_of([1, torch.tensor(2.0)])
+        ([0.5], [1.0, 2.0])
+    """
+    given = [losses] if isinstance(losses, Tensor | float | int) else losses
+    return [float(loss.detach()) if isinstance(loss, Tensor) else float(loss) for loss in given]
+
+
+def _by_version(own: Sequence[Sequence[float]], group: dist.ProcessGroup, device: torch.device) -> Matrix:
+    """Every version's numbers, those of rank 0 first, ``[V, n]``."""
     mine = torch.tensor(own, dtype=torch.float64, device=device)
     all_of_them = [torch.empty_like(mine) for _ in range(group.size())]
     if group.size() == 1:
         all_of_them = [mine]
     else:
         dist.all_gather(all_of_them, mine, group=group)
-    found: Matrix = torch.stack(all_of_them).cpu().numpy()
+    found: Matrix = torch.cat(all_of_them).cpu().numpy()
     return found

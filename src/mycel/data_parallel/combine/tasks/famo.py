@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from mycel.data_parallel.combine.tasks.adam_vector import AdamVector
-from mycel.data_parallel.combine.tasks.by_loss import ByLoss
+from mycel.data_parallel.combine.tasks.by_loss import ByLoss, numbers_of
 from mycel.data_parallel.combine.tasks.quadratic import Matrix, Vector
 from mycel.errors import UsageError
 
@@ -55,9 +55,9 @@ class FAMO(ByLoss):
         self.rate, self.decay = rate, decay
         self._adam: AdamVector | None = None
         self._before: Vector | None = None
-        self._own_after = _UNKNOWN
+        self._own_after: list[float] = []
 
-    def tell_after(self, loss: Tensor | float) -> None:
+    def tell_after(self, loss: Tensor | float | Sequence[Tensor | float]) -> None:
         """This rank's loss on the same data after the step: one forward pass more. Every rank calls it, or none does.
 
         The number travels with the next ``tell``'s.
@@ -65,12 +65,14 @@ class FAMO(ByLoss):
         Args:
             loss: as given to ``tell``, computed again.
         """
-        self._own_after = float(loss.detach()) if isinstance(loss, Tensor) else float(loss)
+        self._own_after = numbers_of(loss)
 
-    def numbers(self, loss: float) -> list[float]:
-        """See ``ByLoss``: the loss, and that after the last step where it was told."""
-        after, self._own_after = self._own_after, _UNKNOWN
-        return [loss, after]
+    def numbers(self, losses: Sequence[float]) -> list[list[float]]:
+        """See ``ByLoss``: the losses, and those after the last step where they were told."""
+        after, self._own_after = self._own_after or [_UNKNOWN] * len(losses), []
+        if len(after) != len(losses):
+            raise UsageError(f"FAMO.tell_after was given {len(after)} losses, and tell {len(losses)}")
+        return [list(both) for both in zip(losses, after, strict=True)]
 
     def update(self, heard: Matrix) -> Vector:
         """See ``ByLoss``."""

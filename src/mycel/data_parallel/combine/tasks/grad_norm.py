@@ -7,6 +7,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -54,17 +55,16 @@ class GradNorm(ByLoss):
         self.alpha, self.rate = alpha, rate
         self._weights: Vector | None = None
         self._first: Vector | None = None
-        self._length = 0.0
+        self._lengths: list[float] = []
 
-    def combine(self, bundles: Sequence[Bundle], group: dist.ProcessGroup, shares: Matrix) -> None:
+    def combine(self, versions: Sequence[Sequence[Bundle]], group: dist.ProcessGroup, shares: Matrix) -> None:
         """See ``TaskCombiner``."""
-        squares = [torch.linalg.vector_norm(bundle.flat, dtype=torch.float64).square() for bundle in bundles]
-        self._length = float(sum(float(square) for square in squares)) ** 0.5
-        super().combine(bundles, group, shares)
+        self._lengths = [_length(bundles) for bundles in versions]
+        super().combine(versions, group, shares)
 
-    def numbers(self, loss: float) -> list[float]:
-        """See ``ByLoss``: the loss, and the length of the gradient."""
-        return [loss, self._length]
+    def numbers(self, losses: Sequence[float]) -> list[list[float]]:
+        """See ``ByLoss``: the losses, and the lengths of the gradients."""
+        return [list(both) for both in zip(losses, self._lengths, strict=True)]
 
     def update(self, heard: Matrix) -> Vector:
         """See ``ByLoss``."""
@@ -92,3 +92,8 @@ class GradNorm(ByLoss):
     def relearn(self, state: Mapping[str, Vector]) -> None:
         """See ``ByLoss``."""
         self._weights, self._first = state.get("weights"), state.get("first")
+
+
+def _length(bundles: Sequence[Bundle]) -> float:
+    squares = [torch.linalg.vector_norm(bundle.flat, dtype=torch.float64).square() for bundle in bundles]
+    return math.sqrt(sum(float(square) for square in squares))
