@@ -10,7 +10,7 @@ from torch import nn
 
 from mycel.brief import brief
 from mycel.errors import SynthesisError
-from mycel.memory.needs import Needs
+from mycel.memory.needs import Moment, Needs
 from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
 
 __all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of"]
@@ -31,6 +31,7 @@ class Parts:
         uses: of each block, indices of its units.
         largest: bytes of the largest parameter.
         buffers: bytes of what stays near whatever happens.
+        gathered: whether units are FSDP2's, whose shards are read when they are gathered and not while they compute.
     """
 
     names: tuple[str, ...]
@@ -40,8 +41,27 @@ class Parts:
     uses: Mapping[str, tuple[int, ...]]
     largest: int
     buffers: int
+    gathered: bool = False
 
     __repr__ = brief
+
+    def needed(self, moment: Moment) -> tuple[int, ...]:
+        """Indices of the units that have to be near at a moment.
+
+        Args:
+            moment: of a step.
+        """
+        if self.gathered:
+            return tuple(self.names.index(name) for name in moment.gathers)
+        return self.uses.get(moment.block, ())
+
+    def finished(self, moment: Moment) -> tuple[int, ...]:
+        """Indices of the units whose gradients come of it.
+
+        Args:
+            moment: of a step.
+        """
+        return self.uses.get(moment.block, ()) if moment.phase == "backward" else ()
 
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Parts:
@@ -152,13 +172,13 @@ def demand_of(
         if not is_told:  # the loss's own backward, before any block's
             working[-1] = max(working[-1], moment.working)
             continue
-        needed = tuple(unit for unit in parts.uses.get(moment.block, ()) if unit not in pinned)
+        needed = tuple(unit for unit in parts.needed(moment) if unit not in pinned)
         moments.append((moment.phase, moment.block))
         working.append(max(moment.working, carried) + (going if moment.phase == "backward" else 0))
         uses.append(needed)
         carried = 0
         # Gradients of this block are on their way while the next one computes.
-        going = sum(parts.trained[unit] for unit in needed) if moment.phase == "backward" else 0
+        going = sum(parts.trained[unit] for unit in parts.finished(moment) if unit not in pinned)
     sizes = tuple(0 if unit in pinned else size for unit, size in enumerate(parts.sizes))
     room = tuple(budget - always - held for held in working)
     try:
