@@ -15,7 +15,7 @@ from mycel.errors import SynthesisError, UsageError
 from mycel.memory import EmulatedLink, fit, needs_of
 from mycel.memory.needs import loss_of
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "memory_prediction.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Model(nn.Module):
@@ -128,10 +128,16 @@ def test_models_of_hugging_face_unedited(kind: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["peaks", "limits", "larger"])
-def test_the_benchmark_of_predictions_holds(part: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "part"),
+    [
+        *(("memory_prediction", part) for part in ("peaks", "sharded", "limits")),
+        *(("memory_larger", part) for part in ("one", "ranks", "trainer")),
+    ],
+)
+def test_the_benchmarks_hold(script: str, part: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--only", part, "--check"],
+        [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick", "--only", part, "--check"],
         capture_output=True,
         text=True,
         timeout=500,

@@ -147,11 +147,5 @@ def _again(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computed(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=_draws(block), **kwargs)
-
-
-def _draws(block: nn.Module) -> bool:
-    """Whether it drops anything out, so that recomputation has to draw the same."""
-    return block.training and any(
-        isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in block.modules()
-    )
+    # Who drops out need not be a module of torch's: attention of Hugging Face has a number of its configuration.
+    return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=block.training, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -108,14 +108,14 @@ class Schedule:
     """What the executor does at which moment.
 
     Attributes:
-        moments: phase and block of each, as hooks say them.
+        moments: phase and block of each, as hooks say them, of all passes of a step.
         parts: the units.
-        demand: of an iteration, without units that are near for good.
+        demand: of a step, without units that are near for good.
         plan: for it.
         pinned: indices of units that are near for good, with gradients and optimizer state.
         budget: bytes of near memory.
         peak: bytes of near memory that are used at most.
-        moved_bytes: over the link, both ways, an iteration.
+        moved_bytes: over the link, both ways, a step.
     """
 
     moments: tuple[tuple[str, str], ...]
@@ -143,7 +143,7 @@ class Schedule:
 
 
 def demand_of(
-    needs: Needs, parts: Parts, budget: int, *, pinned: frozenset[int] = frozenset(), fresh: bool = False
+    needs: Needs, parts: Parts, budget: int, *, pinned: frozenset[int] = frozenset(), accumulates: bool = False
 ) -> tuple[tuple[tuple[str, str], ...], Demand]:
     """The moments that hooks tell apart, and what each leaves to parameters.
 
@@ -152,17 +152,18 @@ def demand_of(
         parts: its units.
         budget: bytes of near memory.
         pinned: units that are near for good.
-        fresh: several micro-batches a step.
+        accumulates: whether gradients of a pass before are there, as with several micro-batches.
 
     Raises:
         SynthesisError: a moment does not fit; the message says by how much.
     """
-    always = parts.buffers + sum(_whole(needs, parts, unit) for unit in pinned)
+    always = parts.buffers + sum(_whole(needs, parts, unit) - parts.trained[unit] for unit in pinned)
+    first, last = _finishes(needs, parts)
     moments: list[tuple[str, str]] = []
     working: list[int] = []
     uses: list[tuple[int, ...]] = []
     carried, going = 0, 0
-    for moment in needs.moments:
+    for place, moment in enumerate(needs.moments):
         if moment.phase == "step":
             continue
         is_told = bool(moment.block) or (moment.phase == "forward" and bool(moments))
@@ -174,7 +175,13 @@ def demand_of(
             continue
         needed = tuple(unit for unit in parts.needed(moment) if unit not in pinned)
         moments.append((moment.phase, moment.block))
-        working.append(max(moment.working, carried) + (going if moment.phase == "backward" else 0))
+        # Of units near for good, gradients that are there; of units that several blocks share, what has been summed.
+        there = sum(
+            parts.trained[unit]
+            for unit in range(len(parts.sizes))
+            if (unit in pinned and (accumulates or first[unit] < place)) or first[unit] < place <= last[unit]
+        )
+        working.append(max(moment.working, carried) + there + (going if moment.phase == "backward" else 0))
         uses.append(needed)
         carried = 0
         # Gradients of this block are on their way while the next one computes.
@@ -182,10 +189,19 @@ def demand_of(
     sizes = tuple(0 if unit in pinned else size for unit, size in enumerate(parts.sizes))
     room = tuple(budget - always - held for held in working)
     try:
-        demand = Demand(names=parts.names, sizes=sizes, uses=tuple(uses), room=room, fresh=fresh)
+        demand = Demand(names=parts.names, sizes=sizes, uses=tuple(uses), room=room)
     except SynthesisError as error:
         raise SynthesisError(f"a budget of {budget} bytes: {error}") from None
     return tuple(moments), demand
+
+
+def _finishes(needs: Needs, parts: Parts) -> tuple[list[int], list[int]]:
+    """Places of the first and the last moment in which a unit's gradients come, far off where none do."""
+    first, last = [len(needs.moments)] * len(parts.sizes), [-1] * len(parts.sizes)
+    for place, moment in enumerate(needs.moments):
+        for unit in parts.finished(moment):
+            first[unit], last[unit] = min(first[unit], place), place
+    return first, last
 
 
 def least_budget(needs: Needs, parts: Parts) -> int:
@@ -238,20 +254,22 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
         if over > 0:
             break
         try:
-            moments, demand = demand_of(needs, parts, budget, pinned=pinned, fresh=micro_batches > 1)
+            moments, once = demand_of(needs, parts, budget, pinned=pinned, accumulates=micro_batches > 1)
         except SynthesisError:
             if count == 0:
                 raise
             break
+        demand = once.repeated(micro_batches)
         plan = by_next_use(demand.with_ahead())
-        moved = _moved(parts, demand, plan, pinned, micro_batches)
+        gradients = sum(size for unit, size in enumerate(parts.trained) if unit not in pinned)
+        moved = plan.loaded_bytes + micro_batches * gradients
         if best is None or moved < best.moved_bytes:
             held = (
                 sum(demand.sizes[unit] for unit in near) + budget - room
                 for near, room in zip(plan.near, demand.room, strict=True)
             )
             best = Schedule(
-                moments=moments,
+                moments=moments * micro_batches,
                 parts=parts,
                 demand=demand,
                 plan=plan,
@@ -263,16 +281,6 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
     if best is None:  # count 0 either raised or was kept
         raise SynthesisError(f"a budget of {budget} bytes: nothing fits")
     return best
-
-
-def _moved(parts: Parts, demand: Demand, plan: ResidencyPlan, pinned: frozenset[int], micro_batches: int) -> int:
-    """Bytes of a step over the link: parameters in, gradients out."""
-    gradients = sum(size for unit, size in enumerate(parts.trained) if unit not in pinned)
-    loaded = plan.loaded_bytes
-    if micro_batches > 1:
-        first = by_next_use(replace(demand, fresh=False).with_ahead()).loaded_bytes
-        return first + (micro_batches - 1) * loaded + micro_batches * gradients
-    return loaded + gradients
 
 
 def _state_share(needs: Needs, parts: Parts) -> float:
