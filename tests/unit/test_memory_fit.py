@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory import EmulatedLink, fit, needs_of
-from mycel.memory.needs import loss_of
+from mycel.memory.needs import blocks_of, loss_of, recomputed
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -124,6 +125,19 @@ def test_models_of_hugging_face_unedited(kind: str) -> None:
             optimizer.zero_grad()
         found.append([loss.item(), *(float(p.detach().double().sum()) for p in model.parameters())])
         link.close()
+    assert found[0] == found[1]
+
+
+def test_recomputation_fills_no_cache_of_keys_twice() -> None:
+    sizes = {"intermediate_size": 128, "sliding_window": 8, "head_dim": 16}
+    ids = torch.arange(24).reshape(1, 24)
+    found = []
+    for again in (False, True):
+        model = hugging_face("mistral", **sizes)
+        with recomputed(blocks_of(model)) if again else nullcontext():
+            loss = loss_of(model(input_ids=ids, labels=ids))  # with the cache that its configuration asks for
+            loss.backward()
+        found.append([loss.item(), *(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None)])
     assert found[0] == found[1]
 
 

@@ -147,5 +147,10 @@ def _again(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computed(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    for name, value in kwargs.items():
+        # A cache of keys that is empty serves nothing in training, and would be filled again by recomputation.
+        length = getattr(value, "get_seq_length", None)
+        if length is not None and length() == 0:
+            kwargs[name] = None
     # Who drops out need not be a module of torch's: attention of Hugging Face has a number of its configuration.
     return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=block.training, **kwargs)
