@@ -3,6 +3,7 @@
     python benchmarks/memory_swap.py            # prints; some minutes
     python benchmarks/memory_swap.py --write    # replaces its lines and the table in docs/concepts/swapping.md
     python benchmarks/memory_swap.py --quick    # two link speeds, two iterations
+    python benchmarks/memory_swap.py --speeds 0.5 0.75 --write    # replaces the lines of these
 
 Blocks are real, with real tensors and gradients; each forward and backward is stretched to a fixed time, so that two
 cores measure what a device with that speed would see, and the link is emulated (``EmulatedLink``: a thread a
@@ -58,19 +59,23 @@ class Pace:
 
 
 class _Begins(torch.autograd.Function):
-    """A block's backward begins when what it saved is there, computed again if it has to be."""
+    """A block's backward begins when what it saved is there, computed again if it has to be.
+
+    It asks for something that the block has saved anyway, and not for its output: a residual sum saves none, and the
+    next block, whose input that is, would have it twice.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pace: Pace) -> Tensor:
+    def forward(ctx: Any, x: Tensor, h: Tensor, pace: Pace) -> Tensor:
         ctx.pace = pace
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(h)
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         _ = ctx.saved_tensors
         ctx.pace.begin_s = time.perf_counter()
-        return grads[0], None
+        return grads[0], None, None
 
 
 class _Ends(torch.autograd.Function):
@@ -99,7 +104,7 @@ class PacedBlock(nn.Module):
         x = _Ends.apply(x, backward)
         h = torch.nn.functional.gelu(self.up(self.norm(x)))
         forward.last(FORWARD_S)  # before the last thing that is saved, where a recomputation ends
-        y: Tensor = _Begins.apply(x + self.down(h), backward)
+        y: Tensor = _Begins.apply(x + self.down(h), h, backward)
         return y
 
 
@@ -261,15 +266,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="replace recorded lines and the table of the page")
     parser.add_argument("--quick", action="store_true", help="two link speeds, two iterations")
+    parser.add_argument("--speeds", nargs="+", type=float, choices=SPEEDS, help="these alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    speeds = (0.5, 2.0) if options.quick else SPEEDS
+    speeds = options.speeds or ((0.5, 2.0) if options.quick else SPEEDS)
     made = lines(speeds, iterations=2 if options.quick else 7, limit_s=2.0 if options.quick else 10.0)
     print(table(made))
     if options.write:
         shared = {"hardware": describe_hardware(), **stamp()}
+        kept = [line for line in read(OUTPUT) if line["link"] not in speeds]
         OUTPUT.unlink(missing_ok=True)
-        append(OUTPUT, [line | shared for line in made])
+        append(OUTPUT, sorted([*kept, *(line | shared for line in made)], key=lambda line: line["link"]))
         write_section(PAGE, "memory_swap", table(read(OUTPUT)))
 
 

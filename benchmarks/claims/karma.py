@@ -59,7 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     speeds = (0.5,) if options.quick else (0.33, 0.5, 0.75)
-    made = lines(speeds, iterations=2 if options.quick else 9, limit_s=2.0 if options.quick else 10.0)
+    made = lines(speeds, iterations=2 if options.quick else 7, limit_s=2.0 if options.quick else 10.0)
     if options.quick:
         print(table(made))
         return

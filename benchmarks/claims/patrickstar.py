@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -153,9 +152,7 @@ def moved(layers: int) -> list[dict[str, Any]]:
         every = sum(stale.sizes[unit] for units in stale.uses for unit in units) * micro
         rows = [("all far", every)]
         for name, way in ways:
-            first = way(stale).loaded_bytes
-            later = way(replace(stale, fresh=True)).loaded_bytes
-            rows.append((name, first + (micro - 1) * later))
+            rows.append((name, way(stale.repeated(micro)).loaded_bytes))
         for name, loaded in rows:
             times = (loaded + micro * sum(parts.trained)) / whole
             made.append(

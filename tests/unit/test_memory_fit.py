@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory import EmulatedLink, fit, needs_of
-from mycel.memory.needs import loss_of
+from mycel.memory.needs import blocks_of, loss_of, recomputed
 
-BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "memory_prediction.py"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 class Model(nn.Module):
@@ -127,11 +128,30 @@ def test_models_of_hugging_face_unedited(kind: str) -> None:
     assert found[0] == found[1]
 
 
+def test_recomputation_fills_no_cache_of_keys_twice() -> None:
+    sizes = {"intermediate_size": 128, "sliding_window": 8, "head_dim": 16}
+    ids = torch.arange(24).reshape(1, 24)
+    found = []
+    for again in (False, True):
+        model = hugging_face("mistral", **sizes)
+        with recomputed(blocks_of(model)) if again else nullcontext():
+            loss = loss_of(model(input_ids=ids, labels=ids))  # with the cache that its configuration asks for
+            loss.backward()
+        found.append([loss.item(), *(float(p.grad.double().sum()) for p in model.parameters() if p.grad is not None)])
+    assert found[0] == found[1]
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("part", ["peaks", "limits", "larger"])
-def test_the_benchmark_of_predictions_holds(part: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "part"),
+    [
+        *(("memory_prediction", part) for part in ("peaks", "sharded", "limits")),
+        *(("memory_larger", part) for part in ("one", "ranks", "trainer")),
+    ],
+)
+def test_the_benchmarks_hold(script: str, part: str) -> None:
     done = subprocess.run(
-        [sys.executable, str(BENCHMARK), "--quick", "--only", part, "--check"],
+        [sys.executable, str(BENCHMARKS / f"{script}.py"), "--quick", "--only", part, "--check"],
         capture_output=True,
         text=True,
         timeout=500,

@@ -20,6 +20,7 @@ from mycel.memory.tiers import (
     on_disk,
     pinned,
 )
+from mycel.memory.trainer import trainer_callback
 
 __all__ = [
     "Choice",
@@ -41,4 +42,5 @@ __all__ = [
     "offload_contexts",
     "on_disk",
     "pinned",
+    "trainer_callback",
 ]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mycel.comm.sharded import param_groups
 from mycel.errors import UsageError
 
 __all__ = ["Segment", "Unit", "layout_of", "rows_of", "units_of", "whole_of"]
@@ -83,7 +84,7 @@ def units_of(model: nn.Module) -> list[Unit]:
                     f"torch {torch.__version__} has no FSDPModule.{needed}; compression needs torch 2.11"
                 )
         try:
-            groups = _param_groups(module._get_fsdp_state())
+            groups = param_groups(module)
         except AttributeError as error:
             raise UsageError(f"torch {torch.__version__} keeps FSDP2's parameter groups elsewhere: {error}") from None
         if len(groups) > 1:
@@ -92,13 +93,6 @@ def units_of(model: nn.Module) -> list[Unit]:
     if not units:
         raise UsageError("no module of the model is fully sharded; call torch.distributed.fsdp.fully_shard first")
     return units
-
-
-def _param_groups(state: Any) -> list[Any]:
-    """Torch's records of a module's parameters: a list from 2.12 on; one or none in 2.11, under another name."""
-    if hasattr(state, "_fsdp_param_groups"):
-        return list(state._fsdp_param_groups)
-    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _unit(name: str, module: Any, param_group: Any, names: dict[int, str]) -> Unit:

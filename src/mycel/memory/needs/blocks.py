@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mycel.comm.recomputing import recomputing
 from mycel.memory.needs.moments import Phase
 
-__all__ = ["blocks_of", "recomputed", "tensors_in", "watched"]
+__all__ = ["blocks_of", "innermost", "recomputed", "tensors_in", "watched"]
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
@@ -63,6 +63,16 @@ def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
 
     go("", model)
     return found
+
+
+def innermost(blocks: Mapping[str, nn.Module]) -> list[str]:
+    """Names of the blocks that no other block is inside of.
+
+    Args:
+        blocks: modules by name.
+    """
+    every = {id(module) for module in blocks.values()}
+    return [name for name, block in blocks.items() if not {id(m) for m in block.modules() if m is not block} & every]
 
 
 def _is_taken_apart(path: str, module: nn.Module) -> bool:
@@ -137,11 +147,10 @@ def _again(block: nn.Module, *args: Any, **kwargs: Any) -> Any:
 
 
 def _computed(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=_draws(block), **kwargs)
-
-
-def _draws(block: nn.Module) -> bool:
-    """Whether it drops anything out, so that recomputation has to draw the same."""
-    return block.training and any(
-        isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0 for module in block.modules()
-    )
+    for name, value in kwargs.items():
+        # A cache of keys that is empty serves nothing in training, and would be filled again by recomputation.
+        length = getattr(value, "get_seq_length", None)
+        if length is not None and length() == 0:
+            kwargs[name] = None
+    # Who drops out need not be a module of torch's: attention of Hugging Face has a number of its configuration.
+    return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=block.training, **kwargs)

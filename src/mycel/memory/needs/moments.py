@@ -30,6 +30,7 @@ class Moment:
         working: bytes at the fullest point without parameters, optimizer and gradients that were there when the
             moment began: what has to be near whoever keeps those far.
         flops: operations of products and attention.
+        gathers: names of the sharded units that are gathered meanwhile, so that their shards are read.
     """
 
     phase: Phase
@@ -43,6 +44,7 @@ class Moment:
     temporary: int
     working: int
     flops: int
+    gathers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.phase not in get_args(Phase):
@@ -133,7 +135,7 @@ class Needs:
 
     def to_json(self) -> dict[str, Any]:
         """As ``mycel memory show --json`` prints it."""
-        columns = ("phase", "block", *KINDS, "working", "flops")
+        columns = ("phase", "block", *KINDS, "working", "flops", "gathers")
         fields = ("name", "parameters", "saved", "input", "forward_flops", "backward_flops")
         return {
             "version": 1,
@@ -159,8 +161,10 @@ class Needs:
         try:
             return cls(
                 name=str(data["name"]),
-                moments=tuple(Moment(**moment) for moment in data["moments"]),
+                moments=tuple(
+                    Moment(**{**moment, "gathers": tuple(moment.get("gathers", ()))}) for moment in data["moments"]
+                ),
                 blocks=tuple(Block(**block) for block in data["blocks"]),
             )
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"needs of a model: {type(error).__name__} {error}") from None

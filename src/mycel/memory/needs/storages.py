@@ -50,6 +50,7 @@ class _Mark:
     phase: Phase
     block: str
     flops: int = 0
+    gathers: tuple[str, ...] = ()
 
 
 class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -151,6 +152,15 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         self._marks.append(_Mark(len(self._changes), phase, block))
 
+    def gathers(self, unit: str) -> None:
+        """A sharded unit is gathered now.
+
+        Args:
+            unit: its name.
+        """
+        if self._marks and unit not in self._marks[-1].gathers:
+            self._marks[-1].gathers += (unit,)
+
     def resized(self, storage: Any) -> None:
         """A storage has another size now."""
         if storage._cdata in self._alive:
@@ -226,7 +236,14 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             working = int((total[span] - states[span] - np.minimum(before, held[place["gradients"], span])).max())
             by_kind = {kind: int(held[row, at]) for kind, row in place.items()}
             made.append(
-                Moment(phase=mark.phase, block=mark.block, working=max(0, working), flops=mark.flops, **by_kind)
+                Moment(
+                    phase=mark.phase,
+                    block=mark.block,
+                    working=max(0, working),
+                    flops=mark.flops,
+                    gathers=mark.gathers,
+                    **by_kind,
+                )
             )
         return tuple(made)
 

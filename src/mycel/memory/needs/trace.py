@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -16,8 +16,10 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 
+from mycel.comm.sharded import is_fully_sharded
 from mycel.errors import UsageError
-from mycel.memory.needs.blocks import blocks_of, recomputed, tensors_in, watched
+from mycel.memory.needs.blocks import blocks_of, innermost, recomputed, tensors_in, watched
+from mycel.memory.needs.groups import groups_of, on_fake_shards, watched_groups
 from mycel.memory.needs.moments import Block, Needs
 from mycel.memory.needs.storages import Storages
 
@@ -67,7 +69,9 @@ def needs_of(
 
     The step runs on fake tensors, which have sizes and no memory; torch's own autograd, optimizer and checkpointing
     decide what lives how long, so that nothing is estimated but what kernels hold inside. It is the second step: the
-    optimizer's state is there. The model is not touched.
+    optimizer's state is there. The model is not touched. One that ``fully_shard`` has sharded cannot be copied: it
+    has fake shards for as long as this takes, and no collective runs, so that ranks need not call this together; its
+    blocks are FSDP2's units.
 
     Args:
         model: any module, on any device, or a function that makes one, which is called where tensors are fake: then a
@@ -94,19 +98,25 @@ def needs_of(
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with ExitStack() as stack:
         module: nn.Module
-        if isinstance(model, nn.Module):
-            with FakeCopyMode(fake):
-                module = copy.deepcopy(model)
-            stack.enter_context(fake)
-        else:
+        names: dict[int, str] | None = None
+        if not isinstance(model, nn.Module):
             stack.enter_context(fake)
             with _readable():
                 module = model()
+        elif is_fully_sharded(model):
+            module = model
+            names = stack.enter_context(on_fake_shards(module, groups_of(module), fake))
+            stack.enter_context(fake)
+        else:
+            with FakeCopyMode(fake):
+                module = copy.deepcopy(model)
+            names = {id(parameter): name for name, parameter in model.named_parameters()}
+            stack.enter_context(fake)
         module.zero_grad(set_to_none=True)
-        maker = _maker(optimizer, model if isinstance(model, nn.Module) else None, module)
+        maker = _maker(optimizer, names, module)
         given = {key: _fake(fake, value) for key, value in _named(batch() if callable(batch) else batch).items()}
         chosen = _chosen(module, blocks)
-        again = list(chosen) if recompute is True else list(recompute or ())
+        again = innermost(chosen) if recompute is True else list(recompute or ())
         for each in again:
             if each not in chosen:
                 raise UsageError(f"recompute: {each!r} is no block; blocks are {', '.join(list(chosen)[:8])}")
@@ -147,7 +157,7 @@ def trace(
     places = [batch[key] for key in sorted(key for key in batch if isinstance(key, int))]
     names = {key: value for key, value in batch.items() if isinstance(key, str)}
     storages = Storages(rounding=rounding)
-    with storages, watched(dict(blocks), storages.mark):
+    with storages, _marked(model, blocks, storages):
         storages.known(model.parameters(), "parameters")
         storages.known(model.buffers(), "parameters")
         storages.known((tensor for value in batch.values() for tensor in tensors_in(value)), "inputs")
@@ -175,7 +185,8 @@ def trace(
                     parameter.grad = None
     moments = storages.moments(first)
     kept = []
-    for block_name, block in blocks.items():
+    own = _own(blocks)
+    for block_name in blocks:
         at = [i for i, m in enumerate(moments) if m.block == block_name and m.phase == "forward"]
         if not at:
             continue
@@ -184,7 +195,7 @@ def trace(
                 at[0],
                 Block(
                     name=block_name,
-                    parameters=sum(_local(t) for t in (*block.parameters(), *block.buffers())),
+                    parameters=sum(_local(t) for t in own[block_name]),
                     saved=max(0, sum(storages.left_by(first + i, first + i) for i in at)),
                     input=sizes.get(block_name, 0),
                     forward_flops=sum(moments[i].flops for i in at),
@@ -195,6 +206,30 @@ def trace(
     return Needs(
         name=name, moments=moments, blocks=tuple(block for _, block in sorted(kept, key=lambda each: each[0]))
     )
+
+
+def _marked(model: nn.Module, blocks: Mapping[str, nn.Module], storages: Storages) -> AbstractContextManager[None]:
+    """Marks moments as blocks begin: by hooks on modules, or by what FSDP2 calls."""
+    if is_fully_sharded(model):
+        groups = {name: group for name, group in groups_of(model).items() if name in blocks}
+        if len(groups) == len(blocks):
+            return watched_groups(groups, storages.mark, storages.gathers)
+    return watched(dict(blocks), storages.mark)
+
+
+def _own(blocks: Mapping[str, nn.Module]) -> dict[str, list[Tensor]]:
+    """Parameters and buffers of each block that no block inside it has."""
+    found: dict[str, list[Tensor]] = {}
+    for name, block in blocks.items():
+        within = {id(module) for module in block.modules()} - {id(block)}
+        theirs = {
+            id(tensor)
+            for other in blocks.values()
+            if id(other) in within
+            for tensor in (*other.parameters(), *other.buffers())
+        }
+        found[name] = [t for t in (*block.parameters(), *block.buffers()) if id(t) not in theirs]
+    return found
 
 
 @contextmanager
@@ -229,14 +264,13 @@ def _readable() -> Iterator[None]:
 
 
 def _maker(
-    optimizer: torch.optim.Optimizer | MakeOptimizer | None, model: nn.Module | None, module: nn.Module
+    optimizer: torch.optim.Optimizer | MakeOptimizer | None, names: Mapping[int, str] | None, module: nn.Module
 ) -> MakeOptimizer | None:
-    """A function that makes the same optimizer of the copy's parameters."""
+    """A function that makes the same optimizer of the parameters that stand for the model's."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         return optimizer
-    if model is None:
+    if names is None:
         raise UsageError("optimizer: a function that makes one is needed where a function makes the model")
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
     copied = dict(module.named_parameters())
     groups = []
     for group in optimizer.param_groups:
@@ -254,6 +288,8 @@ def _maker(
 
 
 def _chosen(module: nn.Module, blocks: Sequence[str] | None) -> dict[str, nn.Module]:
+    if blocks is None and is_fully_sharded(module):
+        return {name: group.modules[0] for name, group in groups_of(module).items()}
     if blocks is None:
         return blocks_of(module)
     known = dict(module.named_modules())

@@ -13,6 +13,7 @@ from mycel.memory.residency.plan import (
     least_recently_used,
 )
 from mycel.memory.residency.schedule import Parts, Schedule, demand_of, parts_of, schedule_of
+from mycel.memory.residency.sharded import sharded_parts
 
 __all__ = [
     "ChunkLayout",
@@ -30,4 +31,5 @@ __all__ = [
     "parts_of",
     "schedule_of",
     "search_layout",
+    "sharded_parts",
 ]

@@ -15,8 +15,11 @@ from mycel.comm.handle import Handle
 from mycel.comm.recomputing import recomputing
 from mycel.errors import UsageError
 from mycel.memory.needs.blocks import watched
+from mycel.memory.needs.groups import watched_groups
 from mycel.memory.needs.moments import Phase
 from mycel.memory.residency.schedule import Schedule, order_of
+from mycel.memory.residency.sharded import shards_of
+from mycel.memory.residency.slots import Plain, Slot
 from mycel.memory.residency.stepping import Stepping
 from mycel.memory.residency.units import Unit
 from mycel.memory.tiers import FarMemory, Link
@@ -35,11 +38,14 @@ class Residency(Handle):
 
     A pass in another order than the schedule's, or without gradients, keeps near what computes and nothing more.
 
+    Of a model that ``fully_shard`` has sharded, units are FSDP2's: this rank's shards are near when FSDP2 gathers
+    them. What it gathers, reduces and frees, and when, stays its own business.
+
     Args:
         model: the module.
         optimizer: that trains it.
         schedule: by ``schedule_of``, for this model.
-        blocks: the schedule's blocks, by name.
+        blocks: the schedule's blocks, by name: modules, or FSDP2's groups where units are those.
         link: between far and near.
         far: lends far memory.
         device: where near is.
@@ -58,7 +64,7 @@ class Residency(Handle):
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         schedule: Schedule,
-        blocks: Mapping[str, nn.Module],
+        blocks: Mapping[str, Any],
         link: Link,
         *,
         far: FarMemory | None = None,
@@ -77,15 +83,19 @@ class Residency(Handle):
         self._places = order_of(schedule.moments)
         self._at = -1
         where = torch.device(device)
+        parts = schedule.parts
         self._units = {
-            index: Unit(schedule.parts.names[index], [known[name] for name in names], self.far, where)
-            for index, names in enumerate(schedule.parts.parameters)
+            index: Unit(parts.names[index], self._slots(index, known, blocks), self.far, where)
+            for index in range(len(parts.names))
             if index not in schedule.pinned
         }
-        self._of_block = {
-            block: [unit for unit in units if unit in self._units] for block, units in schedule.parts.uses.items()
-        }
-        far_parameters = {id(p) for unit in self._units.values() for p in unit.parameters}
+        self._of_block = {block: [u for u in units if u in self._units] for block, units in parts.uses.items()}
+        #: Of units that are gathered: those of a moment, by phase and block.
+        self._gathered: dict[tuple[str, str], list[int]] = {}
+        for moment, used in zip(schedule.moments, schedule.demand.uses, strict=True):
+            ours = self._gathered.setdefault(moment, [])
+            ours += [unit for unit in used if unit not in ours]
+        far_parameters = {id(slot.parameter) for unit in self._units.values() for slot in unit.slots}
         self._stepping = Stepping(
             optimizer,
             self.far,
@@ -94,19 +104,28 @@ class Residency(Handle):
             after=self._stale,
             is_far=far_parameters.__contains__,
         )
-        self._watch = watched(dict(blocks), self._begins)
+        if parts.gathered:
+            self._watch = watched_groups(dict(blocks), self._begins, self._reads)
+        else:
+            self._watch = watched(dict(blocks), self._begins)
         self._watch.__enter__()
         self._hooks: list[Any] = []
         for each in self._units.values():
-            for place, parameter in enumerate(each.parameters):
-                if parameter.requires_grad:
+            for place, slot in enumerate(each.slots):
+                if slot.parameter.requires_grad:
                     hook = partial(self._accumulated, each, place)
-                    self._hooks.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
+                    self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
         self._in_pass = False
         self._entered: list[int] = []
         self._behind: Unit | None = None
         self._is_open = True
         object.__setattr__(model, _MARK, self)
+
+    def _slots(self, index: int, known: Mapping[str, nn.Parameter], blocks: Mapping[str, Any]) -> list[Slot]:
+        parts = self.schedule.parts
+        if parts.gathered:
+            return list(shards_of(parts.names[index], blocks[parts.names[index]]))
+        return [Plain(name, known[name]) for name in parts.parameters[index]]
 
     # -- moments ------------------------------------------------------------------------------------------------
 
@@ -114,7 +133,9 @@ class Residency(Handle):
         """A block begins, or what is between blocks."""
         if phase == "forward" and self._in_pass and not recomputing():
             self._forget()  # a backward pass that failed
-        needed = self._of_block.get(block, [])
+        needed = finished = self._of_block.get(block, [])
+        if self.schedule.parts.gathered:
+            needed = self._gathered.get((phase, block), [])
         if phase == "forward":
             self._left()
         elif not self._in_pass:
@@ -122,10 +143,13 @@ class Residency(Handle):
             Variable._execution_engine.queue_callback(self._end)
         near, at = self._planned(phase, block, needed)
         if phase == "backward":
-            self._backward(needed)
+            self._backward(finished)
         for index, unit in self._units.items():
             if index not in near and index not in needed:
-                self._release(unit)
+                if index in finished and phase == "backward":
+                    unit.drop()  # its gradients are still to come
+                else:
+                    self._release(unit)
         for index in (*needed, *sorted(near - set(needed))):
             self._units[index].start(self.link)
         held = sum(unit.num_bytes for unit in self._units.values() if unit.is_near)
@@ -135,7 +159,7 @@ class Residency(Handle):
             self._units[index].enter()
         self.waited_s += time.perf_counter() - begin
         self._at = at
-        self._entered = needed if phase == "forward" else []
+        self._entered = list(needed) if phase == "forward" else []
 
     def _planned(self, phase: Phase, block: str, needed: list[int]) -> tuple[frozenset[int], int]:
         """What is near at this moment, and its place in the iteration."""
@@ -149,6 +173,19 @@ class Residency(Handle):
         skipped = at != self._at + 1 and not (at == 0 and self._at in (-1, len(self.schedule.moments) - 1))
         self.off_schedule += skipped
         return (frozenset(needed) if skipped else self.schedule.plan.near[at]) - self.schedule.pinned, at
+
+    def _reads(self, name: str) -> None:
+        """A group's shards are read: they are near by now, unless somebody gathers out of turn."""
+        index = self.schedule.parts.names.index(name)
+        unit = self._units.get(index)
+        if unit is None:
+            return
+        unit.start(self.link)
+        begin = time.perf_counter()
+        unit.enter()
+        self.waited_s += time.perf_counter() - begin
+        if index not in self._entered:
+            self._entered = [*self._entered, index]
 
     def _left(self) -> None:
         for index in self._entered:

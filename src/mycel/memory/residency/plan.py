@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mycel.brief import brief
@@ -70,6 +70,14 @@ class Demand:
 
     def _needed(self, moment: int) -> int:
         return sum(self.sizes[unit] for unit in self.uses[moment])
+
+    def repeated(self, count: int) -> Demand:
+        """Several iterations one after the other, the first of them with nothing near: the passes of one step.
+
+        Args:
+            count: at least 1.
+        """
+        return replace(self, uses=self.uses * count, room=self.room * count, fresh=False)
 
     def with_ahead(self) -> Demand:
         """The same, where each moment also has the next one's units near if they fit, so that they come in time."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from mycel.brief import brief
 from mycel.errors import SynthesisError
-from mycel.memory.needs import Needs
+from mycel.memory.needs import Moment, Needs
 from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
 
 __all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of"]
@@ -31,6 +31,7 @@ class Parts:
         uses: of each block, indices of its units.
         largest: bytes of the largest parameter.
         buffers: bytes of what stays near whatever happens.
+        gathered: whether units are FSDP2's, whose shards are read when they are gathered and not while they compute.
     """
 
     names: tuple[str, ...]
@@ -40,8 +41,27 @@ class Parts:
     uses: Mapping[str, tuple[int, ...]]
     largest: int
     buffers: int
+    gathered: bool = False
 
     __repr__ = brief
+
+    def needed(self, moment: Moment) -> tuple[int, ...]:
+        """Indices of the units that have to be near at a moment.
+
+        Args:
+            moment: of a step.
+        """
+        if self.gathered:
+            return tuple(self.names.index(name) for name in moment.gathers)
+        return self.uses.get(moment.block, ())
+
+    def finished(self, moment: Moment) -> tuple[int, ...]:
+        """Indices of the units whose gradients come of it.
+
+        Args:
+            moment: of a step.
+        """
+        return self.uses.get(moment.block, ()) if moment.phase == "backward" else ()
 
 
 def parts_of(model: nn.Module, blocks: Mapping[str, nn.Module]) -> Parts:
@@ -88,14 +108,14 @@ class Schedule:
     """What the executor does at which moment.
 
     Attributes:
-        moments: phase and block of each, as hooks say them.
+        moments: phase and block of each, as hooks say them, of all passes of a step.
         parts: the units.
-        demand: of an iteration, without units that are near for good.
+        demand: of a step, without units that are near for good.
         plan: for it.
         pinned: indices of units that are near for good, with gradients and optimizer state.
         budget: bytes of near memory.
         peak: bytes of near memory that are used at most.
-        moved_bytes: over the link, both ways, an iteration.
+        moved_bytes: over the link, both ways, a step.
     """
 
     moments: tuple[tuple[str, str], ...]
@@ -123,7 +143,7 @@ class Schedule:
 
 
 def demand_of(
-    needs: Needs, parts: Parts, budget: int, *, pinned: frozenset[int] = frozenset(), fresh: bool = False
+    needs: Needs, parts: Parts, budget: int, *, pinned: frozenset[int] = frozenset(), accumulates: bool = False
 ) -> tuple[tuple[tuple[str, str], ...], Demand]:
     """The moments that hooks tell apart, and what each leaves to parameters.
 
@@ -132,17 +152,18 @@ def demand_of(
         parts: its units.
         budget: bytes of near memory.
         pinned: units that are near for good.
-        fresh: several micro-batches a step.
+        accumulates: whether gradients of a pass before are there, as with several micro-batches.
 
     Raises:
         SynthesisError: a moment does not fit; the message says by how much.
     """
-    always = parts.buffers + sum(_whole(needs, parts, unit) for unit in pinned)
+    always = parts.buffers + sum(_whole(needs, parts, unit) - parts.trained[unit] for unit in pinned)
+    first, last = _finishes(needs, parts)
     moments: list[tuple[str, str]] = []
     working: list[int] = []
     uses: list[tuple[int, ...]] = []
     carried, going = 0, 0
-    for moment in needs.moments:
+    for place, moment in enumerate(needs.moments):
         if moment.phase == "step":
             continue
         is_told = bool(moment.block) or (moment.phase == "forward" and bool(moments))
@@ -152,20 +173,35 @@ def demand_of(
         if not is_told:  # the loss's own backward, before any block's
             working[-1] = max(working[-1], moment.working)
             continue
-        needed = tuple(unit for unit in parts.uses.get(moment.block, ()) if unit not in pinned)
+        needed = tuple(unit for unit in parts.needed(moment) if unit not in pinned)
         moments.append((moment.phase, moment.block))
-        working.append(max(moment.working, carried) + (going if moment.phase == "backward" else 0))
+        # Of units near for good, gradients that are there; of units that several blocks share, what has been summed.
+        there = sum(
+            parts.trained[unit]
+            for unit in range(len(parts.sizes))
+            if (unit in pinned and (accumulates or first[unit] < place)) or first[unit] < place <= last[unit]
+        )
+        working.append(max(moment.working, carried) + there + (going if moment.phase == "backward" else 0))
         uses.append(needed)
         carried = 0
         # Gradients of this block are on their way while the next one computes.
-        going = sum(parts.trained[unit] for unit in needed) if moment.phase == "backward" else 0
+        going = sum(parts.trained[unit] for unit in parts.finished(moment) if unit not in pinned)
     sizes = tuple(0 if unit in pinned else size for unit, size in enumerate(parts.sizes))
     room = tuple(budget - always - held for held in working)
     try:
-        demand = Demand(names=parts.names, sizes=sizes, uses=tuple(uses), room=room, fresh=fresh)
+        demand = Demand(names=parts.names, sizes=sizes, uses=tuple(uses), room=room)
     except SynthesisError as error:
         raise SynthesisError(f"a budget of {budget} bytes: {error}") from None
     return tuple(moments), demand
+
+
+def _finishes(needs: Needs, parts: Parts) -> tuple[list[int], list[int]]:
+    """Places of the first and the last moment in which a unit's gradients come, far off where none do."""
+    first, last = [len(needs.moments)] * len(parts.sizes), [-1] * len(parts.sizes)
+    for place, moment in enumerate(needs.moments):
+        for unit in parts.finished(moment):
+            first[unit], last[unit] = min(first[unit], place), place
+    return first, last
 
 
 def least_budget(needs: Needs, parts: Parts) -> int:
@@ -218,20 +254,22 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
         if over > 0:
             break
         try:
-            moments, demand = demand_of(needs, parts, budget, pinned=pinned, fresh=micro_batches > 1)
+            moments, once = demand_of(needs, parts, budget, pinned=pinned, accumulates=micro_batches > 1)
         except SynthesisError:
             if count == 0:
                 raise
             break
+        demand = once.repeated(micro_batches)
         plan = by_next_use(demand.with_ahead())
-        moved = _moved(parts, demand, plan, pinned, micro_batches)
+        gradients = sum(size for unit, size in enumerate(parts.trained) if unit not in pinned)
+        moved = plan.loaded_bytes + micro_batches * gradients
         if best is None or moved < best.moved_bytes:
             held = (
                 sum(demand.sizes[unit] for unit in near) + budget - room
                 for near, room in zip(plan.near, demand.room, strict=True)
             )
             best = Schedule(
-                moments=moments,
+                moments=moments * micro_batches,
                 parts=parts,
                 demand=demand,
                 plan=plan,
@@ -243,16 +281,6 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
     if best is None:  # count 0 either raised or was kept
         raise SynthesisError(f"a budget of {budget} bytes: nothing fits")
     return best
-
-
-def _moved(parts: Parts, demand: Demand, plan: ResidencyPlan, pinned: frozenset[int], micro_batches: int) -> int:
-    """Bytes of a step over the link: parameters in, gradients out."""
-    gradients = sum(size for unit, size in enumerate(parts.trained) if unit not in pinned)
-    loaded = plan.loaded_bytes
-    if micro_batches > 1:
-        first = by_next_use(replace(demand, fresh=False).with_ahead()).loaded_bytes
-        return first + (micro_batches - 1) * loaded + micro_batches * gradients
-    return loaded + gradients
 
 
 def _state_share(needs: Needs, parts: Parts) -> float:

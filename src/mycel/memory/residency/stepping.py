@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
 from mycel.errors import UsageError
+from mycel.memory.residency.slots import local
 from mycel.memory.residency.units import far_like
 from mycel.memory.tiers import FarMemory
 
@@ -99,11 +100,12 @@ class Stepping:
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
-                if slice_ and size + parameter.nbytes > self.slice_bytes:
+                num_bytes = local(parameter).nbytes
+                if slice_ and size + num_bytes > self.slice_bytes:
                     yield slice_
                     slice_, size = set(), 0
                 slice_.add(id(parameter))
-                size += parameter.nbytes
+                size += num_bytes
         if slice_:
             yield slice_
 
@@ -115,8 +117,11 @@ class Stepping:
             for name, value in state.items():
                 if not isinstance(value, Tensor) or value.dim() == 0:
                     continue
-                if self._moved.get((id(parameter), name)) is not value:
-                    state[name] = self._moved[id(parameter), name] = far_like(self.far, value.contiguous())
+                if self._moved.get((id(parameter), name)) is local(value):
+                    continue
+                there = far_like(self.far, local(value).contiguous())
+                self._moved[id(parameter), name] = there
+                _hold(state, name, there)
 
     def close(self) -> None:
         """The optimizer's own ``step`` again, and state in plain memory."""
@@ -126,9 +131,18 @@ class Stepping:
             self.optimizer.step = self._had  # type: ignore[method-assign]
         for parameter, state in self.optimizer.state.items():
             for name, value in state.items():
-                if isinstance(value, Tensor) and self._moved.get((id(parameter), name)) is value:
-                    state[name] = value.to(parameter.device, copy=True)
+                if isinstance(value, Tensor) and self._moved.get((id(parameter), name)) is local(value):
+                    _hold(state, name, local(value).to(parameter.device, copy=True))
         self._moved = {}
+
+
+def _hold(state: dict[str, Any], name: str, numbers: Tensor) -> None:
+    """Have a state's value be these numbers: as it is, or as this rank's part of it."""
+    value = state[name]
+    if local(value) is value:
+        state[name] = numbers
+    else:
+        value._local_tensor = numbers
 
 
 @contextmanager

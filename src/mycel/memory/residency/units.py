@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mycel.comm.pending import Pending
 from mycel.errors import UsageError
+from mycel.memory.residency.slots import Slot
 from mycel.memory.tiers import FarMemory, Link
 
 __all__ = ["Unit", "far_like"]
@@ -56,7 +57,7 @@ class Unit:
 
     Args:
         name: of the block.
-        parameters: that no other unit has.
+        slots: of parameters that no other unit has.
         far: lends buffers.
         device: where near is.
 
@@ -69,27 +70,28 @@ class Unit:
         UsageError: a parameter that is not contiguous.
     """
 
-    def __init__(self, name: str, parameters: Iterable[nn.Parameter], far: FarMemory, device: torch.device) -> None:
-        self.name, self.parameters = name, list(parameters)
-        for parameter in self.parameters:
-            if not parameter.is_contiguous():
-                raise UsageError(f"{name}: a parameter of {tuple(parameter.shape)} is not contiguous in memory")
+    def __init__(self, name: str, slots: Iterable[Slot], far: FarMemory, device: torch.device) -> None:
+        self.name, self.slots = name, list(slots)
+        numbers = [slot.numbers() for slot in self.slots]
+        for each in numbers:
+            if not each.is_contiguous():
+                raise UsageError(f"{name}: a parameter of {tuple(each.shape)} is not contiguous in memory")
         self._lender = far
-        self.num_bytes = _starts(self.parameters)[1]
+        self.num_bytes = _starts(numbers)[1]
         self._far = far.take(self.num_bytes)
-        self.far = _views(self._far, [p.data for p in self.parameters])
+        self.far = _views(self._far, numbers)
         self._near = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         self.near = _views(self._near, self.far)
         self._near.untyped_storage().resize_(0)
         self._far_grad: Tensor | None = None
         self.far_grads: list[Tensor] = []
-        for parameter, there in zip(self.parameters, self.far, strict=True):
-            there.copy_(parameter.detach())
-            grad = parameter.grad
-            parameter.grad = None
-            parameter.data = there
+        for place, (slot, there) in enumerate(zip(self.slots, self.far, strict=True)):
+            there.copy_(slot.numbers().detach())
+            grad = slot.gradient()
+            slot.be_gradient(None)
+            slot.be(there)
             if grad is not None:
-                parameter.grad = self._grads()[self._place(parameter)].copy_(grad)
+                slot.be_gradient(self._grads()[place].copy_(grad))
         self.is_near = False
         self._coming: Pending[None] | None = None
         self._versions: tuple[int, ...] = ()
@@ -99,13 +101,11 @@ class Unit:
         self._kept: dict[int, Tensor] = {}
         self._stores: list[tuple[Pending[None], list[Tensor], list[tuple[Tensor, Tensor]]]] = []
 
-    def _place(self, parameter: nn.Parameter) -> int:
-        return next(place for place, each in enumerate(self.parameters) if each is parameter)
-
     def _grads(self) -> list[Tensor]:
         if self._far_grad is None:
             self._far_grad = self._lender.take(self.num_bytes)
-            self.far_grads = _views(self._far_grad, self.far)
+            laid = _views(self._far_grad, self.far)
+            self.far_grads = [slot.shaped(each) for slot, each in zip(self.slots, laid, strict=True)]
         return self.far_grads
 
     # -- numbers ------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class Unit:
         Args:
             link: that carries them.
         """
-        versions = tuple(parameter._version for parameter in self.parameters)
+        versions = tuple(slot.version() for slot in self.slots)
         if self.is_near:
             if versions == self._versions:
                 return False
@@ -131,13 +131,13 @@ class Unit:
         if self._coming is not None:
             coming, self._coming = self._coming, None
             coming.wait()
-        for parameter, near in zip(self.parameters, self.near, strict=True):
-            parameter.data = near
+        for slot, near in zip(self.slots, self.near, strict=True):
+            slot.compute(near)
 
     def leave(self) -> None:
         """Parameters are the far ones again; the near numbers stay where they are."""
-        for parameter, there in zip(self.parameters, self.far, strict=True):
-            parameter.data = there
+        for slot, there in zip(self.slots, self.far, strict=True):
+            slot.compute(there)
 
     def drop(self) -> None:
         """Give near memory back."""
@@ -154,11 +154,12 @@ class Unit:
 
     def expect(self) -> None:
         """A backward pass comes to this unit: what it brings is told from gradients that are there."""
-        for place, parameter in enumerate(self.parameters):
-            if parameter.grad is not None:
-                self._kept[place] = parameter.grad
-                parameter.grad = None
-        self.waiting_for = {place for place, p in enumerate(self.parameters) if p.requires_grad}
+        for place, slot in enumerate(self.slots):
+            grad = slot.gradient()
+            if grad is not None:
+                self._kept[place] = grad
+                slot.be_gradient(None)
+        self.waiting_for = {place for place, slot in enumerate(self.slots) if slot.parameter.requires_grad}
 
     def arrived(self, place: int, link: Link) -> None:
         """A gradient is complete; with the last one they go.
@@ -167,10 +168,13 @@ class Unit:
             place: of the parameter, among the unit's.
             link: that carries them.
         """
-        grad = self.parameters[place].grad
-        if grad is not None:
+        grad = self.slots[place].gradient()
+        if grad is not None and grad.numel() == 0:  # a rank whose shard is empty
+            self._kept[place] = grad
+            self.slots[place].be_gradient(None)
+        elif grad is not None:
             self._leaving.append((place, grad.detach()))
-            self.parameters[place].grad = None
+            self.slots[place].be_gradient(None)
         self.waiting_for.discard(place)
         if not self.waiting_for:
             self.send(link)
@@ -213,7 +217,7 @@ class Unit:
         """Parameters have their gradients, far ones."""
         self.leave()
         for place, grad in self._kept.items():
-            self.parameters[place].grad = grad
+            self.slots[place].be_gradient(grad)
         self._kept = {}
         self.waiting_for = set()
 
@@ -232,12 +236,12 @@ class Unit:
         """Parameters and gradients are near for good, and far buffers go back."""
         self.settle()
         self.drop()
-        for parameter, there in zip(self.parameters, self.far, strict=True):
-            grad = parameter.grad
-            parameter.grad = None
-            parameter.data = there.to(self._near.device, copy=True)
+        for slot, there in zip(self.slots, self.far, strict=True):
+            grad = slot.gradient()
+            slot.be_gradient(None)
+            slot.be(there.to(self._near.device, copy=True))
             if grad is not None:
-                parameter.grad = grad.to(self._near.device, copy=True)
+                slot.be_gradient(grad.to(self._near.device, copy=True))
         self._lender.give(self._far)
         if self._far_grad is not None:
             self._lender.give(self._far_grad)

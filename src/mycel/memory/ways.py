@@ -1,0 +1,186 @@
+"""Ways to train within a budget, each with its peak and its modelled time, and the rates that the model takes."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from mycel.errors import SynthesisError, UsageError
+from mycel.memory.needs import Needs
+from mycel.memory.residency import Parts, Schedule, schedule_of
+from mycel.memory.residency.schedule import least_budget
+from mycel.memory.tiers import CudaLink, EmulatedLink, Link
+from mycel.planning.residency import Block, MemoryInstance, MemoryPlan, fast_plan
+
+__all__ = ["Choice", "activations", "bytes_per_s", "flops_per_s", "mib", "near", "residency", "usual_link"]
+
+#: Bytes and rounds by which a link's rate is measured, and the width of the product that measures the processor.
+_PROBE_BYTES, _ROUNDS, _PROBE_WIDTH = 4 << 20, 3, 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """A way to train within the budget, or why it is none.
+
+    Attributes:
+        way: its name.
+        peak: bytes of near memory at most, or the least that it would need.
+        seconds: of a step, modelled; ``None`` where it does not fit.
+        says: what it does, or what is missing.
+    """
+
+    way: str
+    peak: int
+    seconds: float | None
+    says: str
+
+
+# -- ways -------------------------------------------------------------------------------------------------------
+
+
+def near(way: str, needs: Needs, budget: int, rate: float, micro_batches: int) -> Choice:
+    """Everything near, as it is or computed again.
+
+    Args:
+        way: its name.
+        needs: of a step that goes so.
+        budget: bytes of near memory.
+        rate: operations a second.
+        micro_batches: backward passes of a step.
+    """
+    over = needs.peak - budget
+    says = "everything near" if over <= 0 else f"{over} bytes too little"
+    return Choice(
+        way=way, peak=needs.peak, seconds=None if over > 0 else _base(needs, rate, micro_batches), says=says
+    )
+
+
+def residency(
+    way: str, needs: Needs, parts: Parts, budget: int, rate: float, gbps: float, micro_batches: int
+) -> tuple[Choice, Schedule | None]:
+    """Parameters, gradients and optimizer state far, near when they are needed.
+
+    Args:
+        way: its name.
+        needs: of a step that goes so, but with everything near.
+        parts: units of the model.
+        budget: bytes of near memory.
+        rate: operations a second.
+        gbps: of the link.
+        micro_batches: backward passes of a step.
+    """
+    least = least_budget(needs, parts)
+    try:
+        schedule = schedule_of(needs, parts, budget, micro_batches=micro_batches)
+    except SynthesisError:
+        return Choice(way=way, peak=least, seconds=None, says=f"{least - budget} bytes too little"), None
+    moving = schedule.moved_bytes / gbps / 1e9
+    seconds = max(_base(needs, rate, micro_batches), moving)
+    says = f"{mib(schedule.moved_bytes)} over the link a step, {len(schedule.pinned)} units near for good"
+    return Choice(way=way, peak=schedule.peak, seconds=seconds, says=says), schedule
+
+
+def _base(needs: Needs, rate: float, micro_batches: int) -> float:
+    return needs.flops / rate * micro_batches
+
+
+def activations(
+    needs: Needs, budget: int, rate: float, gbps: float, micro_batches: int
+) -> tuple[Choice, tuple[list[str], MemoryInstance, MemoryPlan] | None]:
+    """Activations kept, moved or computed again, block by block, while all else stays near.
+
+    Args:
+        needs: of a step with everything near.
+        budget: bytes of near memory.
+        rate: operations a second.
+        gbps: of the link.
+        micro_batches: backward passes of a step.
+    """
+    way = "activations"
+    saved = sum(block.saved for block in needs.blocks)
+    outside = max(0, needs.most("activations") - saved)
+    others = max(moment.total - moment.activations for moment in needs.moments) + outside
+    largest = max((block.saved + block.input for block in needs.blocks), default=0)
+    least = others + largest
+    blocks = tuple(
+        Block(
+            forward_us=max(1, round(block.forward_flops / rate * 1e6)),
+            backward_us=max(1, round(block.backward_flops / rate * 1e6)),
+            saved=max(1, block.saved + block.input),
+            input=block.input,
+        )
+        for block in needs.blocks
+    )
+    try:
+        instance = MemoryInstance(
+            blocks=blocks,
+            capacity=max(1, budget - others),
+            out_bytes_per_us=gbps * 1e3,
+            in_bytes_per_us=gbps * 1e3,
+        )
+        plan = fast_plan(instance)
+    except (UsageError, SynthesisError):
+        says = f"all but activations takes {mib(others)}: {least - budget} bytes too little"
+        return Choice(way=way, peak=max(least, budget + 1), seconds=None, says=says), None
+    counts = ", ".join(f"{policy} {count}" for policy, count in plan.counts.items())
+    seconds = _base(needs, rate, micro_batches) + (plan.iteration_us - instance.ideal_us) * 1e-6 * micro_batches
+    choice = Choice(way=way, peak=budget, seconds=seconds, says=f"blocks: {counts}")
+    return choice, ([block.name for block in needs.blocks], instance, plan)
+
+
+# -- rates ------------------------------------------------------------------------------------------------------
+
+
+def usual_link(device: torch.device) -> Link:
+    """A fast one where nobody gives one.
+
+    Args:
+        device: where near is.
+    """
+    return CudaLink(device) if device.type == "cuda" else EmulatedLink(bandwidth_gbps=100.0)
+
+
+def flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
+    """Of a product here, the fastest of a few.
+
+    Args:
+        device: that computes.
+        dtype: of numbers.
+    """
+    a = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
+    best = float("inf")
+    for _ in range(_ROUNDS + 1):
+        begin = time.perf_counter()
+        float((a @ a)[0, 0])  # waits for the device
+        best = min(best, time.perf_counter() - begin)
+    return 2.0 * _PROBE_WIDTH**3 / best
+
+
+def bytes_per_s(link: Link, device: torch.device) -> float:
+    """Of a link to near memory, the fastest of a few.
+
+    Args:
+        link: between far and near.
+        device: where near is.
+    """
+    there = link.far(torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
+    near = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        begin = time.perf_counter()
+        link.fetch([(there, near)]).wait()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - begin)
+    return _PROBE_BYTES / best
+
+
+def mib(num_bytes: int) -> str:
+    """As people read it.
+
+    Args:
+        num_bytes: any.
+    """
+    return f"{num_bytes / (1 << 20):.1f} MiB"
