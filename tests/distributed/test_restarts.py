@@ -41,6 +41,7 @@ def test_torchrun_restarts_the_job_after_a_rank_was_killed(tmp_path: Path) -> No
     assert all("PeerLostError: rank 1 was lost" in text for name, text in said.items() if name.endswith("attempt0"))
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_training_goes_on_without_a_link() -> None:
     """DDP on a ring of four; a cable is cut in the middle: no error, the same losses, over the other three."""
