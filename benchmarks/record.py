@@ -69,7 +69,7 @@ def markdown(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def with_section(page: str, name: str, text: str) -> str:
-    """The page with ``text`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``; no text is ``NOT_MEASURED``."""
+    """The page with ``text`` between ``<!-- name:begin -->`` and ``<!-- name:end -->``, or ``NOT_MEASURED``."""
     marks = re.compile(rf"(<!-- {name}:begin -->\n).*?(<!-- {name}:end -->)", re.DOTALL)
     if not marks.search(page):
         raise SystemExit(f"the page has no place for a table: <!-- {name}:begin --> ... <!-- {name}:end -->")
