@@ -89,6 +89,6 @@ def nothing_left_behind() -> Iterator[None]:
     torch_is_new = "torch" in sys.modules and "torch" not in modules
     names = {*before, *after} - ({n for n in after if n.startswith("torch")} if torch_is_new else set())
     changed = {n: (before.get(n), after.get(n)) for n in names if before.get(n) != after.get(n)}
-    exchanged = [n for n, m in modules.items() if _is_ours(m) and sys.modules.get(n) is not m]
+    exchanged = [n for n, m in modules.items() if sys.modules.get(n) is not m and _is_ours(m)]
     assert not changed, f"left behind, before and after: {changed}"
     assert not exchanged, f"modules that others use were removed or loaded anew: {exchanged}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed.warm import started_warm
 
 HERE = Path(__file__).resolve().parent
 #: Seconds for the launcher to import torch and to load, or once on a machine compile, the engine.
@@ -24,31 +25,34 @@ class Launcher:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
+        env = {k: v for k, v in os.environ.items() if not k.startswith("MYCEL_") and k not in ("RANK", "WORLD_SIZE")}
+        # Threads of a BLAS library would make forking unsafe, and two cores slower.
+        self.environment = env | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        if self.process is None or self.process.poll() is not None:
-            self.start()
+        self.be_there()
         process = self.process
         assert process is not None and process.stdin is not None and process.stdout is not None
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
-        ready, _, _ = select.select([process.stdout], [], [], START_S + request["timeout_s"])
+        ready, _, _ = select.select([process.stdout], [], [], START_S + request.get("timeout_s", 0.0))
         line = process.stdout.readline() if ready else ""
         if not line:
             self.stop()
             pytest.fail("the launcher of ranks ended or did not answer")
         return json.loads(line)  # type: ignore[no-any-return]
 
+    def be_there(self) -> None:
+        if self.process is None or self.process.poll() is not None:
+            self.start()
+
     def start(self) -> None:
-        env = {k: v for k, v in os.environ.items() if not k.startswith("MYCEL_") and k not in ("RANK", "WORLD_SIZE")}
-        # Threads of a BLAS library would make forking unsafe, and two cores slower.
-        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
             [sys.executable, str(HERE / "launcher.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=env,
+            env=self.environment,
         )
 
     def stop(self) -> None:
@@ -69,6 +73,14 @@ def launcher() -> Iterator[Launcher]:
     made = Launcher()
     yield made
     made.stop()
+
+
+@pytest.fixture
+def warm_ranks(launcher: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``mycel.emulate`` starts in this test is forked from the launcher, where that makes no difference."""
+    launcher.be_there()  # not for the first time in a thread that is in a network namespace of its own
+    module = sys.modules["mycel.emulate.launch"]  # the package has a function of the same name
+    monkeypatch.setattr(module, "start_process", started_warm(launcher.ask, launcher.environment))
 
 
 @pytest.fixture

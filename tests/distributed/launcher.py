@@ -3,7 +3,8 @@
 Importing torch and loading compiled code takes each rank seconds; a fork of a process that has done both takes
 milliseconds. The launcher itself never makes a process group, an autograd graph or a thread, so that forking is safe.
 
-A request is one line of JSON on standard input, the answer one line on standard output; see ``conftest.py``.
+A request is one line of JSON on standard input, the answer one line on standard output; see ``conftest.py``. Either a
+function is to run on ranks, or a program is to become a process of its own (``forked_programs.py``).
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ import torch.utils._device
 import mycel.runtime
 
 sys.path.append(str(Path(__file__).parents[2]))  # what ranks run imports from ``tests``
+
+from tests.distributed.forked_programs import Become, fork_program
 
 #: Seconds the other ranks get after the first has failed.
 GRACE_S = 15.0
@@ -134,8 +137,15 @@ def main() -> None:
     torch.set_num_threads(1)
     mycel.runtime.warm()
     for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), flush=True)
+        request = json.loads(line)
+        print(json.dumps(fork_program(request) if "program" in request else run(request)), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Become as become:
+        program = become.program
+    else:
+        sys.exit()
+    program.run()  # in no frame but this one, as an interpreter that was started for it

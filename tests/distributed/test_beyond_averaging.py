@@ -15,7 +15,8 @@ RunRanks = Callable[..., list[Any]]
 @pytest.mark.parametrize(
     ("world_size", "backend", "steps"),
     [
-        (1, "gloo", 800),
+        (1, "gloo", 300),
+        pytest.param(1, "gloo", 800, marks=long),
         (2, "mycel", 0),
         (3, "gloo", 0),
         (4, "mycel", 0),
@@ -25,12 +26,13 @@ RunRanks = Callable[..., list[Any]]
     ],
 )
 def test_masha_follows_its_algorithm(run_ranks: RunRanks, world_size: int, backend: str, steps: int) -> None:
-    """The first nine steps are the algorithm's, and 800 more end at the solution."""
+    """The first nine steps are the algorithm's, and 300 or 800 more come near the solution: it converges linearly."""
+    left = {0: float("inf"), 300: 1e-3, 800: 1e-9}[steps]
     for found in run_ranks(world_size, "beyond_averaging", "masha_follows_its_algorithm", steps, backend=backend):
         assert set(found) == {"random_k", "top_k", "int8"}
         for kind, (early, late, sent) in found.items():
             assert early < 1e-6, kind  # payloads are float32
-            assert late < 1e-9 or not steps, kind
+            assert late < left, kind
             assert sent == pytest.approx(1.0), kind
 
 

@@ -52,6 +52,7 @@ def test_what_no_schedule_carries_does_not_hang(run_ranks: RunRanks) -> None:
 
 
 @pytest.mark.namespaces
+@pytest.mark.usefixtures("warm_ranks")
 def test_on_an_emulated_cluster(tmp_path: Path) -> None:
     """Two nodes with a slow way between, real packets on shaped links: the same results as on loopback."""
     heard: list[str] = []

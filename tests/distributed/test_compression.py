@@ -126,6 +126,7 @@ def test_bytes_metered_equal_the_formula(run_ranks: RunRanks) -> None:
             assert sent == pytest.approx(formula), name
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 @pytest.mark.parametrize("backend", ["mycel", pytest.param("gloo", marks=long)])
 def test_bytes_metered_equal_the_interfaces(backend: str) -> None:

@@ -40,6 +40,7 @@ def test_demo_on_an_emulated_cluster(tmp_path: Path) -> None:
     assert Path(document["files"]["png"]).stat().st_size > 20_000
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_demo_without_emulation_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise EmulationError("this machine has no veth")

@@ -57,6 +57,7 @@ def test_one_command() -> None:
     assert "over 2 ranks of mycel" in done.stdout
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_over_an_emulated_cluster(run_ranks: RunRanks) -> None:
     """Over links as over loopback: where packets go changes nothing that is learned."""

@@ -12,6 +12,7 @@ def test_the_matrix_is_whole() -> None:
     assert len(every) == len(set(every)) == 6 * 10 + 2 * 10 + 2 * 9 + 3 + 4 + (10 + 2) + 3 * 10 + 2 + 7 + 3
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_one_switch() -> None:
     chosen = [
@@ -29,6 +30,7 @@ def test_one_switch() -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize("elements", [256, pytest.param(1 << 18, marks=long)])
 def test_processes_that_share_memory(elements: int) -> None:
     chosen = [
@@ -48,6 +50,7 @@ def test_processes_that_share_memory(elements: int) -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_a_ring() -> None:
     """No switch: ranks relay data, and what they tell each other; some calls take two collectives then."""
@@ -64,6 +67,7 @@ def test_a_ring() -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("cluster", ["star4", "ring4"])
@@ -79,6 +83,7 @@ def test_a_machine_goes_dark(cluster: str) -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("cluster", ["star8", "ring4"])

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -17,6 +13,7 @@ from tests.effort import long
 
 from mycel.emulate.launch import start
 from mycel.topology.load import load_topology
+from mycel.topology.model import Topology
 
 PROGRAM = Path(__file__).parent / "programs" / "fault.py"
 CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
@@ -27,49 +24,12 @@ LATE_S = 2.0
 LIMIT_S = 120.0
 
 
-def _on_loopback(world_size: int, arguments: Sequence[str]) -> list[dict[str, object]]:
-    """Run the program on ranks that share this machine's loopback; what survivors report."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    base = {
-        "WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "OMP_NUM_THREADS": "1",
-    }
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(PROGRAM), *arguments],
-            env={**os.environ, **base, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        for rank in range(world_size)
-    ]
-    victim = int(arguments[1])
-    deadline = time.monotonic() + LIMIT_S
-    try:
-        outputs = [
-            process.communicate(timeout=max(1.0, deadline - time.monotonic()))[0]
-            for rank, process in enumerate(processes)
-            if rank != victim
-        ]
-    finally:
-        for process in processes:
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-    return [json.loads(line) for output in outputs for line in output.splitlines() if line.startswith("{")]
-
-
-def _emulated(cluster: str, arguments: Sequence[str]) -> list[dict[str, object]]:
+def _reports(where: Topology | int, arguments: Sequence[str]) -> list[dict[str, object]]:
+    """Run the program on the ranks of an emulated cluster, or of this machine's loopback; what survivors report."""
     lines: list[str] = []
-    topology = load_topology(CLUSTERS / cluster)
     victim = int(arguments[1])
-    with start(
-        topology, [sys.executable, str(PROGRAM), *arguments], output=lambda rank, line: lines.append(line)
-    ) as run:
+    command = [sys.executable, str(PROGRAM), *arguments]
+    with start(where, command, output=lambda rank, line: lines.append(line)) as run:
         deadline = time.monotonic() + LIMIT_S
         while time.monotonic() < deadline:
             codes = run.exit_codes
@@ -77,15 +37,8 @@ def _emulated(cluster: str, arguments: Sequence[str]) -> list[dict[str, object]]
                 break
             run.wait(0.2)
         pids = run.pids
-    assert not any(_runs(pid) for pid in pids), "a rank outlived its cluster"
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids), "a rank outlived its cluster"
     return [json.loads(line) for line in lines if line.startswith("{")]
-
-
-def _runs(pid: int) -> bool:
-    try:
-        return PROGRAM.name in Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:
-        return False
 
 
 def _check(reports: list[dict[str, object]], survivors: set[int], victim: int, error: str) -> None:
@@ -105,16 +58,18 @@ def _check(reports: list[dict[str, object]], survivors: set[int], victim: int, e
     assert len(causes) == 1, causes
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.parametrize(
     ("how", "world_size", "victim", "mode"),
     [("kill", 3, 0, "sync"), ("stop", 3, 1, "async")],
 )
 def test_survivors_name_the_rank_on_loopback(how: str, world_size: int, victim: int, mode: str) -> None:
-    reports = _on_loopback(world_size, [how, str(victim), str(TIMEOUT_S), mode])
+    reports = _reports(world_size, [how, str(victim), str(TIMEOUT_S), mode])
     error = "PeerLostError" if how == "kill" else "CollectiveTimeoutError"
     _check(reports, set(range(world_size)) - {victim}, victim, error)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 @pytest.mark.parametrize(
     ("how", "cluster", "victim", "mode"),
@@ -125,7 +80,7 @@ def test_survivors_name_the_rank_on_loopback(how: str, world_size: int, victim: 
     ],
 )
 def test_survivors_name_the_rank_in_an_emulated_cluster(how: str, cluster: str, victim: int, mode: str) -> None:
-    num_ranks = load_topology(CLUSTERS / cluster).num_ranks
-    reports = _emulated(cluster, [how, str(victim), str(TIMEOUT_S), mode])
+    topology = load_topology(CLUSTERS / cluster)
+    reports = _reports(topology, [how, str(victim), str(TIMEOUT_S), mode])
     error = "PeerLostError" if how == "kill" else "CollectiveTimeoutError"
-    _check(reports, set(range(num_ranks)) - {victim}, victim, error)
+    _check(reports, set(range(topology.num_ranks)) - {victim}, victim, error)

@@ -36,6 +36,14 @@ def test_who_died_is_named(run_ranks: RunRanks) -> None:
     run_ranks(3, "first_calls", "who_died_is_named")
 
 
+def test_who_plans_is_named(run_ranks: RunRanks) -> None:
+    """Partners wait for a rank that plans until the group's time-out, and do not take it for one that is stuck."""
+    found = run_ranks(3, "first_calls", "who_plans_is_named", 5.0, timeout_s=90.0)
+    kinds, messages = zip(*found, strict=True)
+    assert set(kinds) == {"CollectiveTimeoutError"}, found
+    assert all("all_gather #1 reached its timeout of 5 s: rank 1 is planning all_gather over" in m for m in messages)
+
+
 def test_who_left_is_named(run_ranks: RunRanks) -> None:
     run_ranks(3, "first_calls", "who_left_is_named")
 

@@ -97,6 +97,7 @@ def test_a_failure_writes_records_and_says_where(run_ranks: RunRanks, tmp_path: 
         assert sum(second["messages_done"]) < sum(program["messages"])
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_the_report_names_the_slow_cable_and_the_late_rank(tmp_path: Path) -> None:
     """Rank 3's cable carries 100 of the 400 Mbit/s that the topology file promises; rank 1 is late each time."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.effort import long
 
 from mycel.emulate import launch
 from mycel.runtime import warm
@@ -20,6 +21,10 @@ PROGRAM = Path(__file__).parent / "programs" / "framework.py"
 LIMIT_S = 180.0
 #: What a launcher sets and what says where mycel's ranks are: the test's own must not reach the program.
 OURS = ("MYCEL_", "RANK", "WORLD_SIZE", "MASTER_")
+FIRST_WORD = '{"framework"'
+#: Frameworks that leave the default group to the program, and those that make it and have a launcher's processes.
+OF_THE_PROGRAM, OF_THEIR_OWN = ("plain", "accelerate", "ignite"), ("lightning", "fabric")
+MODULES = {"plain": "torch", "fabric": "lightning"}
 
 
 def under_torchrun(*arguments: str) -> list[dict[str, Any]]:
@@ -33,13 +38,13 @@ def under_torchrun(*arguments: str) -> list[dict[str, Any]]:
 
 
 def told(output: str) -> list[dict[str, Any]]:
-    """What each of two ranks said; the two may stand on one line."""
-    decoder, found, at = json.JSONDecoder(), [], output.find('{"backend"')
+    """What each of two ranks said of each framework; the two may stand on one line."""
+    decoder, found, at = json.JSONDecoder(), [], output.find(FIRST_WORD)
     while at >= 0:
         value, end = decoder.raw_decode(output, at)
         found.append(value)
-        at = output.find('{"backend"', end)
-    assert len(found) == 2, output
+        at = output.find(FIRST_WORD, end)
+    assert found and len(found) % 2 == 0, output
     return found
 
 
@@ -51,22 +56,31 @@ def assert_trained(found: list[dict[str, Any]]) -> None:
     assert found[0]["losses"] != found[1]["losses"], "each rank has rows of its own"
 
 
+def is_installed(name: str) -> bool:
+    return importlib.util.find_spec(MODULES.get(name, name)) is not None
+
+
 @pytest.fixture(scope="module")
 def over_gloo() -> list[dict[str, Any]]:
     """What torch's own wrapper learns from the same rows over Gloo."""
-    return by_losses(under_torchrun("plain", "gloo"))
+    return by_losses(under_torchrun("plain:gloo"))
 
 
-@pytest.mark.parametrize(
-    ("name", "module"),
-    [("plain", "torch"), ("accelerate",) * 2, ("ignite",) * 2, ("lightning",) * 2, ("fabric", "lightning")],
-)
+@pytest.fixture(scope="module")
+def over_mycel() -> list[dict[str, Any]]:
+    """What all frameworks learn that are installed: those of a kind one after the other in the same processes."""
+    found = under_torchrun(*filter(is_installed, OF_THE_PROGRAM))
+    theirs = tuple(filter(is_installed, OF_THEIR_OWN))
+    return found + (under_torchrun(*theirs) if theirs else [])
+
+
+@pytest.mark.parametrize("name", [*OF_THE_PROGRAM, *OF_THEIR_OWN])
 def test_the_default_group_is_mycels_and_learns_what_gloos_learns(
-    over_gloo: list[dict[str, Any]], name: str, module: str
+    over_gloo: list[dict[str, Any]], over_mycel: list[dict[str, Any]], name: str
 ) -> None:
-    if importlib.util.find_spec(module) is None:
-        pytest.skip(f"{module} is not installed")
-    found = under_torchrun(name)
+    if not is_installed(name):
+        pytest.skip(f"{name} is not installed")
+    found = [each for each in over_mycel if each["framework"] == name]
     assert_trained(found)
     for mine, other in zip(by_losses(found), over_gloo, strict=True):
         assert other["backend"] == "gloo"
@@ -80,7 +94,7 @@ def by_losses(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.namespaces
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1"])
+@pytest.mark.parametrize("address", [pytest.param("127.0.0.1", marks=long), "127.0.1.1"])
 def test_machines_whose_own_name_is_a_loopback_address(address: str, tmp_path: Path) -> None:
     """Two machines, each of which finds its own name at a loopback address, as Debian writes it, and no other."""
     script = f"""

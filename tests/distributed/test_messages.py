@@ -102,6 +102,7 @@ def test_pipelines_of_torch(run_ranks: RunRanks) -> None:
     assert losses[0] == losses[1] == losses[2]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_long_messages_take_both_paths_of_a_fabric(tmp_path: Path) -> None:
     """Two ranks of a box have their own switch and the way around by the core: both carry their part."""
@@ -122,6 +123,7 @@ def test_long_messages_take_both_paths_of_a_fabric(tmp_path: Path) -> None:
         assert part <= num_bytes <= 1.01 * part
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 @pytest.mark.parametrize("what", ["pass", pytest.param("stop", marks=long), pytest.param("secret", marks=long)])
 def test_other_ranks_pass_on_long_messages(tmp_path: Path, what: str) -> None:

@@ -156,6 +156,7 @@ def test_both_at_more_ranks(run_ranks: Callable[..., list[Any]], size: int, back
         run_ranks(size, "pipelines", function, backend=backend, preload=PRELOAD, timeout_s=200)
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @long
 @pytest.mark.namespaces
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])

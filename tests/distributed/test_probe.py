@@ -46,6 +46,7 @@ def cluster(tmp_path: Path) -> Topology:
 class TestEmulated:
     pytestmark = pytest.mark.namespaces
 
+    @pytest.mark.usefixtures("warm_ranks")
     def test_four_ranks_behind_shared_uplinks_are_found(self, cluster: Topology, tmp_path: Path) -> None:
         lines: list[tuple[int, str]] = []
         output = tmp_path / "found.yaml"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -41,6 +42,7 @@ def test_torchrun_restarts_the_job_after_a_rank_was_killed(tmp_path: Path) -> No
     assert all("PeerLostError: rank 1 was lost" in text for name, text in said.items() if name.endswith("attempt0"))
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.namespaces
 def test_training_goes_on_without_a_link() -> None:
     """DDP on a ring of four; a cable is cut in the middle: no error, the same losses, over the other three."""
@@ -67,7 +69,8 @@ def test_training_goes_on_without_a_link() -> None:
     assert broken and len(whole) == len(other) == 4 * steps
     assert other == pytest.approx(whole, rel=1e-5)
     (warning,) = [line for line in lines if "goes on without it" in line]
-    assert "nothing gets through on link 1 - 2" in warning
+    # It is cut one way after the other: who looks in between has seen bytes come through on the second.
+    assert re.search(r"nothing gets through on link (1 -|1 ->|2 ->) [12]; ", warning)
     for record in said:
         if record["run"] == "end":
             assert record["gathered"] == [0.0, 1.0, 2.0, 3.0]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_random_collectives_are_right() -> None:
-    command = [sys.executable, "-W", "ignore", "-m", "tests.soak", "--count", "1500", "--seed", "7"]
+    command = [sys.executable, "-W", "ignore", "-m", "tests.soak", "--count", "700", "--seed", "7"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     run = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=400, check=False)
     assert run.stdout.count("collectives right") == 4, run.stdout + run.stderr[-4000:]

@@ -126,7 +126,8 @@ FEW = ("test_all_reduce_sum", "test_barrier_group", "test_reduce_sum", "test_Dis
 MORE = ("test_all_reduce", "test_reduce_", "test_new_subgroups", "test_DistributedDataParallel", "test_broadcast")
 
 
-@pytest.mark.parametrize(("parts", "at_least"), [(FEW, 4), pytest.param(MORE, 25, marks=pytest.mark.long)])
+@pytest.mark.long  # the same program without a schedule runs by default, and the schedule under everything else
+@pytest.mark.parametrize(("parts", "at_least"), [(FEW, 4), (MORE, 25)])
 def test_what_torch_tests(folder: Path, parts: tuple[str, ...], at_least: int, tmp_path: Path) -> None:
     file = tmp_path / "outcomes.json"
     selected = [word for part in parts for word in ("-k", part)]
@@ -138,6 +139,7 @@ def test_what_torch_tests(folder: Path, parts: tuple[str, ...], at_least: int, t
     assert sum(outcome == "passed" for outcome in outcomes.values()) >= at_least, outcomes
 
 
+@pytest.mark.usefixtures("warm_ranks")
 def test_faults_of_processes(folder: Path) -> None:
     chosen = [
         Cell(fault="kill", collective="all_reduce"),
@@ -164,6 +166,7 @@ def test_faults_of_links(folder: Path) -> None:
     assert not [outcome for outcome in outcomes if outcome.complaints]
 
 
+@pytest.mark.usefixtures("warm_ranks")
 @pytest.mark.long
 @pytest.mark.namespaces
 def test_a_lost_link_ends_it_and_rank_0_says_so(tmp_path: Path) -> None:

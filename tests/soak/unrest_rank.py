@@ -13,14 +13,15 @@ from tests.soak.__main__ import soak
 
 import mycel.runtime  # noqa: F401  (registers the backend)
 
-#: Calls before memory is noted for the first time.
-COUNT = 4000
+#: Calls in peace, with which most of what is to come is planned, and calls before memory is noted for the first time.
+PEACEFUL, COUNT = 300, 4000
 
 
 def main() -> None:
     seed, stop, ready = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
     dist.init_process_group("mycel", timeout=timedelta(seconds=120))
+    soak(PEACEFUL, seed + 1)
     dist.barrier()
     ready.touch()
     counted = soak(COUNT, seed, stop)

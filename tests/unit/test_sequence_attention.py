@@ -51,6 +51,8 @@ def test_every_way_is_dense_softmax(num_ranks: int, mask: Mask) -> None:
     makers = (contiguous, zigzag, per_document_zigzag)
     made: list[Layout] = [make(DOCUMENTS, num_ranks) for make in makers]
     made.append(scattered(DOCUMENTS, num_ranks, seed=5, leave_out=1))
+    if num_ranks == 4:  # as threads they take turns: the two that look least alike
+        made = made[1::2]
     for number, layout in enumerate(made):
         check(layout, mask, FORMS[(number + num_ranks) % len(FORMS)], ways_over(num_ranks))
 

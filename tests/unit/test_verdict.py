@@ -94,6 +94,18 @@ def test_a_rank_that_is_cut_off_is_silent_and_so_is_its_link() -> None:
     assert f"link {STAR.label(2)} - {STAR.label(4)}" in verdict.message
 
 
+def test_a_rank_that_plans_is_not_called_silent() -> None:
+    state = State(what="all_gather #65", waits_for=(1, 2), header=(65, ALL_REDUCE, 64), limit_s=120.0)
+    plans = {1: "all_gather over star4"}
+    verdict = judge_states({0: state, 3: state}, {}, STAR, str, plans)
+    assert verdict.message.startswith("all_gather #65 reached its timeout of 120 s: rank 2 is silent (stopped, ")
+    assert verdict.message.endswith("rank 1 is planning all_gather over star4; waited for by rank 0, rank 3")
+    only = judge_states({rank: replace(state, waits_for=(1,)) for rank in (0, 2, 3)}, {}, STAR, str, plans)
+    assert ": rank 1 is planning all_gather over star4 (" in only.message and "silent" not in only.message
+    there = judge_states(dict.fromkeys(range(4), state), {}, STAR, str, plans)  # it was ready while others decided
+    assert "planning" not in there.message
+
+
 def test_nothing_is_named_without_evidence() -> None:
     state = State(what="barrier #1", waits_for=(1,), header=(1, ALL_REDUCE, 4), limit_s=5.0)
     verdict = judge_states({0: state, 1: replace(state, waits_for=(0,))}, {0: Evidence(), 1: Evidence()}, STAR, str)

@@ -36,6 +36,7 @@ from mycel.brief import brief
 from mycel.collectives.columns import BoolArray, Columns, IntArray, Transfer
 from mycel.collectives.orbit import Orbit
 from mycel.collectives.part import Parts
+from mycel.collectives.schedule_fields import claim, is_marked, is_reduce, places_of, text_of, whole
 from mycel.collectives.slots import Slots
 from mycel.collectives.spec import Collective
 from mycel.errors import MycelError, ScheduleError
@@ -468,24 +469,24 @@ class Schedule:
         try:
             spec, fabric = data["collective"], data["topology"]
             topology = Topology(
-                name=_string(fabric["name"]),
-                unit=_string(fabric["unit"]),
+                name=text_of(fabric["name"]),
+                unit=text_of(fabric["unit"]),
                 vertices=tuple(
                     Vertex(
                         kind=k,
-                        label=_string(label),
-                        node=None if box is None else _string(box),
-                        computes=_is_marked(computes),
+                        label=text_of(label),
+                        node=None if box is None else text_of(box),
+                        computes=is_marked(computes),
                     )
                     for k, label, box, *computes in fabric["vertices"]
                 ),
                 links=tuple(
                     Link(
-                        src=_whole(s),
-                        dst=_whole(d),
-                        capacity=_whole(c),
+                        src=whole(s),
+                        dst=whole(d),
+                        capacity=whole(c),
                         latency_s=float(lat),
-                        link_class=_string(*of) if of else None,
+                        link_class=text_of(*of) if of else None,
                     )
                     for s, d, c, lat, *of in fabric["links"]
                 ),
@@ -493,27 +494,27 @@ class Schedule:
             )
             root, weights = spec["root"], spec.get("weights")
             return cls(
-                version=_whole(data["version"]),
-                method=_string(data["method"]),
+                version=whole(data["version"]),
+                method=text_of(data["method"]),
                 collective=Collective(
                     name=spec["name"],
-                    num_ranks=_whole(spec["num_ranks"]),
-                    root=None if root is None else _whole(root),
-                    weights=None if weights is None else tuple(map(_whole, weights)),
+                    num_ranks=whole(spec["num_ranks"]),
+                    root=None if root is None else whole(root),
+                    weights=None if weights is None else tuple(map(whole, weights)),
                 ),
                 topology=topology,
-                is_timed=_claim(data.get("timed", False)),
-                num_units=_whole(data["num_units"]),
-                chunks=tuple(Chunk(start=_whole(a), stop=_whole(b)) for a, b in data["chunks"]),
+                is_timed=claim(data.get("timed", False)),
+                num_units=whole(data["num_units"]),
+                chunks=tuple(Chunk(start=whole(a), stop=whole(b)) for a, b in data["chunks"]),
                 transfers=tuple(
                     Transfer(
-                        chunk=_whole(chunk),
-                        src=_whole(src),
-                        dst=_whole(dst),
-                        reduce=_is_reduce(kind),
-                        path=tuple(map(_whole, path)),
-                        after=tuple(map(_whole, after)),
-                        places=_places(rest),
+                        chunk=whole(chunk),
+                        src=whole(src),
+                        dst=whole(dst),
+                        reduce=is_reduce(kind),
+                        path=tuple(map(whole, path)),
+                        after=tuple(map(whole, after)),
+                        places=places_of(rest),
                     )
                     for chunk, src, dst, kind, path, after, *rest in data["transfers"]
                 ),
@@ -563,44 +564,3 @@ class Schedule:
         from mycel.collectives.schedule_text import parse_schedule
 
         return cls.from_json(parse_schedule(text))
-
-
-def _is_reduce(kind: str) -> bool:
-    if kind not in ("reduce", "copy"):
-        raise ScheduleError(f"transfer kind {kind!r}; expected 'copy' or 'reduce'")
-    return kind == "reduce"
-
-
-def _is_marked(rest: list[Any]) -> bool:
-    """What stands behind kind, label and box of a vertex: nothing, or true for a switch that computes."""
-    if rest and (len(rest) > 1 or not isinstance(rest[0], bool)):
-        raise TypeError(f"{rest!r} where nothing, or true for a switch that computes, was expected")
-    return bool(rest and rest[0])
-
-
-def _places(rest: list[Any]) -> tuple[int, int]:
-    """What stands behind the other fields of a transfer: nothing, or the places that it reads and writes."""
-    if not rest:
-        return 0, 0
-    if len(rest) > 1 or len(rest[0]) != 2:
-        raise TypeError(f"{rest!r} where nothing, or two places, was expected")
-    read, written = map(_whole, rest[0])
-    return read, written
-
-
-def _whole(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{value!r} where a whole number was expected")
-    return value
-
-
-def _claim(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise TypeError(f"{value!r} where true or false was expected")
-    return value
-
-
-def _string(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError(f"{value!r} where a string was expected")
-    return value

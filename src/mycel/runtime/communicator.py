@@ -16,13 +16,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from mycel.collectives.cost import Choice, choose, longest_piece
-from mycel.collectives.lower import RankTemplate
-from mycel.collectives.plan_programs import PlanPart
 from mycel.collectives.program import Channel
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import CollectiveName
-from mycel.collectives.synth import SYNTHESIZERS
-from mycel.collectives.synth.classics import CLASSICS
 from mycel.cost import Costs
 from mycel.errors import CommunicationError, TopologyError
 from mycel.names import spelled
@@ -34,14 +30,12 @@ from mycel.runtime.control import Control
 from mycel.runtime.faults import Attempt, Faults, LinksFailed
 from mycel.runtime.flight import FlightLog
 from mycel.runtime.forks import let_go_in_children
-from mycel.runtime.forms import Form, Workspace
-from mycel.runtime.headers import pack_kind
 from mycel.runtime.job_queue import JobQueue
+from mycel.runtime.making import METHODS, Maker
 from mycel.runtime.p2p_lines import Lines
 from mycel.runtime.pacing import Pacer, is_unpaced, path_pace
-from mycel.runtime.plan_forms import PlanForm
 from mycel.runtime.planner import Planner, sends_directly, sends_parts_directly, verified_schedules
-from mycel.runtime.prepared import Ints, Job, Part, Prepared, asking, origin_of
+from mycel.runtime.prepared import Ints, Job, Prepared, asking
 from mycel.runtime.proof import Proofs
 from mycel.runtime.reroute import Rerouter
 from mycel.runtime.shortcut import Pool, Shortcut
@@ -60,7 +54,6 @@ _log = logging.getLogger(__name__)
 #: Channels are paced at this part of their path's bandwidth: what TCP/IP headers leave of it is 0.956 with 1,500-byte
 #: packets.
 PACE = 0.97
-_METHODS = (*SYNTHESIZERS, *CLASSICS)
 
 
 class Communicator:
@@ -112,14 +105,9 @@ class Communicator:
         self._rendezvous = rendezvous
         self._address_of = address_of
         self._paced = paced
-        self._pacer = Pacer(rank, paced)
         self.is_local = is_local = rendezvous.is_one_host and is_unpaced(topology, paced)
         machines = machine_numbers([address.host for address in rendezvous.addresses])
-        self._methods = methods and tuple(spelled(m, _METHODS, "method of MYCEL_METHODS") for m in methods)
-        # Of a rank that does not know the lengths of others' blocks, and so cannot choose.
-        self._direct = Choice(
-            method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0
-        )
+        self._methods = methods and tuple(spelled(m, METHODS, "method of MYCEL_METHODS") for m in methods)
         self._control = Control.open(rendezvous, timeout_s, len(topology.vertices))
         self._faults = Faults(
             rank=rank,
@@ -135,7 +123,7 @@ class Communicator:
         )
         # Where a call that fails is run again, its array is written to while others may still be at it.
         arena = (0, 0) if reroutes else self._channels.arena
-        self._asking = asking(machines.count(machines[rank]), self._channels.bell, arena)
+        asks = asking(machines.count(machines[rank]), self._channels.bell, arena)
         self._watched = Watched(
             self._faults.hearing,
             members or range(size),
@@ -150,12 +138,22 @@ class Communicator:
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
         )
-        self._forms: dict[Part, Form | PlanForm] = {}
-        self._workspace = Workspace()
         self._flight = flight
         if flight is not None:
             flight.watch(self._channels.descriptors)
         self._queue = JobQueue(self._judge, self._internal)
+        self._maker = Maker(
+            size=size,
+            planner=self.planner,
+            direct=Choice(method="direct", piece_bytes=piece_bytes or longest_piece(is_local=is_local), seconds=0.0),
+            channels=self._channels,
+            control=self._control,
+            faults=self._faults,
+            pacer=Pacer(rank, paced),
+            asking=asks,
+            flight=flight,
+            numbers_address=self._queue.numbers_address,
+        )
         self._turns = Turns(
             self._queue,
             prepare=self._ticket,
@@ -241,21 +239,6 @@ class Communicator:
 
     def _pace(self, channel: Channel) -> int | None:
         return path_pace(self.topology, channel, self._paced)
-
-    def _lay_out(self, plan: RankTemplate | PlanPart, elements: int, call: Call, choice: Choice) -> Prepared:
-        form = self._forms.get(plan)
-        if form is None:
-            given = (self._channels.lines(plan.channels), self._control.descriptors, self._asking, self._workspace)
-            form = PlanForm(plan, *given) if isinstance(plan, PlanPart) else Form(plan, *given)
-            self._forms[plan] = form
-        return form.prepare(
-            call.num_elements,
-            elements,
-            call.item_bytes,
-            call.block_elements,
-            states_channel_bytes=not call.knows_all,
-            origin=origin_of(call.name, call.root, choice.method, choice.piece_bytes, call.block_elements is None),
-        )
 
     # -- calls --------------------------------------------------------------------------------------------
 
@@ -413,43 +396,12 @@ class Communicator:
 
     def _prepare(self, call: Call, attempt: Attempt, number: int) -> Ticket:
         """A ticket with a job of this number; 0: the next when it begins."""
-        called_ns = time.monotonic_ns()
-        num_bytes = call.num_elements * call.item_bytes
-        if num_bytes == 0 and call.knows_all:
-            return Ticket(job=None, attempt=attempt, is_through=True)
-        choice = self.planner.choice_for(call) if call.knows_all else self._direct
-        plan = self.planner.registered.number(choice.method, _METHODS) << 5 | choice.piece_bytes.bit_length()
-        element = call.dtype if call.element is None else call.element
-        op = None if call.average else call.reduce_op
-        kind = pack_kind(call.title or call.name, element, op, call.root, plan)
-        attempt.header = (attempt.header[0], kind, num_bytes)
-        limit_ns = max(1, self._faults.first_look_ns(attempt) - called_ns)
         try:
-            lay_out = partial(self._lay_out, call=call, choice=choice)
-            if (part := self.planner.part(choice.method)) is not None:
-                prepared = self.planner.prepared_part(part, call, choice, lay_out)
-            else:
-                prepared = self.planner.prepared(call, choice, lay_out)
-                name = (call.name, call.root, choice.method)
-                self._pacer.adapt(name, self.planner.plan(*name).schedule, choice.seconds, self._channels.descriptors)
+            return self._maker.make(call, attempt, number)
         except CommunicationError as error:
             self._channels.shut_down()
             self._write_down(error)
             raise
-        job = Job(
-            prepared,
-            bases=(call.input_address, call.output_address),
-            dtype=call.dtype,
-            reduce_op=call.reduce_op,
-            divisor=self.size if call.average else 0,
-            header=(number, kind),
-            limit_ns=limit_ns,
-            keep=call.keep,
-            numbers_address=self._queue.numbers_address,
-        )
-        if self._flight is not None:
-            self._flight.note(prepared.traffic, called_ns, job.fields)
-        return Ticket(job=job, attempt=attempt)
 
     def _count(self, ticket: Ticket) -> None:
         """Write down the header of a call that has its number."""
@@ -489,13 +441,8 @@ class Communicator:
 
     def _open(self, job: Job, attempt: Attempt) -> None:
         """Open the channels that a run needs and that no call before has needed."""
-        plan = job.prepared.plan
-        self._channels.require(plan.channels, attempt)
-        lines = self._channels.lines(plan.channels)
-        job.prepared.attach(lines)
-        if (form := self._forms.get(plan)) is not None:
-            form.attach(lines)
-        self._pacer.extend(self._channels.descriptors)
+        self._channels.require(job.prepared.plan.channels, attempt)
+        self._maker.attach(job)
 
     def _internal(self, error: BaseException, where: str) -> CommunicationError:
         """The group's failure for an error that nobody has thought of; never raises."""
@@ -536,7 +483,7 @@ class Communicator:
                 "timeout", f"{failed}; the ranks cannot all reach each other without it, so the group cannot go on"
             ) from None
         self._channels.close()
-        self._forms.clear()
+        self._maker.forget()
         self.planner.forget()
         self.topology = topology
         self._faults.next_epoch(topology)
@@ -608,7 +555,7 @@ class Communicator:
         self._control.close()
         self._channels.end(is_idle=is_idle)
         self._rendezvous.close()
-        self._forms.clear()
+        self._maker.forget()
         self.planner.forget()
 
     def after_fork_in_child(self) -> None:

@@ -406,7 +406,7 @@ class Faults:
 
     def _decide(self) -> None:
         states, evidence = self.hearing.said()
-        verdict = judge_states(states, evidence, self.topology, self._dtype_names)
+        verdict = judge_states(states, evidence, self.topology, self._dtype_names, self.hearing.planning)
         if self.reroutes and verdict.kind == "timeout" and len(evidence) == len(states) == self.size:
             if verdict.links and is_whole_without(self.topology, verdict.links):
                 # A rank leaves the round after a collective when every rank has reached it: the ranks are in the

@@ -24,11 +24,13 @@ from mycel.runtime.messages import (
     Heard,
     Identity,
     Message,
+    Planning,
     Position,
     Question,
     shortened,
 )
 from mycel.runtime.processes import own_identity
+from mycel.runtime.underway import planned
 from mycel.runtime.verdict import State
 
 __all__ = ["Ears", "Hearing"]
@@ -158,6 +160,12 @@ class Hearing:
         with self._lock:
             return self._inquiry.states, self._inquiry.evidence
 
+    @property
+    def planning(self) -> dict[int, str]:
+        """What ranks are planning that have said so in the present inquiry, each by way of its watching thread."""
+        with self._lock:
+            return self._inquiry.planning
+
     def inquire_again(self) -> None:
         """Open the next inquiry, on the same fabric."""
         with self._lock:
@@ -188,8 +196,17 @@ class Hearing:
         self.control.flush()
         with self._lock:
             self._take()
+            if self._cause is None and self._inquiry.is_open:
+                self._say_planning()
             if self._cause is not None or self._inquiry.is_open or self.control.ended or self._has_news:
                 self.control.alert()
+
+    def _say_planning(self) -> None:
+        """Say for a thread that plans what it is at: it is asked, and hears nothing. Once an inquiry."""
+        if self.rank in self._inquiry.states or self.rank in self._inquiry.planning or not (what := planned()):
+            return
+        self._inquiry.note_planning(self.rank, self.inquiry, what)
+        self._notify(Planning(inquiry=self.inquiry, what=what))
 
     def attend(self, patience_s: float = 0.0) -> bool:
         """Take in what has been said, for the run under way; waits at most ``patience_s`` for the first word.
@@ -240,6 +257,8 @@ class Hearing:
             elif isinstance(message, Calling):
                 if message.epoch == self.inquiry[0]:
                     self._calls[peer], self._has_news = message.header, True
+            elif isinstance(message, Planning):
+                self._inquiry.note_planning(peer, message.inquiry, message.what)
             elif isinstance(message, Question | Heard):
                 self._hear(message, peer)
 

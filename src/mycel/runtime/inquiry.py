@@ -31,6 +31,7 @@ class Inquiry:
         self.number = (0, 0)
         self._states: dict[tuple[tuple[int, int], int], State] = {}
         self._pieces: dict[tuple[tuple[int, int], int], dict[int, Finding]] = {}
+        self._planning: dict[tuple[tuple[int, int], int], str] = {}
 
     @property
     def is_open(self) -> bool:
@@ -41,6 +42,11 @@ class Inquiry:
     def states(self) -> dict[int, State]:
         """Where ranks stand, as far as is known."""
         return {rank: state for (number, rank), state in self._states.items() if number == self.number}
+
+    @property
+    def planning(self) -> dict[int, str]:
+        """What ranks are planning that have said so in place of where they stand."""
+        return {rank: what for (number, rank), what in self._planning.items() if number == self.number}
 
     @property
     def evidence(self) -> dict[int, Evidence]:
@@ -71,6 +77,11 @@ class Inquiry:
         pieces[message.piece] = message
         return True
 
+    def note_planning(self, rank: int, number: tuple[int, int], what: str) -> None:
+        """Take down that a rank is planning."""
+        if self.number <= number <= (self.number[0] + _AHEAD, number[1]):
+            self._planning[number, rank] = what
+
     def note(self, own: Position) -> None:
         """Take down where this rank stands."""
         self._states[own.inquiry, own.by] = own.state
@@ -92,3 +103,4 @@ class Inquiry:
         self.number = number
         self._states = {key: said for key, said in self._states.items() if key[0] >= number}
         self._pieces = {key: said for key, said in self._pieces.items() if key[0] >= number}
+        self._planning = {key: said for key, said in self._planning.items() if key[0] >= number}

@@ -26,6 +26,7 @@ __all__ = [
     "Here",
     "Identity",
     "Message",
+    "Planning",
     "Position",
     "Question",
     "Relayed",
@@ -167,6 +168,20 @@ class Calling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """I have not come to the call that somebody asks about, for I am planning something.
+
+    Attributes:
+        inquiry: in which it was asked.
+        what: in words.
+    """
+
+    TYPE: ClassVar[str] = "planning"
+    inquiry: tuple[int, int]
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Whereabouts:
     """Where I can be found by a group that is formed of those who are left: a handle, see ``runtime.elastic``."""
 
@@ -236,6 +251,7 @@ Message = (
     | Question
     | Heard
     | Calling
+    | Planning
     | Whereabouts
     | Gone
     | Here
@@ -353,6 +369,10 @@ def _calling(fields: Fields, record: Mapping[str, Any], size: int, num_vertices:
     return Calling(epoch=fields.integer("epoch", 0), header=fields.header("header"))
 
 
+def _planning(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
+    return Planning(inquiry=_inquiry(fields), what=fields.text("what"))
+
+
 def _whereabouts(fields: Fields, record: Mapping[str, Any], size: int, num_vertices: int) -> Message:
     return Whereabouts(handle=fields.text("handle"))
 
@@ -389,6 +409,7 @@ _READERS: dict[str, _Reader] = {
     Question.TYPE: _question,
     Heard.TYPE: _heard,
     Calling.TYPE: _calling,
+    Planning.TYPE: _planning,
     Whereabouts.TYPE: _whereabouts,
     Gone.TYPE: _gone,
     Here.TYPE: _here,

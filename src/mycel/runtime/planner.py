@@ -25,6 +25,7 @@ from mycel.errors import SynthesisError
 from mycel.runtime.calls import Call
 from mycel.runtime.prepared import PREPARED, Held
 from mycel.runtime.registered import Registry
+from mycel.runtime.underway import planning
 from mycel.topology.model import Topology
 from mycel.units import format_seconds, format_size
 
@@ -201,7 +202,8 @@ def verified_schedules(
     Raises:
         SynthesisError: none fits the fabric.
     """
-    return dict(_verified(topology, name, root, tuple(methods or ())))
+    with planning(f"{name} over {topology.name}"):
+        return dict(_verified(topology, name, root, tuple(methods or ())))
 
 
 # A mesh has many groups over a few fabrics, and each asks for half a dozen collectives.

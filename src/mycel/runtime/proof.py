@@ -22,6 +22,7 @@ from mycel.collectives.synth import SYNTHESIZERS
 from mycel.collectives.verify import verify_own_program, verify_programs
 from mycel.errors import CommunicationError, ScheduleError
 from mycel.runtime.calls import Call
+from mycel.runtime.underway import planning
 from mycel.settings import read_settings
 
 __all__ = ["Proofs"]
@@ -109,7 +110,8 @@ def _proved_sizes(schedule: Schedule, rank: int | None) -> set[int]:
         if known is not None:
             _proved.move_to_end((id(schedule), rank))
             return known[1]
-    prove_lowering(schedule, rank=rank)
+    with planning(f"the programs of {schedule.collective.name} over {schedule.topology.name}"):
+        prove_lowering(schedule, rank=rank)
     with _proving:
         _, sizes = _proved.setdefault((id(schedule), rank), (schedule, set()))
         while len(_proved) > _SCHEDULES:

@@ -86,7 +86,7 @@ class Verdict:
     Attributes:
         kind: ``timeout`` or ``mismatch``.
         message: for people; the same on every rank that has heard the same.
-        silent: ranks that are waited for and say nothing.
+        silent: ranks that are waited for and say nothing, or that they are planning.
         links: the links that have failed.
     """
 
@@ -101,6 +101,7 @@ def judge_states(
     evidence: Mapping[int, Evidence],
     topology: Topology,
     dtype_names: Callable[[int], str],
+    planning: Mapping[int, str] | None = None,
 ) -> Verdict:
     """Say what has gone wrong.
 
@@ -112,6 +113,7 @@ def judge_states(
         evidence: of those that have had the time to gather it.
         topology: the fabric, for the names of links.
         dtype_names: from a type's code to its name.
+        planning: what ranks are planning that have said so, and not where they stand.
     """
     different = disagreement(states, dtype_names)
     if different:
@@ -127,11 +129,8 @@ def judge_states(
     names = link_names(topology, failures, evidence)
     if silent:
         waiting = [rank for rank in sorted(states) if set(states[rank].waits_for) & set(silent)]
-        why = "stopped, stuck, or never called it"
-        if links:
-            why = f"nothing gets through on {names}: it is down, or the machine behind it"
-        is_are = "is" if len(silent) == 1 else "are"
-        message = f"{passed}: {_ranks(silent)} {is_are} silent ({why}); waited for by {_ranks(waiting)}"
+        about = _about_silent(silent, planning or {}, names)
+        message = f"{passed}: {about}; waited for by {_ranks(waiting)}"
     elif links:
         waiting = [rank for rank in sorted(states) if states[rank].waits_for]
         message = f"{passed}: nothing gets through on {names}; {_ranks(waiting)} wait for each other"
@@ -142,6 +141,21 @@ def judge_states(
         )
         message = f"{passed} with no rank silent and no link down: {said}"
     return Verdict(kind="timeout", message=message, silent=silent, links=links)
+
+
+def _about_silent(silent: Sequence[int], planning: Mapping[int, str], links: str) -> str:
+    """What is known of ranks that have not said where they stand.
+
+    Examples:
+        >>> _about_silent([1, 2], {2: "all_gather over star4"}, "")
+        'rank 1 is silent (stopped, stuck, or never called it), rank 2 is planning all_gather over star4'
+    """
+    mute = [rank for rank in silent if rank not in planning]
+    why = f"nothing gets through on {links}: it is down, or the machine behind it" if links else ""
+    why = why or "stopped, stuck, or never called it"
+    said = [f"{_ranks(mute)} {'is' if len(mute) == 1 else 'are'} silent ({why})"] if mute else []
+    said += [f"rank {rank} is planning {planning[rank]}" for rank in silent if rank in planning]
+    return ", ".join(said) + ("" if mute else " (the first call takes long on a busy machine: a longer time-out?)")
 
 
 def disagreement(states: Mapping[int, State], dtype_names: Callable[[int], str]) -> str:

@@ -10,14 +10,15 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.settled import settled
 
-from mycel.errors import MismatchError, PeerLostError
-from mycel.runtime import tensor_group
+from mycel.errors import CommunicationError, MismatchError, PeerLostError
+from mycel.runtime import planner, tensor_group
 
 
 def _num_sockets() -> int:
@@ -114,6 +115,26 @@ def who_died_is_named(rank: int, size: int) -> None:
     with pytest.raises(PeerLostError, match="rank 1 was lost during all_reduce"):
         dist.all_reduce(torch.ones(3), group=group)
     assert time.monotonic() - began < 60.0  # half of the time-out
+
+
+def who_plans_is_named(rank: int, size: int, timeout_s: float) -> tuple[str, str]:
+    """A rank whose planning takes longer than the others' time-out: what each rank is told."""
+    group = dist.new_group(list(range(size)), timeout=timedelta(seconds=timeout_s))
+    communicator = tensor_group(group).communicator
+    assert communicator is not None
+    synthesize, until = planner.synthesize, time.monotonic() + 60.0
+
+    def slowly(*args: Any, **options: Any) -> Any:
+        while communicator.cause is None and time.monotonic() < until:
+            time.sleep(0.02)
+        return synthesize(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank == 1:
+            patch.setattr(planner, "synthesize", slowly)
+        with pytest.raises(CommunicationError) as raised:
+            dist.all_gather_into_tensor(torch.empty(3 * size), torch.ones(3), group=group)
+    return type(raised.value).__name__, str(raised.value)
 
 
 def who_left_is_named(rank: int, size: int) -> None:

@@ -1,11 +1,13 @@
-"""Run by the tests of frameworks on every rank: trains a line with one framework and tells where its groups are.
+"""Run by the tests of frameworks on every rank: trains a line with each framework and tells where its groups are.
 
-Usage: framework.py FRAMEWORK [BACKEND]. Without a backend, mycel. Prints, once a rank, one line of JSON: the default
-group's backend, its ranks, the losses of the rank and the parameters at the end.
+Usage: framework.py FRAMEWORK[:BACKEND] ... Without a backend, mycel; each one's default group is a new one. Prints
+for each, once a rank, one line of JSON: which it was, the default group's backend, its ranks, the losses of the rank
+and the parameters at the end.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import sys
@@ -19,12 +21,11 @@ from torch.utils.data import DataLoader
 
 WORLD_SIZE = int(os.environ["WORLD_SIZE"])
 RANK = int(os.environ["RANK"])
-BACKEND = sys.argv[2] if len(sys.argv) > 2 else "mycel"
 EPOCHS, BATCH = 2, 8
 torch.manual_seed(0)
 INPUTS = torch.randn(64, 8)
 TARGETS = INPUTS.sum(1, keepdim=True)
-NET = nn.Linear(8, 1)
+FIRST = nn.Linear(8, 1)
 
 
 def squares(net: nn.Module, batch: list[Tensor]) -> Tensor:
@@ -41,8 +42,8 @@ def own_batches() -> Iterator[list[Tensor]]:
 
 def tell(losses: list[float]) -> None:
     state = torch.cat([parameter.detach().flatten() for parameter in NET.parameters()]).tolist()
-    found = {"backend": dist.get_backend(), "ranks": dist.get_world_size(), "losses": losses, "state": state}
-    print(json.dumps(found), flush=True)
+    group = {"backend": dist.get_backend(), "ranks": dist.get_world_size()}
+    print(json.dumps({"framework": FRAMEWORK, **group, "losses": losses, "state": state}), flush=True)
 
 
 def steps(net: nn.Module, optimizer: torch.optim.Optimizer) -> list[float]:
@@ -151,4 +152,9 @@ def fabric() -> None:
     tell(losses)
 
 
-globals()[sys.argv[1]]()
+for argument in sys.argv[1:]:
+    FRAMEWORK, _, named = argument.partition(":")
+    BACKEND, NET = named or "mycel", copy.deepcopy(FIRST)
+    globals()[FRAMEWORK]()
+    if dist.is_initialized():
+        dist.destroy_process_group()

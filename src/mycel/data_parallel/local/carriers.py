@@ -24,7 +24,7 @@ from mycel.data_parallel.state import mean_residuals
 from mycel.data_parallel.stats import CommStats
 from mycel.errors import UsageError
 
-__all__ = ["Carrier", "Combined", "Compressed", "as_policy"]
+__all__ = ["Carrier", "Carriers", "Combined", "Compressed", "as_policy", "take_change"]
 
 
 class Carrier(Protocol):
@@ -164,6 +164,36 @@ class Compressed:
         return Item(tensor=tensor.contiguous(), context=context)
 
 
+class Carriers:
+    """Makes one for each part.
+
+    Args:
+        combiner: of changes that are not compressed.
+        compressor: of the others; ``None``: none is.
+        feedback, seed: as ``Compressed`` takes them.
+        stats: where bytes are counted.
+    """
+
+    def __init__(
+        self,
+        combiner: Combiner,
+        compressor: Compressor | CompressionPolicy | None,
+        *,
+        feedback: bool | None,
+        seed: int,
+        stats: CommStats,
+    ) -> None:
+        self._combiner, self._compressor = combiner, compressor
+        self._feedback, self._seed, self._stats = feedback, seed, stats
+
+    def make(self, likes: dict[str, Tensor]) -> Carrier:
+        """For changes of these names and shapes."""
+        if self._compressor is None:
+            return Combined(self._combiner, self._stats)
+        policy = as_policy(self._compressor)
+        return Compressed(likes, policy, feedback=self._feedback, seed=self._seed, stats=self._stats)
+
+
 def as_policy(method: Compressor | CompressionPolicy) -> CompressionPolicy:
     """A policy of one's own for a fragment.
 
@@ -174,3 +204,8 @@ def as_policy(method: Compressor | CompressionPolicy) -> CompressionPolicy:
         return copy.deepcopy(method)
     own = copy.deepcopy(compressor_of(method))
     return CompressionPolicy(own, rules={"*": own} if own.is_elementwise else None)
+
+
+def take_change(parameters: Any) -> torch.optim.Optimizer:
+    """The outer optimizer that just takes the change."""
+    return torch.optim.SGD(parameters, lr=1.0)

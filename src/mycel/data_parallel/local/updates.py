@@ -21,7 +21,7 @@ from mycel.data_parallel.combine.base import Combiner
 from mycel.data_parallel.combine.mean import Mean
 from mycel.data_parallel.compress.base import Compressor
 from mycel.data_parallel.feedback import is_finite
-from mycel.data_parallel.local.carriers import Carrier, Combined, Compressed, as_policy
+from mycel.data_parallel.local.carriers import Carriers, as_policy, take_change
 from mycel.data_parallel.local.checks import check, check_members, check_parts, named, own_group, unwrapped
 from mycel.data_parallel.local.meetings import Meetings
 from mycel.data_parallel.local.members import Members, View, hand_on, look_round
@@ -132,8 +132,8 @@ class LocalUpdates(Handle):
         self._averages = Packed(self._targets)
         self._parts: list[Part] = []
         if outer is not None or delayed or compressed or tells or not isinstance(combiner or Mean(), Mean):
-            carriers = _Carriers(combiner or Mean(), compressor, feedback=feedback, seed=seed, stats=self.stats)
-            self._parts = self._divided(outer or _take_change, carriers)
+            carriers = Carriers(combiner or Mean(), compressor, feedback=feedback, seed=seed, stats=self.stats)
+            self._parts = self._divided(outer or take_change, carriers)
         awaited = self._regroup() if members is not None else 0
         self._hooks: list[Any] = [
             self._optimizer.register_step_pre_hook(lambda *_: self._begin_round()),
@@ -413,7 +413,7 @@ class LocalUpdates(Handle):
             ]
             self._average(Packed(moments), moments)
 
-    def _divided(self, make_outer: MakeOuter, carriers: _Carriers) -> list[Part]:
+    def _divided(self, make_outer: MakeOuter, carriers: Carriers) -> list[Part]:
         rule = self._streaming
         places = [list(range(len(self._names)))]
         if rule is not None:
@@ -574,31 +574,3 @@ class LocalUpdates(Handle):
                 meeting.since = [target.clone() for target in part.targets]
                 load_tensors("parameters under way", saved["since"], part.names, meeting.since)
             self._meetings.open.append(meeting)
-
-
-class _Carriers:
-    """Makes one for each part."""
-
-    def __init__(
-        self,
-        combiner: Combiner,
-        compressor: Compressor | CompressionPolicy | None,
-        *,
-        feedback: bool | None,
-        seed: int,
-        stats: CommStats,
-    ) -> None:
-        self._combiner, self._compressor = combiner, compressor
-        self._feedback, self._seed, self._stats = feedback, seed, stats
-
-    def make(self, likes: dict[str, Tensor]) -> Carrier:
-        """For changes of these names and shapes."""
-        if self._compressor is None:
-            return Combined(self._combiner, self._stats)
-        policy = as_policy(self._compressor)
-        return Compressed(likes, policy, feedback=self._feedback, seed=self._seed, stats=self._stats)
-
-
-def _take_change(parameters: Any) -> torch.optim.Optimizer:
-    """The outer optimizer that just takes the change."""
-    return torch.optim.SGD(parameters, lr=1.0)
