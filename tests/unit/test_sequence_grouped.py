@@ -156,6 +156,26 @@ def test_loss_and_gradients_are_those_of_one_process(
     assert f"{len(lengths)} sequences, {sum(lengths)} tokens" in said and ("idle" in said) == (num_ranks in (2, 4))
 
 
+def test_the_handle_says_which_way_a_group_went(net: Net) -> None:
+    plan, documents = plan_of((0, [0, 1], [0]), (0, [2], [1])), documents_of([7, 5])
+
+    def work(rank: int, group: Any) -> tuple[str, str]:
+        model = copy.deepcopy(net)
+        said = []
+        for way in ("auto", "ring"):
+            with apply(model, group, way=way) as handle:  # type: ignore[arg-type]
+                for part in planned_step(plan, documents, handle).micro_batches():
+                    loss_of(model, part).backward()
+                    said.append(handle.explain())
+        return said[0], said[1]
+
+    shared, _, alone = on_ranks(3, work)
+    assert "attention goes by" in shared[0] and "wires by two measured sizes" in shared[0]
+    assert "predicted" in shared[0] and "tokens by rank: 3, 4 of 1 documents" in shared[0]
+    assert "tokens by rank: 5 of 1 documents" in alone[0] and "predicted" not in alone[0]
+    assert "attention goes by ring, as apply was told" in alone[1]
+
+
 def test_random_plans(net: Net) -> None:
     chance = random.Random(3)
     for seed in range(12):

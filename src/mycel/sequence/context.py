@@ -117,6 +117,14 @@ class SequenceContext:
             self._remembered[key] = make()
         return self._remembered[key]  # type: ignore[return-value]
 
+    def remembered(self, name: str) -> dict[tuple[Hashable, ...], object]:
+        """What operations worked out, by keys that begin with a name.
+
+        Args:
+            name: the first part of the key.
+        """
+        return {k: value for k, value in self._remembered.items() if isinstance(k, tuple) and k[:1] == (name,)}
+
     # -- what moves -----------------------------------------------------------------------------------------------
 
     def start_exchange(

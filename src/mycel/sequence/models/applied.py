@@ -26,7 +26,7 @@ from mycel.sequence.models.registered import attend, no_mask
 from mycel.sequence.models.stand_in import without_stand_in
 from mycel.sequence.models.torch_calls import SequenceCalls
 from mycel.sequence.models.transformers_api import is_pretrained, own_configs, register_attention
-from mycel.sequence.softmax import Way
+from mycel.sequence.softmax import Explanation, Way
 from mycel.sequence.softmax.attention import WayName
 
 __all__ = ["AppliedSequence", "apply"]
@@ -237,7 +237,7 @@ class AppliedSequence(Handle):
     # -- what it did ----------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Which modules are answered over ranks and how, the layout of the last batch, and what was sent for it."""
+        """Which modules are answered over ranks; of the last batch its layout, what was sent, which way and why."""
         kinds: dict[str, list[str]] = {}
         for module in self.attached:
             kinds.setdefault(module.kind, []).append(module.path or type(module.module).__name__)
@@ -251,7 +251,17 @@ class AppliedSequence(Handle):
             layout = context.layout
             lines.append(f"tokens by rank: {', '.join(map(str, layout.tokens))} of {len(layout.documents)} documents")
             lines += [f"sent {name}: {bytes_} bytes" for name, bytes_ in sorted(context.meter.sent.items())]
+            lines += self._way_of(context)
         return "\n".join(lines)
+
+    def _way_of(self, context: SequenceContext) -> list[str]:
+        """How attention went, and why."""
+        way = self._binding.way
+        if way != "auto":
+            return [f"attention goes by {way.name if isinstance(way, Way) else way}, as apply was told"]
+        found = context.remembered("attention explained")  # by shape and mask; what was measured since comes later
+        latest = {key[1:3]: str(value) for key, value in found.items() if isinstance(value, Explanation)}
+        return [line for text in latest.values() for line in text.splitlines()]
 
     def close(self) -> None:
         """Give the model back as it was, between steps. May be called again."""
