@@ -59,7 +59,7 @@ DEGREES = (1, 2, 4, 8)
 HEADS, WIDTH, LAYERS, WORDS = 8, 256, 2, 64
 #: Of paced computation, in microseconds, forward and backward together: FlexSP's ratio of the square of a sequence
 #: to the sequence at a length 64 times as large, and of the fixed part to a full rank's.
-US_PER_TOKEN, US_PER_TOKEN2, US_PER_STEP = 2000.0, 3.5, 60_000.0
+US_PER_TOKEN, US_PER_TOKEN2, US_PER_STEP = 6000.0, 10.7, 100_000.0
 #: Tokens of each group while exchanges are measured, per rank.
 SMALL, LARGE = 16, 96
 REPEATS = 5
@@ -398,7 +398,7 @@ def main() -> int:
     arguments = parser.parse_args()
     count = 6 if arguments.quick else arguments.steps
     heard = on_cluster(
-        load_topology(cluster_file("two_boxes")), Path(__file__), [str(count), str(arguments.limit)], timeout_s=540.0
+        load_topology(cluster_file("slow_boxes")), Path(__file__), [str(count), str(arguments.limit)], timeout_s=540.0
     )
     lines = summed_up(heard, alone(count))
     if arguments.quick:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,7 +64,7 @@ class MicroBatch:
 
 def _loss_of_model(model: nn.Module, part: MicroBatch) -> Tensor:
     output = model(**part.batch)
-    loss = output["loss"] if isinstance(output, dict) else getattr(output, "loss", None)
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise UsageError(
             f"{type(model).__name__} gave no loss: documents need labels, or run(model, loss) a function of the "
