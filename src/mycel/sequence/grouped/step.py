@@ -152,12 +152,12 @@ class SequenceStep:
             for group in mine:
                 tokens = [self.lengths[k] for k in group.sequences]
                 lines.append(
-                    f"micro-batch {index}, ranks {_shown(group.ranks)}: {len(tokens)} sequences, {sum(tokens)} "
-                    f"tokens, the longest {max(tokens)}"
+                    f"micro-batch {index}, {_shown(group.ranks)}: {len(tokens)} of them, {sum(tokens)} tokens, the "
+                    f"longest {max(tokens)}"
                 )
             idle = sorted(set(range(self._handle.num_ranks)) - {rank for group in mine for rank in group.ranks})
             if idle:
-                lines.append(f"micro-batch {index}, ranks {_shown(idle)}: idle")
+                lines.append(f"micro-batch {index}, {_shown(idle)}: idle")
         return "\n".join(lines)
 
     def _group_of(self, index: int) -> PlannedGroup | None:
@@ -316,4 +316,5 @@ def _shown(ranks: Sequence[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    shown = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
