@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-__all__ = ["on_ranks"]
+__all__ = ["destroy_process_group", "new_group", "on_ranks"]
 
 T = TypeVar("T")
 
@@ -33,6 +33,22 @@ class Meeting:
         self.fetched: dict[int, int] = {}
         self.letters: dict[tuple[int, int], list[Tensor]] = {}
         self.failed: BaseException | None = None
+        self.parts: dict[tuple[int, tuple[int, ...]], Meeting] = {}
+
+    def fail(self, error: BaseException) -> None:
+        with self.changed:
+            self.failed = self.failed or error
+            self.changed.notify_all()
+            parts = list(self.parts.values())
+        for part in parts:
+            part.fail(error)
+
+    def part(self, number: int, ranks: tuple[int, ...]) -> Meeting:
+        """Where some of the ranks meet: the ``number``-th group that each of all makes."""
+        with self.changed:
+            made = self.parts.setdefault((number, ranks), Meeting(len(ranks)))
+            made.failed = self.failed
+            return made
 
     def bring(self, call: int, rank: int, what: Any) -> None:
         with self.changed:
@@ -89,18 +105,24 @@ class Underway(dist.Work):
 class ThreadGroup(dist.ProcessGroup):
     """The group as one rank sees it."""
 
-    def __init__(self, rank: int, meeting: Meeting) -> None:
+    def __init__(self, rank: int, meeting: Meeting, ranks: Sequence[int] | None = None) -> None:
         super().__init__(rank, meeting.size)
         self.meeting = meeting
         self.calls = 0
+        self.parts: list[ThreadGroup | None] = []
         world = dist.distributed_c10d._world
-        world.pg_group_ranks[self] = {r: r for r in range(meeting.size)}
+        members = range(meeting.size) if ranks is None else ranks
+        world.pg_group_ranks[self] = {member: place for place, member in enumerate(members)}
         world.pg_map[self] = ("threads", None)  # type: ignore[assignment]
 
     def close(self) -> None:
         """Torch knows the group no more."""
         world = dist.distributed_c10d._world
-        del world.pg_group_ranks[self], world.pg_map[self]
+        world.pg_group_ranks.pop(self, None)
+        world.pg_map.pop(self, None)
+        for part in self.parts:
+            if part is not None:
+                part.close()
 
     def getBackendName(self) -> str:  # noqa: N802 (torch's name)
         return "threads"
@@ -133,6 +155,15 @@ class ThreadGroup(dist.ProcessGroup):
 
         return self._begin("reduce_scatter", copied(x), finish)
 
+    def broadcast(self, tensors: Sequence[Tensor], opts: Any = None) -> Underway:
+        root = opts.rootRank
+        return self._begin(
+            "broadcast", copied(tensors[0]), lambda brought: void(tensors[0].copy_(brought[root].view_as(tensors[0])))
+        )
+
+    def allreduce(self, tensors: Sequence[Tensor], opts: Any = None) -> Underway:
+        return self._begin("all_reduce", copied(tensors[0]), lambda brought: void(tensors[0].copy_(sum(brought))))
+
     def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> Underway:
         self.meeting.post((self.rank(), to), tensors[0].detach().clone())
         return Underway(lambda: None)
@@ -142,6 +173,23 @@ class ThreadGroup(dist.ProcessGroup):
 
     # Torch before 2.13 calls them so.
     alltoall_base, _allgather_base, _reduce_scatter_base = all_to_all_single, all_gather_single, reduce_scatter_single
+
+
+_HERE = threading.local()
+
+
+def new_group(ranks: Sequence[int], **_: Any) -> ThreadGroup | None:
+    """In place of ``dist.new_group``: every thread of ``on_ranks`` calls it, and members get a group."""
+    whole: ThreadGroup = _HERE.group
+    meeting = whole.meeting.part(len(whole.parts), tuple(ranks))
+    made = ThreadGroup(ranks.index(whole.rank()), meeting, ranks) if whole.rank() in ranks else None
+    whole.parts.append(made)
+    return made
+
+
+def destroy_process_group(group: ThreadGroup) -> None:
+    """In place of ``dist.destroy_process_group``."""
+    group.close()
 
 
 def copied(x: Tensor) -> Tensor:
@@ -164,14 +212,12 @@ def on_ranks(size: int, work: Callable[[int, dist.ProcessGroup], T]) -> list[T]:
     meeting, results, errors = Meeting(size), [None] * size, [None] * size
 
     def run(rank: int) -> None:
-        group = ThreadGroup(rank, meeting)
+        group = _HERE.group = ThreadGroup(rank, meeting)
         try:
             results[rank] = work(rank, group)  # type: ignore[call-overload]
         except BaseException as error:
             errors[rank] = error  # type: ignore[call-overload]
-            with meeting.changed:
-                meeting.failed = meeting.failed or error
-                meeting.changed.notify_all()
+            meeting.fail(error)
         finally:
             group.close()
 

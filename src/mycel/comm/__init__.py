@@ -24,6 +24,7 @@ from mycel.comm.handle import Handle
 from mycel.comm.meter import ByteMeter
 from mycel.comm.nodes import equal_nodes, node_mesh, nodes_of, with_bandwidths
 from mycel.comm.pending import Pending, keep_exchanges
+from mycel.comm.some_ranks import SomeRanks
 from mycel.comm.start import agree, group_or_all
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "InBackground",
     "Packed",
     "Pending",
+    "SomeRanks",
     "agree",
     "all_gather_rows",
     "copy_to_ranks",

@@ -16,6 +16,7 @@ needs("mycel.sequence", "torch")
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
+from mycel.sequence.grouped import MicroBatch, SequenceStep, planned_step, steps
 from mycel.sequence.halo import halo
 from mycel.sequence.linear import linear_attention, parallel_scan
 from mycel.sequence.models import AppliedSequence, SequenceTrainer, apply
@@ -30,8 +31,10 @@ __all__ = [
     "Layout",
     "LocalizedFiltering",
     "Mask",
+    "MicroBatch",
     "Segment",
     "SequenceContext",
+    "SequenceStep",
     "SequenceTrainer",
     "Shape",
     "Way",
@@ -43,7 +46,9 @@ __all__ = [
     "halo",
     "linear_attention",
     "parallel_scan",
+    "planned_step",
     "scan",
     "shape_of",
+    "steps",
     "tune_attention",
 ]

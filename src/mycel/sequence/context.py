@@ -38,6 +38,7 @@ class SequenceContext:
     Args:
         layout: of the documents; the same on all ranks, which ``agree`` makes sure of.
         group: as many ranks as the layout has; all if not given.
+        alone: this rank shares with nobody, though there are others; the layout has one rank.
 
     Raises:
         UsageError: the group has more or fewer ranks than the layout, or there is none.
@@ -51,8 +52,10 @@ class SequenceContext:
         [[5, 6, 7, 8, 9]]
     """
 
-    def __init__(self, layout: Layout, group: dist.ProcessGroup | None = None) -> None:
-        alone = layout.num_ranks == 1 and group is None and not dist.is_initialized()
+    def __init__(self, layout: Layout, group: dist.ProcessGroup | None = None, *, alone: bool = False) -> None:
+        if alone and group is not None:
+            raise UsageError(f"a rank alone and a group of {group.size()}: give one of them")
+        alone = alone or (layout.num_ranks == 1 and group is None and not dist.is_initialized())
         self.layout = layout
         self.group = None if alone else group_or_all(group, "a layout over ranks")
         size = 1 if self.group is None else self.group.size()
@@ -113,6 +116,14 @@ class SequenceContext:
         if key not in self._remembered:
             self._remembered[key] = make()
         return self._remembered[key]  # type: ignore[return-value]
+
+    def remembered(self, name: str) -> dict[tuple[Hashable, ...], object]:
+        """What operations worked out, by keys that begin with a name.
+
+        Args:
+            name: the first part of the key.
+        """
+        return {k: value for k, value in self._remembered.items() if isinstance(k, tuple) and k[:1] == (name,)}
 
     # -- what moves -----------------------------------------------------------------------------------------------
 

@@ -111,14 +111,14 @@ class SequencePlanner:
         for lengths in steps:
             following = (lengths, self.begin(lengths))
             if waiting is not None:
-                yield waiting[0], self.take(waiting[1], waiting[0], most_s=self._patience_s)
+                yield waiting[0], self.take(waiting[1], waiting[0], most_s=self.patience_s)
             waiting = following
         if waiting is not None:
-            yield waiting[0], self.take(waiting[1], waiting[0], most_s=self._patience_s)
+            yield waiting[0], self.take(waiting[1], waiting[0], most_s=self.patience_s)
 
     @property
-    def _patience_s(self) -> float:
-        """For a plan of its own and one that is before it, and for code that is compiled once on a machine."""
+    def patience_s(self) -> float:
+        """Seconds to wait for a plan: its own search, one before it, and code that is compiled once on a machine."""
         return 2 * self.limit_s + 60.0
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from mycel.sequence.models.registered import attend, no_mask
 from mycel.sequence.models.stand_in import without_stand_in
 from mycel.sequence.models.torch_calls import SequenceCalls
 from mycel.sequence.models.transformers_api import is_pretrained, own_configs, register_attention
-from mycel.sequence.softmax import Way
+from mycel.sequence.softmax import Explanation, Way
 from mycel.sequence.softmax.attention import WayName
 
 __all__ = ["AppliedSequence", "apply"]
@@ -93,6 +93,25 @@ class AppliedSequence(Handle):
         return sorted(set(firsts)).index(own)
 
     @property
+    def is_averaged_by_all_that_share(self) -> bool:
+        """Whether the ranks that share sequences are all over whose losses gradients are averaged."""
+        return self.num_averaged == self.num_ranks
+
+    @property
+    def device(self) -> torch.device:
+        """Of the model's parameters."""
+        return next((p.device for p in self._model.parameters()), torch.device("cpu"))
+
+    def layout_of(self, documents: Sequence[int], num_ranks: int) -> Layout:
+        """The layout of documents over some ranks, by the rule that ``apply`` was given.
+
+        Args:
+            documents: tokens of each.
+            num_ranks: that share them.
+        """
+        return self._layout(documents, num_ranks)
+
+    @property
     def context(self) -> SequenceContext:
         """Of the batch that was prepared last.
 
@@ -151,18 +170,19 @@ class AppliedSequence(Handle):
         self._binding.context = context
         if isinstance(batch, Tensor):
             here = context.shard(batch, dim)
-            here = here if context.num_tokens else batch.narrow(dim, 0, 1).contiguous()
+            if not context.num_tokens:
+                token = batch if batch.shape[dim] else torch.cat([batch, batch.new_zeros(*_one_at(batch, dim))], dim)
+                here = token.narrow(dim, 0, 1).contiguous()
             self._binding.prepared(here, context)
             return here
         made = local_batch(batch, context)
         if "shift_labels" in made:
-            count = (
-                self.count_labels(batch, context.layout.documents)
-                if num_labels_of_step is None
-                else (num_labels_of_step)
-            )
-            device = made["shift_labels"].device
-            made["num_items_in_batch"] = torch.as_tensor(count, device=device).float() / self.num_averaged
+            count = num_labels_of_step
+            if count is None:
+                count = self.count_labels(batch, context.layout.documents)
+            if isinstance(count, Tensor):
+                count = count.to(made["shift_labels"].device).float()
+            made["num_items_in_batch"] = count / self.num_averaged  # a number stays one: no wrapper rounds it
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values()):
             made = {name: value for name, value in made.items() if name in self._parameters or name in batch}
         for value in made.values():
@@ -217,7 +237,7 @@ class AppliedSequence(Handle):
     # -- what it did ----------------------------------------------------------------------------------------------
 
     def explain(self) -> str:
-        """Which modules are answered over ranks and how, the layout of the last batch, and what was sent for it."""
+        """Which modules are answered over ranks; of the last batch its layout, what was sent, which way and why."""
         kinds: dict[str, list[str]] = {}
         for module in self.attached:
             kinds.setdefault(module.kind, []).append(module.path or type(module.module).__name__)
@@ -231,7 +251,17 @@ class AppliedSequence(Handle):
             layout = context.layout
             lines.append(f"tokens by rank: {', '.join(map(str, layout.tokens))} of {len(layout.documents)} documents")
             lines += [f"sent {name}: {bytes_} bytes" for name, bytes_ in sorted(context.meter.sent.items())]
+            lines += self._way_of(context)
         return "\n".join(lines)
+
+    def _way_of(self, context: SequenceContext) -> list[str]:
+        """How attention went, and why."""
+        way = self._binding.way
+        if way != "auto":
+            return [f"attention goes by {way.name if isinstance(way, Way) else way}, as apply was told"]
+        found = context.remembered("attention explained")  # by shape and mask; what was measured since comes later
+        latest = {key[1:3]: str(value) for key, value in found.items() if isinstance(value, Explanation)}
+        return [line for text in latest.values() for line in text.splitlines()]
 
     def close(self) -> None:
         """Give the model back as it was, between steps. May be called again."""
@@ -297,6 +327,13 @@ _KINDS = {
     "lightning": "lightning attention",
     "convolution": "short convolutions",
 }
+
+
+def _one_at(batch: Tensor, dim: int) -> list[int]:
+    """The shape of a batch with one token."""
+    shape = list(batch.shape)
+    shape[dim] = 1
+    return shape
 
 
 def _layout_named(layout: str | Callable[[Sequence[int], int], Layout]) -> Callable[[Sequence[int], int], Layout]:

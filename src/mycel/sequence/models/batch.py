@@ -148,7 +148,11 @@ def local_batch(batch: Mapping[str, Any], context: SequenceContext) -> dict[str,
 
 
 def _with_token(here: Tensor, whole: Tensor, context: SequenceContext) -> Tensor:
-    return here if context.num_tokens else whole[:, :1].contiguous()
+    if context.num_tokens:
+        return here
+    if whole.shape[1]:
+        return whole[:, :1].contiguous()
+    return whole.new_zeros(whole.shape[0], 1, *whole.shape[2:])  # nobody has a token
 
 
 def check_mask(mask: Any, what: str) -> None:
