@@ -1,4 +1,4 @@
-"""Attention with sinks over ranks equals one softmax that has a column more: outputs and all gradients, in float64."""
+"""Attention with sinks over ranks is one softmax that has a column more: outputs and all gradients, in float64."""
 
 from __future__ import annotations
 

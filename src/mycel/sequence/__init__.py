@@ -18,7 +18,13 @@ from mycel.sequence.context import SequenceContext
 from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
 from mycel.sequence.halo import halo
 from mycel.sequence.linear import linear_attention, parallel_scan
-from mycel.sequence.models import AppliedSequence, SequenceTrainer, apply
+from mycel.sequence.models import (
+    AppliedSequence,
+    SequenceTrainer,
+    ServedContextParallel,
+    apply,
+    serve_context_parallel,
+)
 from mycel.sequence.scan import explain_scan, scan
 from mycel.sequence.softmax import Explanation, Shape, Way, attention, explain, shape_of, tune_attention
 
@@ -33,6 +39,7 @@ __all__ = [
     "Segment",
     "SequenceContext",
     "SequenceTrainer",
+    "ServedContextParallel",
     "Shape",
     "Way",
     "apply",
@@ -44,6 +51,7 @@ __all__ = [
     "linear_attention",
     "parallel_scan",
     "scan",
+    "serve_context_parallel",
     "shape_of",
     "tune_attention",
 ]
