@@ -162,7 +162,7 @@ class AppliedSequence(Handle):
                 else (num_labels_of_step)
             )
             device = made["shift_labels"].device
-            made["num_items_in_batch"] = torch.as_tensor(count, device=device).float() / self.num_averaged
+            made["num_items_in_batch"] = torch.as_tensor(count, device=device).double() / self.num_averaged
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values()):
             made = {name: value for name, value in made.items() if name in self._parameters or name in batch}
         for value in made.values():
