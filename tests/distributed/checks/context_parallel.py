@@ -150,7 +150,7 @@ def refused(mesh: DeviceMesh) -> dict[str, str]:
     said = {}
     q = torch.randn(1, 2, 4 * mesh.size(), 4)
     calls: dict[str, Callable[[Tensor], Tensor]] = {
-        "mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(x.shape[2], x.shape[2])),
+        "mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(1, 1, *[x.shape[2]] * 2)),
         "parts": lambda x: F.scaled_dot_product_attention(x, x[:, :, :2], x[:, :, :2]),
     }
     for name, call in calls.items():

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel import moe
@@ -103,6 +104,20 @@ def by_experts(model: Any, mesh: DeviceMesh, batch: dict[str, Tensor]) -> dict[s
     return found
 
 
+def by_tensors(model: Any, _: DeviceMesh, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Heads and widths divided over one dimension of a mesh, sequences and shards over the other."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // 2, 2), mesh_dim_names=("cp", "tp"))
+    columns = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+    plan: dict[str, Any] = dict.fromkeys(columns, ColwiseParallel())
+    plan |= dict.fromkeys(("self_attn.o_proj", "mlp.down_proj"), RowwiseParallel())
+    for layer in model.model.layers:
+        parallelize_module(layer, mesh["tp"], plan)
+    handle = apply(model, mesh, dim="cp")
+    sharded(model, mesh["cp"])
+    model(**handle.shard(batch)).loss.backward()
+    return whole(model)
+
+
 WAYS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "fsdp2": by_fsdp,
     "fsdp2 and recomputation": by_fsdp_and_recomputation,
@@ -110,6 +125,7 @@ WAYS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "compiled": lambda *args: by_ddp(*args, compiled=True),
     "experts": by_experts,
     "two dimensions": by_two_dimensions,
+    "tensor parallel": by_tensors,
 }
 
 
