@@ -6,7 +6,7 @@ positions or labels one place too far; a document's reset lost; stale keys in th
 left out; the loss scaled by the number of ranks. The check that is to see it passes without the mistake first. Ranks
 are threads of this process.
 
-    python benchmarks/sequence_mutants.py 2000 --record
+    python benchmarks/sequence_mutants.py 2000 --write
 """
 
 from __future__ import annotations
@@ -14,41 +14,55 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
-from tests.oracles.sequence_mutants import judged, mutant  # noqa: E402
+sys.path.append(str(ROOT))
 
-from record import RECORDED, append, stamp  # noqa: E402
+from tests.oracles.sequence_mutants import judged, mutant
 
 FILE = RECORDED / "sequence_mutants.jsonl"
+PAGE = ROOT / "docs" / "concepts" / "sequence_attention.md"
+FOUND = ("refused", "seen", "missed", "control")
 
 
-def main(number: int, seed: int, record: bool) -> int:
-    """Judge so many mutants; the number of those that were missed, or whose check fails without them."""
+def table(lines: list[dict[str, Any]]) -> str:
+    """Of the last run, by kind."""
+    if not lines:
+        return ""
+    rows = [
+        (kind, sum(of.values()), of.get("refused", 0), of.get("seen", 0), of.get("missed", 0))
+        for kind, of in lines[-1]["kinds"].items()
+    ]
+    total = ("all", *(sum(row[column] for row in rows) for column in range(1, 5)))
+    return markdown(("mistake", "mutants", "refused", "seen in numbers", "missed"), [*rows, total])
+
+
+def main() -> int:
+    """Judge mutants; the number of those that were missed, or whose check fails without them."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("number", type=int, nargs="?", default=2000)
+    asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument(
+        "--write", action="store_true", help=f"record it in {FILE.name}, and put the table in its page"
+    )
+    given = asked.parse_args()
     by_kind: dict[str, Counter[str]] = {}
-    for one in range(seed * 1_000_000, seed * 1_000_000 + number):
+    for one in range(given.seed * 1_000_000, given.seed * 1_000_000 + given.number):
         mistake = mutant(one)
         found = judged(mistake)
         by_kind.setdefault(mistake.kind, Counter())[found] += 1
         if found in ("missed", "control"):
             print(f"seed {one}: {mistake.kind}: {found}: {mistake.wrong}")
-    total: Counter[str] = sum(by_kind.values(), Counter())
-    print(f"{'kind':58} {'mutants':>8} {'refused':>8} {'seen':>8} {'missed':>8}")
-    for kind, counts in [*sorted(by_kind.items()), ("all", total)]:
-        print(f"{kind:58} {sum(counts.values()):8} {counts['refused']:8} {counts['seen']:8} {counts['missed']:8}")
-    if record:
-        kinds = {kind: dict(counts) for kind, counts in sorted(by_kind.items())}
-        append(FILE, [{"mutants": number, "seed": seed, "kinds": kinds, **stamp()}])
-    return total["missed"] + total["control"]
+    kinds = {kind: {name: of[name] for name in FOUND if of[name]} for kind, of in sorted(by_kind.items())}
+    line = {"mutants": given.number, "seed": given.seed, "kinds": kinds}
+    print(table([line]))
+    if given.write:
+        append(FILE, [{**line, **stamp()}])
+        write_section(PAGE, "sequence_mutants", table(read(FILE)))
+    return sum(of["missed"] + of["control"] for of in by_kind.values())
 
 
 if __name__ == "__main__":
-    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    asked.add_argument("number", type=int, nargs="?", default=2000)
-    asked.add_argument("--seed", type=int, default=1)
-    asked.add_argument("--record", action="store_true", help=f"add a line to {FILE.name}")
-    given = asked.parse_args()
-    sys.exit(main(given.number, given.seed, given.record) > 0)
+    sys.exit(main() > 0)

@@ -33,6 +33,8 @@ _TOKENS = 2
 _WAYS = {"ALL_GATHER": Way(between="gathered"), "ALL_TO_ALL": Way(between="ring")}
 #: Lengths of sequences whose division is kept.
 _MOST_CONTEXTS = 64
+#: Those that are not closed, in the order in which they were asked for; the last one answers.
+_SERVING: list[ServedContextParallel] = []
 
 
 class ServedContextParallel(Handle):
@@ -58,18 +60,26 @@ class ServedContextParallel(Handle):
             _aten._scaled_dot_product_flash_attention_for_cpu.default: self._forward,
             _aten._scaled_dot_product_flash_attention_for_cpu_backward.default: self._backward,
         }
-        self._answers = {op: _called(answer) for op, answer in answers.items() if op not in self._table}
-        self._table.update(self._answers)
+        known = set(_SERVING[-1]._answers) if _SERVING else set()
+        # What a later torch answers itself stays its own.
+        mine = {op: _called(answer) for op, answer in answers.items() if op in known or op not in self._table}
+        self._answers: dict[Any, Callable[..., Any]] = mine
+        self._table.update(mine)
+        _SERVING.append(self)
 
     def __repr__(self) -> str:
         return f"ServedContextParallel({len(self.contexts)} lengths)"
 
     def close(self) -> None:
         """Take the answers out of torch's table, outside of its contexts. May be called again."""
-        for op, answer in self._answers.items():
-            if self._table.get(op) is answer:
-                del self._table[op]
-        self._answers = {}
+        if self not in _SERVING:
+            return
+        _SERVING.remove(self)
+        if _SERVING:  # called for elsewhere too: those answers stay, or take the place of these
+            self._table.update(_SERVING[-1]._answers)
+        else:
+            for op in self._answers:
+                self._table.pop(op, None)
         self.contexts.clear()
 
     # -- answers --------------------------------------------------------------------------------------------------
