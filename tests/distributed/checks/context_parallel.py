@@ -148,9 +148,11 @@ def served(rank: int, world_size: int) -> dict[str, Any]:
 
 def refused(mesh: DeviceMesh) -> dict[str, str]:
     said = {}
-    q = torch.randn(1, 2, 4 * mesh.size(), 4)
+    q = torch.randn(1, 2, 4 * mesh.size(), 4)  # four tokens a rank
     calls: dict[str, Callable[[Tensor], Tensor]] = {
-        "mask": lambda x: F.scaled_dot_product_attention(x, x, x, attn_mask=torch.zeros(1, 1, *[x.shape[2]] * 2)),
+        "mask": lambda x: F.scaled_dot_product_attention(
+            x, x, x, attn_mask=torch.zeros(1, 1, x.shape[2], mesh.size() * x.shape[2])
+        ),
         "parts": lambda x: F.scaled_dot_product_attention(x, x[:, :, :2], x[:, :, :2]),
     }
     for name, call in calls.items():
