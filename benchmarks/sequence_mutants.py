@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from typing import Any
 
@@ -28,12 +29,16 @@ FOUND = ("refused", "seen", "missed", "control")
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Of the last run, by kind."""
+    """Of all runs, each with a seed of its own, by kind."""
     if not lines:
         return ""
+    by_kind: dict[str, Counter[str]] = {}
+    for line in lines:
+        for kind, counts in line["kinds"].items():
+            by_kind.setdefault(kind, Counter()).update(counts)
     rows = [
-        (kind, sum(of.values()), of.get("refused", 0), of.get("seen", 0), of.get("missed", 0))
-        for kind, of in lines[-1]["kinds"].items()
+        (kind, sum(of.values()), of["refused"], of["seen"], of["missed"] + of["control"])
+        for kind, of in sorted(by_kind.items())
     ]
     total = ("all", *(sum(row[column] for row in rows) for column in range(1, 5)))
     return markdown(("mistake", "mutants", "refused", "seen in numbers", "missed"), [*rows, total])
@@ -49,14 +54,17 @@ def main() -> int:
     )
     given = asked.parse_args()
     by_kind: dict[str, Counter[str]] = {}
+    until = time.monotonic() + given.seconds
     for one in range(given.seed * 1_000_000, given.seed * 1_000_000 + given.number):
+        if time.monotonic() > until:
+            break
         mistake = mutant(one)
         found = judged(mistake)
         by_kind.setdefault(mistake.kind, Counter())[found] += 1
         if found in ("missed", "control"):
             print(f"seed {one}: {mistake.kind}: {found}: {mistake.wrong}")
     kinds = {kind: {name: of[name] for name in FOUND if of[name]} for kind, of in sorted(by_kind.items())}
-    line = {"mutants": given.number, "seed": given.seed, "kinds": kinds}
+    line = {"mutants": sum(sum(of.values()) for of in by_kind.values()), "seed": given.seed, "kinds": kinds}
     print(table([line]))
     if given.write:
         append(FILE, [{**line, **stamp()}])
