@@ -49,6 +49,7 @@ def main() -> int:
     asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     asked.add_argument("number", type=int, nargs="?", default=2000)
     asked.add_argument("--seed", type=int, default=1)
+    asked.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after these")
     asked.add_argument(
         "--write", action="store_true", help=f"record it in {FILE.name}, and put the table in its page"
     )

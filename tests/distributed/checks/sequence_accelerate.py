@@ -67,7 +67,7 @@ def families(rank: int, world_size: int, names: list[str]) -> dict[str, dict[str
     found: dict[str, dict[str, Any]] = {}
     with serve_context_parallel():
         for name in names:
-            model = make(name, attn="eager" if name == "gpt_oss" else "sdpa")
+            model = make(name, attn="eager" if name in ("gpt_oss", "mamba2") else "sdpa")
             of_family: dict[str, Any] = {"ulysses": said(lambda model=model: ulysses(model))}
             for kind, lengths in zip(("one", "packed"), DOCUMENTS, strict=True):
                 batch = batch_of(lengths)

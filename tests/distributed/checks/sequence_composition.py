@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
-from mycel import moe
 from mycel.data_parallel import Cast, compress
 from mycel.sequence import apply
 
@@ -72,7 +71,7 @@ def by_compression(model: Any, mesh: DeviceMesh, batch: dict[str, Tensor]) -> di
     """Gradients in half precision on the wire."""
     handle = apply(model, mesh)
     wrapped = DistributedDataParallel(model)
-    with compress(wrapped, Cast("bf16")):
+    with compress(wrapped, Cast("bfloat16")):
         wrapped(**handle.shard(batch)).loss.backward()
     return whole(model)
 
@@ -86,22 +85,6 @@ def by_two_dimensions(model: Any, _: DeviceMesh, batch: dict[str, Tensor]) -> di
     own = (batch, batch_of([9, 7], seed=8))[replica]
     wrapped(**handle.shard(own)).loss.backward()
     return whole(model)
-
-
-def by_experts(model: Any, mesh: DeviceMesh, batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts divided over the ranks that share the sequences; what a rank has of them, among zeros."""
-    experts = moe.apply(model, parallel=mesh)
-    handle = apply(model, mesh)
-    DistributedDataParallel(model)(**handle.shard(batch)).loss.backward()
-    found = whole(model)
-    for block in experts.blocks:
-        owned = torch.tensor(list(block.experts.owned))
-        for name in [n for n in found if n.startswith(f"{block.experts_path}.")]:
-            total = len(owned) * mesh.size()
-            room = found[name].new_zeros(total, *found[name].shape[1:])
-            found[name] = room.index_copy(0, owned, found[name])
-            dist.all_reduce(found[name])
-    return found
 
 
 def by_tensors(model: Any, _: DeviceMesh, batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -123,7 +106,6 @@ WAYS: dict[str, Callable[..., dict[str, Tensor]]] = {
     "fsdp2 and recomputation": by_fsdp_and_recomputation,
     "compression": by_compression,
     "compiled": lambda *args: by_ddp(*args, compiled=True),
-    "experts": by_experts,
     "two dimensions": by_two_dimensions,
     "tensor parallel": by_tensors,
 }
