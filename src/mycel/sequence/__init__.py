@@ -19,7 +19,13 @@ from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
 from mycel.sequence.grouped import MicroBatch, SequenceStep, planned_step, steps
 from mycel.sequence.halo import halo
 from mycel.sequence.linear import linear_attention, parallel_scan
-from mycel.sequence.models import AppliedSequence, SequenceTrainer, apply
+from mycel.sequence.models import (
+    AppliedSequence,
+    SequenceTrainer,
+    ServedContextParallel,
+    apply,
+    serve_context_parallel,
+)
 from mycel.sequence.scan import explain_scan, scan
 from mycel.sequence.softmax import Explanation, Shape, Way, attention, explain, shape_of, tune_attention
 
@@ -36,6 +42,7 @@ __all__ = [
     "SequenceContext",
     "SequenceStep",
     "SequenceTrainer",
+    "ServedContextParallel",
     "Shape",
     "Way",
     "apply",
@@ -48,6 +55,7 @@ __all__ = [
     "parallel_scan",
     "planned_step",
     "scan",
+    "serve_context_parallel",
     "shape_of",
     "steps",
     "tune_attention",

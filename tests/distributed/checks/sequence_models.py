@@ -234,8 +234,8 @@ def refused(rank: int, world_size: int) -> dict[str, str]:
                 handle.shard(rows | more)
             except UsageError as error:
                 said[name] = str(error)
-    for family in ("mamba", "gpt_oss"):
-        other = make(family, **({} if family in FAMILIES else {"state_size": 8}))
+    for family in ("mamba", "gemma2"):
+        other = make(family, state_size=8, head_dim=8)
         try:
             with apply(other) as handle:
                 other(**handle.shard(batch))

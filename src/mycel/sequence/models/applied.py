@@ -181,7 +181,7 @@ class AppliedSequence(Handle):
             if count is None:
                 count = self.count_labels(batch, context.layout.documents)
             if isinstance(count, Tensor):
-                count = count.to(made["shift_labels"].device).float()
+                count = count.to(made["shift_labels"].device).double()
             made["num_items_in_batch"] = count / self.num_averaged  # a number stays one: no wrapper rounds it
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values()):
             made = {name: value for name, value in made.items() if name in self._parameters or name in batch}

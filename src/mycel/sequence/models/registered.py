@@ -20,7 +20,6 @@ __all__ = ["attend", "mask_of", "no_mask"]
 _REFUSED = {
     "softcap": "soft-capped scores",
     "position_bias": "a bias by position",
-    "s_aux": "sinks",
     "cache": "a paged cache",
 }
 
@@ -46,6 +45,7 @@ def attend(
         dropout: of weights; none is possible.
         scaling: of scores.
         is_causal: if not as the layer says.
+        kwargs: ``sliding_window``; ``s_aux``, which are sinks; nothing else that would change what is seen.
 
     Returns:
         Shape [batch, tokens here, heads, value width], and no weights.
@@ -66,7 +66,8 @@ def attend(
         )
     check_attention(query, key, context, dropout)
     q, k, v = (without_stand_in(x, context, 2) for x in (query, key, value))
-    seen = attention(q, k, v, context, mask=mask_of(module, is_causal, kwargs), scale=scaling, way=binding.way)
+    mask = mask_of(module, is_causal, kwargs)
+    seen = attention(q, k, v, context, mask=mask, scale=scaling, sinks=kwargs.get("s_aux"), way=binding.way)
     return with_stand_in(seen, context, 2).transpose(1, 2).contiguous(), None
 
 

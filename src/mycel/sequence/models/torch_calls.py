@@ -21,10 +21,12 @@ from mycel.sequence.convolution import causal_conv1d
 from mycel.sequence.models.stand_in import rows_of, with_stand_in, without_stand_in
 from mycel.sequence.softmax import Way, attention
 from mycel.sequence.softmax.attention import WayName
+from mycel.untraced import untraced
 
 __all__ = ["SequenceCalls", "attend", "convolve"]
 
 
+@untraced
 class SequenceCalls(TorchFunctionMode):
     """Attention and causal convolutions over ranks, and everything else as it is.
 
@@ -47,6 +49,7 @@ class SequenceCalls(TorchFunctionMode):
         return answer(self, *args, **(kwargs or {}))
 
 
+@untraced
 def _scaled_dot_product_attention(
     calls: SequenceCalls,
     query: Tensor,
@@ -118,6 +121,7 @@ def check_attention(query: Tensor, key: Tensor, context: SequenceContext, dropou
         )
 
 
+@untraced
 def _conv1d(
     calls: SequenceCalls,
     input: Tensor,
@@ -164,6 +168,7 @@ def convolve(
     return with_stand_in(seen, context, 2)
 
 
+@untraced
 def _multi_head_attention_forward(calls: SequenceCalls, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("need_weights", True):
         raise UsageError("nn.MultiheadAttention with need_weights=True: no rank has all weights; call it with False")

@@ -32,6 +32,7 @@ def attention(
     *,
     mask: Mask = CAUSAL,
     scale: float | None = None,
+    sinks: Tensor | None = None,
     way: Way | WayName = "auto",
 ) -> Tensor:
     """Softmax attention of the tokens here to all tokens of their documents, on whichever rank.
@@ -46,6 +47,8 @@ def attention(
         context: the ranks and what each holds.
         mask: which keys a query sees inside its document.
         scale: of products; one over the root of ``width`` if not given.
+        sinks: scores that join every row's softmax and belong to no key, shape (heads,), the same on all ranks; their
+            gradients here are of the rows here, and are added up over ranks as those of any parameter.
         way: how keys come to queries: a ``Way``, or ``ring``, ``all_gather`` (all at once), ``sliced`` (by slices,
             each on its way while the one before is computed, in the memory of a ring), ``needed`` (only tokens that
             are seen), ``ulysses`` (all tokens of some heads), ``usp`` (that inside nodes, needed tokens between
@@ -72,9 +75,11 @@ def attention(
         Perspective", ACL 2023; and those of each way in ``mycel.sequence.softmax``.
     """
     _check(q, k, v, context)
+    if sinks is not None and sinks.shape != (q.shape[1],):
+        raise UsageError(f"sinks of shape {tuple(sinks.shape)}: one for each of the {q.shape[1]} heads of queries")
     chosen = way if isinstance(way, Way) else way_of(way, q, k, v, context, mask)
     check_way(chosen, context, q.shape[1])
-    return attend_by(chosen, q, k, v, context, mask, q.shape[-1] ** -0.5 if scale is None else scale)
+    return attend_by(chosen, q, k, v, context, mask, q.shape[-1] ** -0.5 if scale is None else scale, sinks)
 
 
 def way_of(name: WayName, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, mask: Mask) -> Way:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,12 +26,12 @@ from mycel.sequence.context import SequenceContext
 from mycel.sequence.softmax.delivery import Delivery
 from mycel.sequence.softmax.rows import BackRows, Rows
 
-__all__ = ["Gathered", "gathered"]
+__all__ = ["Gathered"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Gathered:
-    """What one call needs besides tensors.
+    """A ``Carrier`` by collectives.
 
     Attributes:
         context: the ranks.
@@ -68,43 +67,26 @@ class Gathered:
             yield heads, delivery, arrived
             del arrived
 
-
-def gathered(q: Tensor, k: Tensor, v: Tensor, way: Gathered) -> Tensor:
-    """Attention of this rank's queries to all keys that they see.
-
-    Args:
-        q: shape (batch, heads, tokens here, width).
-        k, v: shape (batch, key heads, tokens here, width), of the values' width.
-        way: how.
-    """
-    attended: Tensor = _Gathered.apply(q, k, v, way)  # type: ignore[no-untyped-call]
-    return attended
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, way: Gathered) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``Carrier`` has it."""
         group = q.shape[1] // k.shape[1]
-        rows = Rows(q, v.shape[-1], way.scale, way.mask)
-        for heads, delivery, arrived in way.arriving(k, v, "attention"):
+        rows = Rows(q, v.shape[-1], self.scale, self.mask)
+        for heads, delivery, arrived in self.arriving(k, v, "attention"):
             for part, blocks in zip(arrived, delivery.blocks, strict=True):
                 k_, v_ = part.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
                 rows.meet(k_, v_, blocks, _queries(heads, group))
             del arrived, part, k_, v_  # else there are three slices here while the next but one begins
-        out = rows.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, rows.lse)
-        ctx.way = way
-        return out
+        return rows.out, rows.lse
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
-        way: Gathered = ctx.way
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``Carrier`` has it."""
         group = q.shape[1] // k.shape[1]
-        rows = BackRows(grad, q, out, lse, way.scale, way.mask)
+        rows = BackRows(grad, q, out, lse, self.scale, self.mask)
         whole = k.new_zeros(k.shape[2], k.shape[0], k.shape[1], k.shape[3] + v.shape[3])
         leaving: tuple[slice, Pending[Tensor]] | None = None
-        for heads, delivery, arrived in way.arriving(k, v, "attention.backward"):
+        for heads, delivery, arrived in self.arriving(k, v, "attention.backward"):
             gradients, places = delivery.room(arrived[0])
             for part, place, blocks in zip(arrived, places, delivery.blocks, strict=True):
                 k_, v_ = part.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
@@ -114,12 +96,12 @@ class _Gathered(torch.autograd.Function):
                 of_v.copy_(dv.permute(2, 0, 1, 3))
             del arrived, part, place, places, k_, v_, dk, dv, of_k, of_v
             _land(whole, leaving)
-            back = delivery.start_back(gradients, k.shape[2], way.context, "attention.gradients")
+            back = delivery.start_back(gradients, k.shape[2], self.context, "attention.gradients")
             del gradients
             leaving = heads, back
         _land(whole, leaving)
         dk, dv = whole.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
-        return rows.dq.to(q.dtype), dk, dv, None
+        return rows.dq.to(q.dtype), dk, dv
 
 
 def _queries(heads: slice, group: int) -> slice:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,12 +21,12 @@ from mycel.sequence.context import SequenceContext
 from mycel.sequence.softmax.blocks import Block
 from mycel.sequence.softmax.rows import BackRows, Rows
 
-__all__ = ["Ring", "ring"]
+__all__ = ["Ring"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Ring:
-    """What one call needs besides tensors.
+    """A ``Carrier`` that passes on.
 
     Attributes:
         context: the ranks.
@@ -61,45 +60,34 @@ class Ring:
         arriving = self.context.start_exchange(parts, gets, name)
         return Pending(lambda: arriving.wait()[before])
 
-
-def ring(q: Tensor, k: Tensor, v: Tensor, way: Ring) -> Tensor:
-    """Attention of this rank's queries to all keys that they see; shapes as ``gathered`` has them."""
-    attended: Tensor = _Ring.apply(q, k, v, way)  # type: ignore[no-untyped-call]
-    return attended
-
-
-class _Ring(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, way: Ring) -> Tensor:
-        rows, size = Rows(q, v.shape[-1], way.scale, way.mask), len(way.order)
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """As ``Carrier`` has it."""
+        rows, size = Rows(q, v.shape[-1], self.scale, self.mask), len(self.order)
         here = torch.cat([k, v], -1).permute(2, 0, 1, 3)
         for step in range(size):
-            coming = way.pass_on(here, step, "attention") if step + 1 < size else None
+            coming = self.pass_on(here, step, "attention") if step + 1 < size else None
             k_, v_ = here.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
-            rows.meet(k_, v_, way.blocks[way.whose(step)])
+            rows.meet(k_, v_, self.blocks[self.whose(step)])
             if coming is not None:
                 here = coming.wait()
-        out = rows.out.to(q.dtype)
-        ctx.save_for_backward(q, k, v, out, rows.lse)
-        ctx.way = way
-        return out
+        return rows.out, rows.lse
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        q, k, v, out, lse = ctx.saved_tensors
-        way: Ring = ctx.way
-        rows, size = BackRows(grad, q, out, lse, way.scale, way.mask), len(way.order)
+    def backward(
+        self, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """As ``Carrier`` has it."""
+        rows, size = BackRows(grad, q, out, lse, self.scale, self.mask), len(self.order)
         here = torch.cat([k, v], -1).permute(2, 0, 1, 3)
         carried: Pending[Tensor] | None = None  # gradients of the keys that are here, from the ranks before
         for step in range(size):
-            coming = way.pass_on(here, step, "attention.backward") if step + 1 < size else None
+            coming = self.pass_on(here, step, "attention.backward") if step + 1 < size else None
             k_, v_ = here.permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
-            gradient = torch.cat(rows.meet(k_, v_, way.blocks[way.whose(step)]), -1).permute(2, 0, 1, 3)
+            gradient = torch.cat(rows.meet(k_, v_, self.blocks[self.whose(step)]), -1).permute(2, 0, 1, 3)
             if carried is not None:
                 gradient = gradient + carried.wait()
-            carried = way.pass_on(gradient.to(k.dtype), step, "attention.gradients")
+            carried = self.pass_on(gradient.to(k.dtype), step, "attention.gradients")
             if coming is not None:
                 here = coming.wait()
         assert carried is not None
         dk, dv = carried.wait().permute(1, 2, 0, 3).split_with_sizes([k.shape[-1], v.shape[-1]], -1)
-        return rows.dq.to(q.dtype), dk, dv, None
+        return rows.dq.to(q.dtype), dk, dv

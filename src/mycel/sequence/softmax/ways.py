@@ -12,13 +12,14 @@ from mycel.brief import brief
 from mycel.errors import UsageError
 from mycel.planning.sequence import Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
+from mycel.sequence.softmax.attended import Carrier, attended
 from mycel.sequence.softmax.blocks import Block, blocks_of
 from mycel.sequence.softmax.delivery import Delivery, deliveries
-from mycel.sequence.softmax.gathered import Gathered, gathered
-from mycel.sequence.softmax.ring import Ring, ring
+from mycel.sequence.softmax.gathered import Gathered
+from mycel.sequence.softmax.ring import Ring
 from mycel.sequence.softmax.ulysses import Heads, gather_tokens, scatter_tokens
 
-__all__ = ["Between", "MeetingRanks", "Way", "attend_by", "check_way", "meeting_ranks"]
+__all__ = ["Between", "MeetingRanks", "Way", "attend_by", "carrier", "check_way", "meeting_ranks"]
 
 #: How keys and values come to queries between ranks, or between groups of them.
 Between = Literal["gathered", "needed", "ring"]
@@ -106,18 +107,26 @@ def check_way(way: Way, context: SequenceContext, heads: int) -> None:
 
 
 def attend_by(
-    way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, mask: Mask, scale: float
+    way: Way,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    context: SequenceContext,
+    mask: Mask,
+    scale: float,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention in one way; shapes as ``mycel.sequence.attention`` has them."""
     of = meeting_ranks(context, way.groups, mask)
     if of.order is None or of.back is None:
-        return _between(way, q, k, v, context, of, mask, scale)
+        return attended(q, k, v, carrier(way, k.shape[1], context, mask, scale), sinks)
     share = None
     if way.degree > 1:
         share = Heads(context=context, inside=way.groups[of.own], heads=q.shape[1], key_heads=k.shape[1])
         q, k, v = gather_tokens(q, k, v, share)
+        sinks = None if sinks is None else sinks[share.queries(share.inside.index(context.rank))]
     q, k, v = (x.index_select(2, of.order.to(x.device)) for x in (q, k, v))
-    out = _between(way, q, k, v, context, of, mask, scale)
+    out = attended(q, k, v, carrier(way, k.shape[1], context, mask, scale), sinks)
     out = out.index_select(2, of.back.to(out.device))
     return out if share is None else scatter_tokens(out, share)
 
@@ -172,21 +181,25 @@ class MeetingRanks:
         return self._delivered[gathers, parts]
 
 
-def _between(
-    way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, of: MeetingRanks, mask: Mask, scale: float
-) -> Tensor:
+def carrier(way: Way, key_heads: int, context: SequenceContext, mask: Mask, scale: float) -> Carrier:
+    """How a way brings keys to queries, once groups have exchanged heads for tokens.
+
+    Args:
+        way: which.
+        key_heads: that a rank has then.
+        context: the ranks.
+        mask: inside documents.
+        scale: of products.
+    """
+    of = meeting_ranks(context, way.groups, mask)
     if way.between == "ring" and len(of.peers) > 1:
         order, tokens = of.peers, of.layout.tokens
         blocks: tuple[tuple[Block, ...], ...] = of.blocks[of.own]
-        return ring(
-            *(q, k, v),
-            Ring(context=context, order=order, tokens=tokens, blocks=blocks, place=of.own, scale=scale, mask=mask),
-        )
+        return Ring(context=context, order=order, tokens=tokens, blocks=blocks, place=of.own, scale=scale, mask=mask)
     gathers = way.between == "gathered" and not way.groups and context.num_ranks > 1
-    head_slices = min(way.slices, k.shape[1])
+    head_slices = min(way.slices, key_heads)
     made = of.deliveries(gathers=gathers, parts=-(-way.slices // head_slices))
-    how = Gathered(context=context, deliveries=made, head_slices=head_slices, scale=scale, mask=mask)
-    return gathered(q, k, v, how)
+    return Gathered(context=context, deliveries=made, head_slices=head_slices, scale=scale, mask=mask)
 
 
 def _joined(held: list[Segment]) -> tuple[Segment, ...]:
