@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mycel.errors import UsageError
 from mycel.planning.sequence import Layout
-from mycel.sequence.context import SequenceContext
+from mycel.sequence.context import SequenceContext, for_good
 from mycel.sequence.linear.chunks import decay_chunks, delta_chunks
 from mycel.sequence.linear.table import Table, table_of
 from mycel.sequence.scan import attached, start_scan
@@ -25,7 +25,7 @@ _CHUNK, _CHUNK_OF_KEYS = 64, 16
 
 @lru_cache(maxsize=256)
 def _table(layout: Layout, rank: int, chunk: int) -> Table:
-    return table_of(tuple(layout.borders(rank).tolist()), chunk)
+    return for_good(lambda: table_of(tuple(layout.borders(rank).tolist()), chunk))
 
 
 def linear_attention(

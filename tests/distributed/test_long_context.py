@@ -1,0 +1,120 @@
+"""``examples/long_context``: ranks that share a sequence learn what one process does; short windows lose nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import long_context
+import one_rank
+import packs
+import pytest
+import torch
+from tests.distributed.checks.long_context import losses
+
+from mycel.memory import needs_of
+
+RunRanks = Callable[..., list[Any]]
+SMALL = ["--context", "384", "--held-out", "1", "--text", "1"]
+
+
+@pytest.mark.parametrize("more", [[], ["--no-filtering", "--seen", "128"]], ids=["filtered", "short, not filtered"])
+def test_two_ranks_learn_what_one_process_does(run_ranks: RunRanks, more: list[str]) -> None:
+    wanted, held_out = losses([*SMALL, *more], 3)
+    assert wanted[0] > wanted[-1]
+    for found, seen in run_ranks(2, "long_context", "losses", [*SMALL, *more], 3):
+        assert found == pytest.approx(wanted, abs=2e-5)
+        assert [part["bytes"] for part in seen] == [part["bytes"] for part in held_out]
+        assert [part["nats"] for part in seen] == pytest.approx([part["nats"] for part in held_out], abs=2e-4)
+
+
+def test_packs_are_whole_files_that_fit() -> None:
+    pieces = packs.load(2048, held_out=False, max_bytes=1 << 19)
+    made, total = [], 0
+    for files in packs.packs(pieces, 2048, seed=3):
+        made.append(files)
+        total += len(files)
+        if total == len(pieces):
+            break
+    assert sorted(file for files in made for file in files) == sorted(pieces)
+    tokens = [sum(len(file) - 1 for file in files) for files in made]
+    assert max(tokens) <= 2048 and sum(tokens) > 0.9 * 2048 * (len(tokens) - 1)
+
+
+def test_windows_count_every_byte_once_and_leave_most_of_a_window_before() -> None:
+    files = next(packs.packs(packs.load(2048, held_out=False, max_bytes=1 << 19), 2048, seed=3))
+    whole, cut, windows = packs.whole(files, 2048), packs.whole(files, 256), packs.windows(files, 256, 64)
+    assert cut.tokens.equal(whole.tokens) and cut.targets.equal(whole.targets) and cut.before.equal(whole.before)
+    assert max(cut.documents) == 256 and sum(cut.documents) == sum(whole.documents)
+    counted = windows.is_counted
+    for name in ("tokens", "targets"):
+        assert getattr(windows, name)[:, counted].equal(getattr(whole, name))
+    assert windows.before[counted].equal(whole.before)
+    into = torch.cat([torch.arange(length) for length in windows.documents])
+    assert sum(windows.documents) == windows.tokens.shape[1] and max(windows.documents) == 256
+    assert bool((into[counted] >= windows.before[counted].clamp(max=256 - 64)).all())
+
+
+def test_what_does_not_fit_is_said_with_what_it_needs() -> None:
+    options = one_rank.parse_arguments(["--context", "2048", "--limit", "40"])
+    says = one_rank.ways_out(options, None)
+    needed, least, longest = (
+        int(found.group(1))
+        for found in (re.search(rule, says) for rule in (r"need about (\d+)", r": (\d+) ranks", r"(\d+) or less"))
+    )
+    assert f"{needed - 40} MiB too little" in says
+    pack = packs.blank(2048)
+    context = one_rank.context_of(pack)
+    exact = needs_of(one_rank.make(options)[0], (pack.tokens, context), loss=one_rank.of_zeros).peak
+    assert needed == pytest.approx(exact / one_rank.MIB, rel=0.04)
+    assert least == -(-2048 // longest) and longest < 2048 * 40 // needed
+
+
+def test_a_limit_refuses_and_the_command_says_so(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = "a step does not fit"
+    monkeypatch.setattr(one_rank, "ways_out", lambda options, alone: said)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    assert one_rank.main(["--context", "512", "--limit", "12", "--steps", "2", "--text", "1"]) == 2
+    assert capsys.readouterr().err == f"one_rank.py: {said}\n"
+
+
+def test_tables_say_what_rows_say(tmp_path: Path) -> None:
+    parts = [{"start": 0, "bytes": 30.0, "nats": 2.0}, {"start": 512, "bytes": 10.0, "nats": 1.0}]
+    done = {"ranks": 1, "taken_mib": 412.0, "step_s": 2.5, "losses": [3.0, 2.5]}
+    rows = {
+        "one process, no limit": done,
+        "one rank": {"ranks": 1, "refused": "too little"},
+        "four ranks": done | {"ranks": 4, "losses": [3.0, 2.5 + 1e-6], "held_out": parts},
+    }
+    lines = long_context.table(rows).splitlines()
+    assert lines[2] == "| one process, no limit | 412 | 2.50 | 2.5000 |  |  |  |"
+    assert lines[3].startswith("| one rank | does not fit |")
+    assert lines[4] == "| four ranks | 412 | 2.50 | 2.5000 | 1.0e-06 | 1.7500 | 1.0000 |"
+    long_context.draw(rows, 300, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 20_000
+
+
+@pytest.mark.long
+def test_one_command(tmp_path: Path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.startswith("MYCEL_")} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(Path(long_context.__file__)), "--quick", "--output", str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "rows.json").read_text(encoding="utf-8"))["rows"]
+    assert list(rows) == list(long_context.ROWS)
+    assert re.search(r"\d+ MiB too little. Three ways out: \d+ ranks", rows["one rank"]["refused"])
+    reference = rows["one process, no limit"]
+    assert long_context.off(rows["one rank, a plan"], reference) == 0.0
+    assert 0.0 < long_context.off(rows["four ranks"], reference) < 1e-4
+    assert reference["taken_mib"] > 80 > rows["one rank, a plan"]["taken_mib"]
+    for name, row in rows.items():
+        assert "refused" in row or f"| {name} | {row['taken_mib']:.0f} |" in done.stdout
+    assert (tmp_path / "long_context.png").stat().st_size > 20_000
