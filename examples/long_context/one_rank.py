@@ -208,13 +208,14 @@ def ways_out(options: argparse.Namespace, alone: dist.ProcessGroup | None) -> st
 
     def line(recompute: bool) -> tuple[float, float]:
         """Bytes without tokens, and of each."""
-        peaks = []
+        model, peaks = make(options)[0], []
         for length in (small, large):
             context = SequenceContext(per_document_zigzag([length], 1), alone)
             batch = (torch.zeros(1, length, dtype=torch.int64), context)
-            peaks.append(needs_of(make(options)[0], batch, loss=of_zeros, recompute=recompute).peak)
+            peaks.append(needs_of(model, batch, optimizer=None, loss=of_zeros, recompute=recompute).peak)
         each = (peaks[1] - peaks[0]) / (large - small)
-        return peaks[0] - each * small, each
+        moments = 2 * sum(p.nbytes for p in model.parameters())  # of the optimizer
+        return peaks[0] - each * small + moments, each
 
     (fixed, each), (fixed_again, each_again) = line(False), line(True)
     needed, again = (fixed + each * tokens) / MIB, (fixed_again + each_again * tokens) / MIB
