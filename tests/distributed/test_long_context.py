@@ -25,14 +25,16 @@ RunRanks = Callable[..., list[Any]]
 SMALL = ["--context", "384", "--held-out", "1", "--text", "1"]
 
 
-@pytest.mark.parametrize("more", [[], ["--no-filtering", "--seen", "128"]], ids=["filtered", "short, not filtered"])
-def test_two_ranks_learn_what_one_process_does(run_ranks: RunRanks, more: list[str]) -> None:
-    wanted, held_out = losses([*SMALL, *more], 3)
-    assert wanted[0] > wanted[-1]
-    for found, seen in run_ranks(2, "long_context", "losses", [*SMALL, *more], 3):
-        assert found == pytest.approx(wanted, abs=2e-5)
-        assert [part["bytes"] for part in seen] == [part["bytes"] for part in held_out]
-        assert [part["nats"] for part in seen] == pytest.approx([part["nats"] for part in held_out], abs=2e-4)
+def test_two_ranks_learn_what_one_process_does(run_ranks: RunRanks) -> None:
+    """With filtering, and without on windows of a third; held-out bytes cost the same then."""
+    cases = [SMALL, [*SMALL, "--no-filtering", "--seen", "128"]]
+    alone = losses(0, 1, cases, 3)
+    for found in run_ranks(2, "long_context", "losses", cases, 3):
+        for (ours, seen), (wanted, held_out) in zip(found, alone, strict=True):
+            assert wanted[0] > wanted[-1]
+            assert ours == pytest.approx(wanted, abs=2e-5)
+            assert [part["bytes"] for part in seen] == [part["bytes"] for part in held_out]
+            assert [part["nats"] for part in seen] == pytest.approx([part["nats"] for part in held_out], abs=2e-4)
 
 
 def test_packs_are_whole_files_that_fit() -> None:

@@ -9,16 +9,22 @@ from pathlib import Path
 EXAMPLE = str(Path(__file__).resolve().parents[3] / "examples" / "long_context")
 
 
-def losses(arguments: list[str], steps: int) -> tuple[list[float], list[dict[str, float]]]:
-    """Of some steps, and what held-out bytes cost after them."""
+Results = list[tuple[list[float], list[dict[str, float]]]]
+
+
+def losses(rank: int, world_size: int, cases: list[list[str]], steps: int) -> Results:
+    """For each command line losses of some steps, and what held-out bytes cost after them."""
     if EXAMPLE not in sys.path:
         sys.path.insert(0, EXAMPLE)
     import one_rank
     from packs import load, packs, whole
 
-    options = one_rank.parse_arguments(arguments)
-    model, optimizer = one_rank.make(options)
-    trained = one_rank.averaged(model)
-    drawn = packs(load(options.context, held_out=False, max_bytes=1 << 20), options.context, seed=options.seed)
-    found = [one_rank.step(trained, optimizer, whole(files, options.seen)) for files in islice(drawn, steps)]
-    return found, one_rank.held_out(model, options)
+    results: Results = []
+    for arguments in cases:
+        options = one_rank.parse_arguments(arguments)
+        model, optimizer = one_rank.make(options)
+        trained = one_rank.averaged(model)
+        drawn = packs(load(options.context, held_out=False, max_bytes=1 << 20), options.context, seed=options.seed)
+        found = [one_rank.step(trained, optimizer, whole(files, options.seen)) for files in islice(drawn, steps)]
+        results.append((found, one_rank.held_out(model, options)))
+    return results

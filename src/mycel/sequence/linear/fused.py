@@ -14,8 +14,8 @@ from mycel.triton_kernels import is_interpreted, runs_on
 
 __all__ = ["fused_decay_chunks", "is_taken"]
 
-#: Tokens of a chunk and keys that a program holds.
-_LENGTHS, _MOST_KEYS = (16, 32), 128
+#: Tokens of a chunk, and most keys, that a program holds.
+_LENGTH, _MOST_KEYS = 16, 128
 
 
 def is_taken(k: Tensor, v: Tensor, g: Tensor) -> bool:
@@ -24,7 +24,7 @@ def is_taken(k: Tensor, v: Tensor, g: Tensor) -> bool:
     Args:
         k, v, g: as ``decay_chunks`` takes them.
     """
-    if g.dim() != k.dim() or k.shape[-2] not in _LENGTHS or k.shape[-1] > _MOST_KEYS or not (k.numel() and v.numel()):
+    if g.dim() != k.dim() or k.shape[-2] != _LENGTH or k.shape[-1] > _MOST_KEYS or not (k.numel() and v.numel()):
         return False
     if any(x.dtype != torch.float32 or type(x) not in (Tensor, torch.nn.Parameter) for x in (k, v, g)):
         return False

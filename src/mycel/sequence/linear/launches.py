@@ -10,8 +10,8 @@ from mycel.triton_kernels import Launch
 
 __all__ = ["maps", "maps_back", "outputs", "outputs_back"]
 
-#: Values that a program has at a time.
-_VALUES = 64
+#: Values that a program has at a time: with more, registers of an A100 do not suffice beside 128 keys.
+_VALUES = 32
 
 
 def maps(k: Tensor, v: Tensor, g: Tensor, transition: Tensor, update: Tensor) -> Launch:
