@@ -45,7 +45,10 @@ ROWS: dict[str, tuple[int, tuple[str, ...]]] = {
 SAME = ("one rank", "one rank, a plan", "four ranks")
 #: The allocator gives memory back at once, so that a limit means what it says.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
-SIZES = {"steps": (300, 4), "context": (8192, 2048), "limit": (300, 80), "held_out": (16, 1)}
+#: Steps, bytes of a sequence, MiB of a rank, and sequences of other files to predict in the end.
+USUAL = {"steps": 300, "context": 8192, "limit": 300, "held_out": 16}
+#: For a row.
+TIMEOUT_S = 7200.0
 
 Row = Mapping[str, Any]
 
@@ -53,23 +56,15 @@ Row = Mapping[str, Any]
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Options of the comparison."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="all small")
-    for name, says in (
-        ("steps", "of rows of four ranks"),
-        ("context", "bytes of a sequence"),
-        ("limit", "MiB that a rank may take"),
-        ("held_out", "sequences of other files to predict in the end"),
-    ):
-        usual, quick = SIZES[name]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, help=f"{says}: {usual}, quickly {quick}")
-    parser.add_argument("--only", help="rows, separated by semicolons")
+    parser.add_argument("--quick", action="store_true", help="4 steps on 2,048 bytes with 80 MiB")
+    parser.add_argument("--steps", type=int, help="of rows of four ranks; default: 300")
+    parser.add_argument("--only", default=";".join(ROWS), help="rows, separated by semicolons; others stay")
     parser.add_argument("--output", type=Path, default=Path("long-context"))
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for a row")
     options = parser.parse_args(arguments)
-    for name, sizes in SIZES.items():
-        if getattr(options, name) is None:
-            setattr(options, name, sizes[options.quick])
-    options.only = list(ROWS) if options.only is None else [name.strip() for name in options.only.split(";")]
+    usual = {"steps": 4, "context": 2048, "limit": 80, "held_out": 1} if options.quick else USUAL
+    for name, size in usual.items():
+        setattr(options, name, getattr(options, name, None) or size)
+    options.only = [name.strip() for name in options.only.split(";")]
     for name in options.only:
         if name not in ROWS:
             parser.error(f"--only: no row is called {name!r}; rows are {'; '.join(ROWS)}")
@@ -92,12 +87,12 @@ def run(name: str, cluster: Topology | int, options: argparse.Namespace) -> dict
 
     if ranks > 1:
         try:
-            run_ranks(cluster, command, sink=take, env=ALLOCATOR, timeout_s=options.timeout, warm=warm_up)
+            run_ranks(cluster, command, sink=take, env=ALLOCATOR, timeout_s=TIMEOUT_S, warm=warm_up)
         except CommunicationError as error:
             said.append({"refused": str(error)})
     else:
         env = {"OMP_NUM_THREADS": "1", **os.environ, **ALLOCATOR}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=options.timeout, check=False)
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         for line in done.stdout.splitlines():
             take(0, json.loads(line))
         if done.returncode:
@@ -179,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cluster = load_topology(HERE / "two_pairs.yaml")
     except EmulationError as error:
         print(f"No cluster is emulated: {error}. On loopback, step times say nothing about links.")
-    settings = {name: getattr(options, name) for name in SIZES} | {"emulated": isinstance(cluster, Topology)}
+    settings = {name: getattr(options, name) for name in USUAL} | {"emulated": isinstance(cluster, Topology)}
     file = options.output / "rows.json"
     before = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     rows: dict[str, dict[str, Any]] = before["rows"] if before.get("settings") == settings else {}

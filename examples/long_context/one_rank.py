@@ -23,6 +23,7 @@ from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -44,8 +45,8 @@ PEAK_RATE, WARM_UP_STEPS = 4e-3, 20
 EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Of the limit, for a plan: pages are rounded up, and Python and products take some that torch does not count.
 PLANNED_SHARE = 0.8
-#: In which steps it is looked how much is taken, and every how many seconds.
-LOOKED_AT, EVERY_S = range(1, 4), 0.01
+#: Seconds after which it is looked again how much is taken.
+EVERY_S = 0.02
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -93,7 +94,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, pack: Pack) -> floa
 def make(options: argparse.Namespace) -> tuple[Hybrid, torch.optim.Optimizer]:
     """The same on all ranks."""
     model = Hybrid(Sizes(is_filtered=not options.no_filtering), seed=options.seed)
-    return model, torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    # Gradients smaller than this eps are rounding, which is another on ranks: they are not to be made steps of.
+    rates: dict[str, Any] = {"lr": PEAK_RATE, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-6, "fused": True}
+    return model, torch.optim.AdamW(model.parameters(), **rates)
 
 
 def averaged(model: Hybrid) -> nn.Module:
@@ -103,26 +106,28 @@ def averaged(model: Hybrid) -> nn.Module:
     return DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1024)
 
 
-def train(options: argparse.Namespace) -> None:
-    """Steps, and in the end what other files' bytes cost."""
+def train(options: argparse.Namespace, most: list[int]) -> None:
+    """Steps, and in the end what other files' bytes cost.
+
+    Args:
+        options: of the command.
+        most: what is taken at most, by ``looking``.
+    """
     at_start = taken()
-    most = [at_start]
     model, optimizer = make(options)
     budget = int((options.limit or 0) * PLANNED_SHARE * MIB)
     fitted = planned(model, optimizer, blank(options.context), budget) if options.plan else None
     with fitted or nullcontext():
         trained, losses, seconds = averaged(model), [], []
-        drawn = packs(
-            load(options.context, held_out=False, max_bytes=options.text * MIB), options.context, seed=options.seed
-        )
-        until, slow = options.until or options.steps, min(WARM_UP_STEPS, options.steps // 4)
+        pieces = load(options.context, held_out=False, max_bytes=options.text * MIB)
+        drawn = packs(pieces, options.context, seed=options.seed)
+        until, slow = min(options.until or options.steps, options.steps), min(WARM_UP_STEPS, options.steps // 4)
         for number, files in enumerate(islice(drawn, until)):
             pack = whole(files, options.seen)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(number, peak=PEAK_RATE, warm_up=slow, steps=options.steps)
             begin = time.perf_counter()
-            with looking(most) if number in LOOKED_AT else nullcontext():
-                losses.append(step(trained, optimizer, pack))
+            losses.append(step(trained, optimizer, pack))
             seconds.append(time.perf_counter() - begin)
             say(event="step", step=number + 1, loss=losses[-1])
         say(
@@ -166,20 +171,18 @@ def taken() -> int:
 
 
 @contextmanager
-def looking(most: list[int]) -> Iterator[None]:
-    """While it is entered, a thread notes how much is taken."""
-    over = threading.Event()
+def looking() -> Iterator[list[int]]:
+    """While it is entered, a thread notes how much is taken at most."""
+    most, over = [taken()], threading.Event()
 
     def look() -> None:
         while not over.wait(EVERY_S):
             most[0] = max(most[0], taken())
 
-    before = threading.stack_size(256 << 10)
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    threading.stack_size(before)
     try:
-        yield
+        yield most
     finally:
         over.set()
         thread.join()
@@ -273,8 +276,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         alone, _ = dist.new_subgroups(1)
     try:
         warm(options)
-        with nullcontext() if options.limit is None else allocator_limit(options.limit * MIB):
-            train(options)
+        limited = nullcontext() if options.limit is None else allocator_limit(options.limit * MIB)
+        with looking() as most, limited:
+            train(options, most)
     except (RuntimeError, MemoryError) as error:
         is_full = isinstance(error, MemoryError) or "t allocate memory" in str(error)
         if options.limit is None or not is_full:

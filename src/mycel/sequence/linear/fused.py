@@ -59,21 +59,21 @@ class _Maps(torch.autograd.Function):
         from mycel.sequence.linear import launches
 
         ctx.save_for_backward(k, v, g)
-        flat = [_flat(x) for x in (k, v, g)]
         transition = k.new_empty(*k.shape[:-2], k.shape[-1])
         update = k.new_empty(*k.shape[:-2], k.shape[-1], v.shape[-1])
-        launches.maps(*flat, transition, update).run()
+        launches.maps(_flat(k), _flat(v), _flat(g), transition, update).run()
         return transition, update
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d_transition: Tensor, d_update: Tensor) -> Any:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, d_transition: Tensor, d_update: Tensor) -> Any:
         from mycel.sequence.linear import launches
 
         given = ctx.saved_tensors
-        found = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given]
-        launches.maps_back(*(_flat(x) for x in given), _flat(d_transition, 1), _flat(d_update), *found).run()
-        return tuple(found)
+        dk, dv, dg = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in given)
+        k, v, g = (_flat(x) for x in given)
+        launches.maps_back(k, v, g, _flat(d_transition, 1), _flat(d_update), dk, dv, dg).run()
+        return dk, dv, dg
 
 
 class _Outputs(torch.autograd.Function):
@@ -83,12 +83,13 @@ class _Outputs(torch.autograd.Function):
 
         ctx.save_for_backward(*given)
         out = torch.empty_like(given[2], memory_format=torch.contiguous_format)
-        launches.outputs(*(_flat(x) for x in given), out).run()
+        q, k, v, g, state = (_flat(x) for x in given)
+        launches.outputs(q, k, v, g, state, out).run()
         return out
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, d_out: Tensor) -> Any:  # type: ignore[override]
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> Any:
         from mycel.sequence.linear import launches
 
         given = ctx.saved_tensors
