@@ -129,7 +129,8 @@ def table(rows: Mapping[str, Row]) -> str:
             (beyond(row, SHORT), ".4f"),
         )
         cells = ["" if value is None else format(value, form) for value, form in figures]
-        lines.append("| " + " | ".join([name, *(cells if fits else ["does not fit", *cells[1:]])]) + " |")
+        why = "does not fit" if "does not fit" in row.get("refused", "") else "failed"
+        lines.append("| " + " | ".join([name, *(cells if fits else [why, *cells[1:]])]) + " |")
     return "\n".join(lines)
 
 
@@ -147,10 +148,12 @@ def draw(rows: Mapping[str, Row], limit: float, file: Path) -> None:
             learned.plot(starts, [part["nats"] for part in parts], marker="o", markersize=4, label=name)
     learned.set_xlabel("bytes of the file before, at least")
     learned.set_ylabel("held-out loss, nats a byte")
-    learned.legend(frameon=False, fontsize=8)
+    if learned.lines:
+        learned.legend(frameon=False, fontsize=8)
     ways = [name for name in rows if name in SAME or rows[name]["ranks"] == 1]
     for place, name in enumerate(ways):
-        row, says = rows[name], "does not fit"
+        row = rows[name]
+        says = "does not fit" if "does not fit" in row.get("refused", "") else "failed"
         if "refused" not in row:
             taken.barh(place, row["taken_mib"], color="C7" if row["ranks"] == 1 else "C0", height=0.6, alpha=0.6)
             says = f"{row['taken_mib']:.0f} MiB, {row['step_s']:.2f} s a step"

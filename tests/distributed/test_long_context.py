@@ -109,7 +109,7 @@ def test_tables_say_what_rows_say(tmp_path: Path) -> None:
     done = {"ranks": 1, "taken_mib": 412.0, "step_s": 2.5, "losses": [3.0, 2.5]}
     rows = {
         "one process, no limit": done,
-        "one rank": {"ranks": 1, "refused": "too little"},
+        "one rank": {"ranks": 1, "refused": "a step does not fit"},
         "four ranks": done | {"ranks": 4, "losses": [3.0, 2.5 + 1e-6], "held_out": parts},
     }
     lines = long_context.table(rows).splitlines()
