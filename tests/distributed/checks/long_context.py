@@ -23,6 +23,8 @@ def losses(rank: int, world_size: int, cases: list[list[str]], steps: int) -> Re
     for arguments in cases:
         options = one_rank.parse_arguments(arguments)
         model, optimizer = one_rank.make(options)
+        for group in optimizer.param_groups:
+            group["lr"] = 5e-4  # Adam's first steps are signs, which rounding turns: larger ones are compared later
         trained = one_rank.averaged(model)
         drawn = packs(load(options.context, held_out=False, max_bytes=1 << 20), options.context, seed=options.seed)
         found = [one_rank.step(trained, optimizer, whole(files, options.seen)) for files in islice(drawn, steps)]
