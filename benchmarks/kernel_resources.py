@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from mycel.errors import UsageError
-from mycel.moe.kernels.launch import Launch
+from mycel.triton_kernels import Launch
 
 _TYPES = {
     torch.bfloat16: "*bf16",

@@ -38,8 +38,8 @@ from moe_cpu import grouped_mm, loop, padded, swiglu
 from mycel.bench.measurement import describe_hardware, describe_versions
 from mycel.moe import MoE, TopKRouter
 from mycel.moe.kernels import use_kernels
-from mycel.moe.kernels.launch import Launch
 from mycel.moe.kernels.tiles import choose_tiles
+from mycel.triton_kernels import Launch
 from record import append, stamp
 
 

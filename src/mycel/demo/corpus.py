@@ -18,7 +18,7 @@ from torch import Tensor
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["Corpus", "is_held_out", "load_corpus", "sample_batch"]
+__all__ = ["Corpus", "is_held_out", "load_corpus", "load_documents", "sample_batch"]
 
 #: One file in so many is held out.
 HELD_OUT_ONE_IN = 12
@@ -68,7 +68,28 @@ def load_corpus(folder: str | Path | None = None, *, max_bytes: int = 8 << 20) -
     Raises:
         UsageError: the folder has no readable Python text on both sides of the split.
     """
-    root = Path(folder or sysconfig.get_path("stdlib"))
+    train, held_out = load_documents(folder, max_bytes=max_bytes)
+    return Corpus(
+        train=_tensor(train),
+        held_out=_tensor(held_out),
+        num_files=(len(train), len(held_out)),
+        source=str(_root(folder)),
+    )
+
+
+def load_documents(folder: str | Path | None = None, *, max_bytes: int = 8 << 20) -> tuple[list[bytes], list[bytes]]:
+    """The files of ``load_corpus``, each for itself.
+
+    Args:
+        folder, max_bytes: as for ``load_corpus``.
+
+    Returns:
+        Files to train on, and others to hold out.
+
+    Raises:
+        UsageError: the folder has no readable Python text on both sides of the split.
+    """
+    root = _root(folder)
     sides: dict[bool, list[bytes]] = {False: [], True: []}
     total = 0
     for file in _python_files(root):
@@ -83,12 +104,7 @@ def load_corpus(folder: str | Path | None = None, *, max_bytes: int = 8 << 20) -
         total += 0 if held_out else len(text)
     if not sides[False] or not sides[True]:
         raise UsageError(f"{root}: too few Python files to split into training and held-out text")
-    return Corpus(
-        train=_tensor(sides[False]),
-        held_out=_tensor(sides[True]),
-        num_files=(len(sides[False]), len(sides[True])),
-        source=str(root),
-    )
+    return sides[False], sides[True]
 
 
 def sample_batch(text: Tensor, batch_size: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -109,6 +125,10 @@ def sample_batch(text: Tensor, batch_size: int, length: int, generator: torch.Ge
     starts = torch.randint(0, len(text) - length, (batch_size, 1), generator=generator)
     windows = text[starts + torch.arange(length + 1)].long()
     return windows[:, :-1].contiguous(), windows[:, 1:].contiguous()
+
+
+def _root(folder: str | Path | None) -> Path:
+    return Path(folder or sysconfig.get_path("stdlib"))
 
 
 def _python_files(root: Path) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mycel.comm import ByteMeter, Pending, all_gather_rows, group_or_all, there_and_back
 from mycel.comm.exchange import start_swap
@@ -18,9 +19,19 @@ from mycel.errors import UsageError
 from mycel.planning.sequence import Layout, Segment
 from mycel.planning.sequence import agree as same_digest
 
-__all__ = ["SequenceContext"]
+__all__ = ["SequenceContext", "for_good"]
 
 T = TypeVar("T")
+
+
+def for_good(make: Callable[[], T]) -> T:
+    """What a layout says, as real numbers also where tensors are fake, since it is kept for when they are not.
+
+    Args:
+        make: makes it, of the layout alone.
+    """
+    with _disable_current_modes():
+        return make()
 
 
 class SequenceContext:
@@ -89,17 +100,17 @@ class SequenceContext:
     @cached_property
     def positions(self) -> Tensor:
         """Of each token here the place in its document, int64 of shape (tokens here,)."""
-        return torch.from_numpy(self.layout.positions(self.rank))
+        return for_good(lambda: torch.from_numpy(self.layout.positions(self.rank)))
 
     @cached_property
     def documents(self) -> Tensor:
         """Of each token here its document, int64 of shape (tokens here,)."""
-        return torch.from_numpy(self.layout.documents_of(self.rank))
+        return for_good(lambda: torch.from_numpy(self.layout.documents_of(self.rank)))
 
     @cached_property
     def indices(self) -> Tensor:
         """Of each token here its place among all tokens, documents in order, int64 of shape (tokens here,)."""
-        return torch.from_numpy(self.layout.indices(self.rank))
+        return for_good(lambda: torch.from_numpy(self.layout.indices(self.rank)))
 
     @cached_property
     def borders(self) -> tuple[int, ...]:
@@ -114,7 +125,7 @@ class SequenceContext:
             make: works it out, the first time.
         """
         if key not in self._remembered:
-            self._remembered[key] = make()
+            self._remembered[key] = for_good(make)
         return self._remembered[key]  # type: ignore[return-value]
 
     def remembered(self, name: str) -> dict[tuple[Hashable, ...], object]:

@@ -21,8 +21,8 @@ from torch import Tensor
 from mycel.moe import CapacityPolicy, MoE, SwitchLoss
 from mycel.moe.kernels import fused, operations, use_kernels
 from mycel.moe.kernels.best import best_experts
-from mycel.moe.kernels.launch import Launch
 from mycel.moe.rows import combine_rows, gather_rows, order_slots
+from mycel.triton_kernels import Launch
 
 CHECKS: dict[str, Callable[[], dict[str, float]]] = {}
 

@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
 
 from mycel.errors import UsageError
+from mycel.triton_kernels import has_triton, is_interpreted, runs_on
 
 __all__ = ["KERNELS", "chosen_kernels", "triton_runs", "triton_takes", "use_kernels"]
 
 #: What ``use_kernels`` takes.
 KERNELS = ("auto", "triton", "grouped_mm", "loop")
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
 _chosen = "auto"
-#: Tensor cores of bfloat16, and asynchronous loads into shared memory, begin here (NVIDIA A100).
-_LEAST_CAPABILITY = 80
-
-
-def _constant_when_compiled(function: _F) -> _F:
-    """What ``torch.compiler.assume_constant_result`` comes to, importing whose module takes seconds."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function
 
 
 def use_kernels(name: str) -> str:
@@ -55,7 +42,7 @@ def use_kernels(name: str) -> str:
     global _chosen
     if name not in KERNELS:
         raise UsageError(f"no kernels are called {name!r}; known: {', '.join(KERNELS)}")
-    if name == "triton" and not (_has_triton() and (_interpreted() or torch.cuda.is_available())):
+    if name == "triton" and not (has_triton() and (is_interpreted() or torch.cuda.is_available())):
         raise UsageError("kernels 'triton' need the package triton, and a GPU or its interpreter; use 'auto'")
     before, _chosen = _chosen, name
     return before
@@ -71,33 +58,11 @@ def triton_runs(x: Tensor) -> bool:
     if _chosen not in ("auto", "triton"):
         return False
     if x.is_cuda:
-        return bool(_runs_on(x.device.index or 0))
-    return _chosen == "triton" and x.is_cpu and bool(_interpreted())
+        return bool(runs_on(x.device.index or 0))
+    return _chosen == "triton" and x.is_cpu and bool(is_interpreted())
 
 
 def triton_takes(x: Tensor) -> bool:
     """``triton_runs``, and it multiplies such numbers: in half precision; float32 where ``triton`` is forced."""
     narrow = x.dtype in (torch.bfloat16, torch.float16)
     return (narrow or (x.dtype == torch.float32 and _chosen == "triton")) and triton_runs(x)
-
-
-@_constant_when_compiled
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@_constant_when_compiled
-def _runs_on(index: int) -> bool:
-    if torch.version.cuda is None or not _has_triton():
-        return False
-    major, minor = torch.cuda.get_device_capability(index)
-    return 10 * major + minor >= _LEAST_CAPABILITY
-
-
-@_constant_when_compiled
-def _interpreted() -> bool:
-    if not _has_triton():
-        return False
-    from triton import knobs  # type: ignore[import-untyped]
-
-    return bool(knobs.runtime.interpret)

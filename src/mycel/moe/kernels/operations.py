@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from mycel.moe.kernels.device import grouped, routing, rows
-from mycel.moe.kernels.launch import Launch
 from mycel.moe.kernels.tiles import Tile
+from mycel.triton_kernels import Launch
 
 __all__ = [
     "KernelArgs",

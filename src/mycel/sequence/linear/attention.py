@@ -9,8 +9,9 @@ from torch import Tensor
 
 from mycel.errors import UsageError
 from mycel.planning.sequence import Layout
-from mycel.sequence.context import SequenceContext
+from mycel.sequence.context import SequenceContext, for_good
 from mycel.sequence.linear.chunks import decay_chunks, delta_chunks
+from mycel.sequence.linear.fused import fused_decay_chunks, is_taken
 from mycel.sequence.linear.table import Table, table_of
 from mycel.sequence.scan import attached, start_scan
 from mycel.sequence.scan.maps import applied_to_states, composed
@@ -25,7 +26,7 @@ _CHUNK, _CHUNK_OF_KEYS = 64, 16
 
 @lru_cache(maxsize=256)
 def _table(layout: Layout, rank: int, chunk: int) -> Table:
-    return table_of(tuple(layout.borders(rank).tolist()), chunk)
+    return for_good(lambda: table_of(tuple(layout.borders(rank).tolist()), chunk))
 
 
 def linear_attention(
@@ -94,14 +95,16 @@ def linear_attention(
         return padded.index_select(2, index.flatten()).view(*x.shape[:2], *index.shape, *x.shape[3:])
 
     parts = cut(q), cut(k), cut(v), cut(g)
-    chunks = decay_chunks(*parts) if beta is None else delta_chunks(*parts, cut(beta))
+    if beta is not None:
+        chunks = delta_chunks(*parts, cut(beta))
+    else:
+        chunks = (fused_decay_chunks if is_taken(*parts[1:]) else decay_chunks)(*parts)
     order = chunks.transition.dim() - 3
     takers = [n for n, s in enumerate(context.segments) if len(s) and s.start]
     states, update = _folded(chunks.transition, chunks.update, table, order)
     transition = _products(chunks.transition, table, takers, len(context.segments), order)
     coming = start_scan(transition, _by_segment(update, table, len(context.segments)), context, way=way, nodes=nodes)
-    outputs, queries = chunks.outputs()
-    outputs = outputs + queries @ states
+    outputs, queries = chunks.outputs(states)
     found = outputs.flatten(2, 3).index_select(2, table.place.to(v.device))
     incoming = coming.wait()
     found = attached(found, incoming)

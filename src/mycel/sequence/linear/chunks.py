@@ -24,12 +24,13 @@ class Chunked:
     Attributes:
         transition: ``M``, of shape (batch, heads, chunks), with keys once or twice more.
         update: ``U``, of shape (batch, heads, chunks, keys, values).
-        outputs: gives ``o`` (batch, heads, chunks, chunk, values) and ``Q`` (..., chunk, keys).
+        outputs: gives, of the states before the chunks (..., keys, values), ``O`` (batch, heads, chunks, chunk,
+            values) and ``Q`` (..., chunk, keys).
     """
 
     transition: Tensor
     update: Tensor
-    outputs: Callable[[], tuple[Tensor, Tensor]]
+    outputs: Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 class _Powers:
@@ -80,11 +81,12 @@ def decay_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Chunked:
         (one for each token).
     """
     powers = _Powers(g, by_key=g.dim() == k.dim())
-    return Chunked(
-        transition=powers.whole,
-        update=(k * powers.after).mT @ v,
-        outputs=lambda: (powers.products(q, k) @ v, q * powers.until),
-    )
+
+    def outputs(states: Tensor) -> tuple[Tensor, Tensor]:
+        queries = q * powers.until
+        return powers.products(q, k) @ v + queries @ states, queries
+
+    return Chunked(transition=powers.whole, update=(k * powers.after).mT @ v, outputs=outputs)
 
 
 def delta_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Chunked:
@@ -111,8 +113,9 @@ def delta_chunks(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Ch
     left = (k * powers.after).mT
     kept = powers.whole if powers.by_key else powers.whole[..., None].expand(*k.shape[:-2], k.shape[-1])
 
-    def outputs() -> tuple[Tensor, Tensor]:
+    def outputs(states: Tensor) -> tuple[Tensor, Tensor]:
         seen = powers.products(q, k)
-        return seen @ values, q * powers.until - seen @ of_state
+        queries = q * powers.until - seen @ of_state
+        return seen @ values + queries @ states, queries
 
     return Chunked(transition=torch.diag_embed(kept) - left @ of_state, update=left @ values, outputs=outputs)

@@ -1,0 +1,1 @@
+"""Triton's kernels of linear attention; only ``launches`` imports them, where one is to run."""
