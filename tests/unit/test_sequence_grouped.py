@@ -51,7 +51,7 @@ class Net(nn.Module):
 class Silent(Net):
     """Takes what models of transformers take, and gives no loss."""
 
-    def forward(self, input_ids: Tensor, **others: Any) -> Tensor:
+    def forward(self, input_ids: Tensor, **others: Any) -> Tensor:  # type: ignore[override]
         return super().forward(input_ids)
 
 
@@ -266,7 +266,12 @@ def test_leaving_early_ends_what_was_begun(net: Net) -> None:
         assert begun.wait(60)
         coming.close()  # as an exception in the loop does, or Ctrl-C; it does not wait for the plan
         may_go.set()
-        late = steps(batches[1:], lambda _: plan_of() if may_go.clear() else plans((1, 1)), handle, patience_s=0)
+
+        def held(_: tuple[int, ...]) -> SequencePlan:
+            may_go.clear()
+            return plans((1, 1))
+
+        late = steps(batches[1:], held, handle, patience_s=0)
         with pytest.raises(UsageError, match="no plan of 2 documents after 0 s"):
             next(late)
         may_go.set()

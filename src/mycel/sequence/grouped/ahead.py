@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ def steps(
     ahead: int = 1,
     patience_s: float | None = None,
     timeout_s: float | None = None,
-) -> Iterator[SequenceStep]:
+) -> Generator[SequenceStep, None, None]:
     """Steps of a data set, each planned while the one before runs and agreed on by all ranks.
 
     All ranks call it and go through it together. The first rank plans, in a thread, and tells the others; what goes
@@ -162,7 +162,7 @@ def _agreed(
     load: Callable[[int, int], Document] | None,
     ahead: int,
     timeout_s: float | None,
-) -> Iterator[SequenceStep]:
+) -> Generator[SequenceStep, None, None]:
     waiting: deque[_Coming] = deque()
     number = 0
     try:
