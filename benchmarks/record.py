@@ -116,6 +116,7 @@ def conclude_parts(
     lines: Sequence[Mapping[str, Any]],
     *,
     key: str = "part",
+    quick: bool = False,
 ) -> None:
     """The end of a claim in several parts, of which some were run: the others' lines stay, and all tables are made.
 
@@ -125,7 +126,11 @@ def conclude_parts(
         sections: what makes each section's text of all lines; no text where its part is not recorded yet.
         lines: get hardware, commit and time.
         key: of a line, what part it is of.
+        quick: nothing is kept; tables of these lines alone are printed.
     """
+    if quick:
+        print("\n".join(make(list(map(dict, lines))) for make in sections.values()))
+        return
     shared, run = {"hardware": describe_hardware(), **stamp()}, {line[key] for line in lines}
     kept = [line for line in read(output) if line[key] not in run]
     output.unlink(missing_ok=True)

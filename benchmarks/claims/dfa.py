@@ -249,23 +249,16 @@ def main() -> None:
         rate_rank(options.steps)
         return
     lines: list[dict[str, Any]] = []
-
-    def conclude() -> None:
-        if options.quick:
-            print("\n".join(make(lines) for make in SECTIONS.values()))
-        else:
-            conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
-
     if options.part != "rate":
         torch.set_num_threads(1)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         for seed in range(1 if options.quick else options.seeds):
             lines += quality(seed, 100, (2,)) if options.quick else quality(seed, 600, (2, 4, 8))
-            conclude()
+            conclude_parts(OUTPUT, PAGE, SECTIONS, lines, quick=options.quick)
         dist.destroy_process_group()
     if options.part != "quality":
         lines += rate(3 if options.quick else options.steps)
-        conclude()
+        conclude_parts(OUTPUT, PAGE, SECTIONS, lines, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -223,10 +223,7 @@ def main() -> None:
         asked = {part: place for part, place in places.items() if options.part in (None, part)}
         found = launch(asked, timeout_s=1800)
     lines = [{**line, "part": part, "link": options.link} for part, some in found.items() for line in some]
-    if options.quick:
-        print("\n".join(make(lines) for make in SECTIONS.values()))
-    else:
-        conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
+    conclude_parts(OUTPUT, PAGE, SECTIONS, lines, quick=options.quick)
 
 
 if __name__ == "__main__":

@@ -224,24 +224,17 @@ def main() -> None:
         be_rank(3 if options.quick else 9)
         return
     lines: list[dict[str, Any]] = []
-
-    def conclude() -> None:
-        if options.quick:
-            print("\n".join(make(lines) for make in SECTIONS.values()))
-        else:
-            conclude_parts(OUTPUT, PAGE, SECTIONS, lines)
-
     if options.part != "bytes":
         torch.set_num_threads(1)
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         for seed in range(options.seeds):
             lines += judged(seed, options.steps)
-            conclude()
+            conclude_parts(OUTPUT, PAGE, SECTIONS, lines, quick=options.quick)
         dist.destroy_process_group()
     if options.part != "quality":
         found = launch({"bytes": load_topology("star:ranks=3,bandwidth=50 Mbit/s")}, timeout_s=600)["bytes"]
         lines += [{"part": "bytes", **line} for line in found]
-        conclude()
+        conclude_parts(OUTPUT, PAGE, SECTIONS, lines, quick=options.quick)
 
 
 if __name__ == "__main__":
