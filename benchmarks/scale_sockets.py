@@ -14,6 +14,8 @@ many for those of their own machine: with the others they talk by TCP, over loop
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
 import json
 import os
 import signal
@@ -157,12 +159,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     mycel.runtime.warm()
-    for ranks in (
-        12,
-        40,
-        64,
-    ):  # other fabrics than those below: children inherit compiled code, and plan for themselves
-        first_call(default_fabric(ranks - 4, 8, uneven=True), "all_reduce", 0)
+    # Other fabrics than those below, but of both kinds: children inherit compiled code, and plan for themselves.
+    for ranks, uneven in itertools.product((8, 36, 60, 84), (False, True)):
+        first_call(default_fabric(ranks, 4, uneven=uneven), "all_reduce", 0)
+    gc.freeze()  # or a collection in a child copies every page of the parent's objects
     heads = "".join(f"{what + ' cpu':>10}{'wall ms':>10}" for what in WHATS)
     print(f"{'ranks':>6} {'backend':8}{heads}{'open':>8}{'then':>7}{'MB':>8}")
     for num_ranks in map(int, options.ranks.split(",")):
