@@ -63,6 +63,8 @@ class Training:
         self.learning_rate = learning_rate
         self.step = 0
         self.pending = self.has_state = False
+        #: This rank's state while it joins: a new model has none, and a rank may be lost before it is given it.
+        self._held: Tensor | None = None
         self._wrap(None)
 
     # -- a step -------------------------------------------------------------------------------------------
@@ -107,14 +109,16 @@ class Training:
         if self.step == newest - 1 and self.pending:
             self.take_step()
         self.pending = False
-        kept = self._pack() if self.step == newest else None
+        if self._held is None and self.step:
+            self._held = self._pack()
         mesh = self._mesh()
         self._wrap(mesh)
+        kept = self._held if self.step == newest else None
         if newest and not all(has_it):
             kept = self._share(kept, has_it, mesh)
         if newest and kept is not None:
             self._unpack(kept, newest)
-        self.step, self.has_state = newest, True
+        self.step, self.has_state, self._held = newest, True, None
         return has_it.count(False)
 
     def _mesh(self) -> DeviceMesh | None:

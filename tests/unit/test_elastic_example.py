@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 TRUTH = (5.0, 4.0, 3.0)
 
@@ -36,3 +38,30 @@ def test_losses_of_all_ranks_are_compared(run: Any, losses: list[tuple[int, floa
     verdict, words = run.compare([{"step": step, "loss": loss} for step, loss in losses], TRUTH)
     assert verdict is right
     assert said in words
+
+
+def test_a_state_survives_a_group_that_fails_while_it_is_joined(
+    run: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    state = importlib.import_module("state")
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        training = state.Training(length=4, width=2, shards=1, seed=1, learning_rate=0.1)
+        for _ in range(2):
+            training.gradients(torch.ones(3, 4, dtype=torch.long), torch.ones(3, dtype=torch.long))
+            training.take_step()
+        before = training._pack()
+        with monkeypatch.context() as lost:
+            lost.setattr(training, "_unpack", lambda *_: fail())
+            with pytest.raises(RuntimeError, match="a rank is lost"):
+                training.join()
+        training.join()
+        assert training.step == 2
+        torch.testing.assert_close(training._pack(), before, rtol=0, atol=0)
+    finally:
+        dist.destroy_process_group()
+
+
+def fail() -> None:
+    """What a collective does when a rank is lost."""
+    raise RuntimeError("a rank is lost")
