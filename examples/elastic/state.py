@@ -32,7 +32,7 @@ class Embedding(nn.Module):
         self.of_byte = nn.Embedding(VOCABULARY, width)
 
     def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.of_byte(tokens_BT).flatten(1)
+        return self.of_byte(tokens_BT).flatten(1).clone()  # FSDP2 warns of views
 
 
 def make_model(length: int, width: int, seed: int) -> nn.Sequential:
