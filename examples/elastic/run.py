@@ -107,8 +107,11 @@ def train_and_kill(options: argparse.Namespace, log: Log) -> int:
         end = time.monotonic() + options.seconds - options.away - options.every / 2
         while time.monotonic() + options.every < end and run.wait(options.every) is None:
             kill_one(run, log, random.Random(options.seed + len(log.kills)))
-        code = run.wait(options.seconds + options.patience * 4)
-    return 1 if code is None else code
+        code = run.wait(options.seconds + options.patience * 6)  # forming gives up after four, and says why
+    if code is None:
+        log.other.append("the ranks have not ended: none of them found the others, or took the last step")
+        return 1
+    return code
 
 
 def kill_one(run: Run, log: Log, chance: random.Random) -> None:
