@@ -34,7 +34,7 @@ from record import RECORDED, ROOT, conclude, markdown
 OUTPUT = RECORDED / "claims" / "skippipe.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "pipeline_claims.md"
 STAGES, EACH, VISITED, MICRO_BATCHES, ROUNDS = 4, 2, 3, 12, 9
-UNIT_S, BANDWIDTH_BITS, SEARCH_S = 0.025, 50e6, 20.0
+UNIT_S, BANDWIDTH_BITS, SEARCH_S = 0.025, 50e6, 60.0
 TRAINED = 120
 RANKS = STAGES * EACH
 NODES = Nodes(
