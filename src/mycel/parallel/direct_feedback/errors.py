@@ -11,13 +11,12 @@ from torch import Tensor
 from mycel.errors import UsageError
 from mycel.names import spelled
 from mycel.wire.digits import digits_bytes, pack_digits, unpack_digits
+from mycel.wire.noise import uniform
 
 __all__ = ["ERRORS", "ErrorForm", "check_rows", "feedback_bytes", "feedback_matrix"]
 
 #: What travels of an error.
 ERRORS = ("float32", "ternary")
-#: Share of a row's mean size below which an entry becomes zero, as for ternary weights.
-_THRESHOLD = 0.7
 
 
 def feedback_bytes(rows: int, classes: int, width: int, form: str = "float32") -> int:
@@ -69,9 +68,11 @@ def feedback_matrix(seed: int, block: int, columns: int, features: int, dtype: t
 class ErrorForm:
     """How rows of an error travel.
 
-    A ternary error keeps a scale *a row*. With one for the whole batch, examples that are learnt already, whose
-    errors are small, weigh as much as others or nothing at all, and an optimizer that divides by the size of
-    gradients, such as Adam, undoes the rest: training fails.
+    A ternary error keeps a scale *a row*, its largest entry. With one for the whole batch, examples that are learnt
+    already, whose errors are small, weigh as much as others or nothing at all, and an optimizer that divides by the
+    size of gradients, such as Adam, undoes the rest: training fails. An entry is kept by chance, as often as it is
+    large, so that the mean is the error. Where it is kept above a threshold, the error of a softmax, whose one large
+    entry balances many small ones, comes out with another sum, always to one side, and deep models drift.
 
     Attributes:
         name: ``float32`` or ``ternary``.
@@ -81,9 +82,9 @@ class ErrorForm:
 
     Examples:
         >>> form = ErrorForm(name="ternary")
-        >>> error = torch.tensor([[0.8, -0.9, 0.1], [0.0, 0.0, 0.0]])
-        >>> form.decode(form.encode(error), 2, 3).tolist()
-        [[0.8500000238418579, -0.8500000238418579, 0.0], [0.0, 0.0, 0.0]]
+        >>> error = torch.tensor([[0.5, -1.0, 0.0], [0.0, 0.0, 0.0]])
+        >>> form.decode(form.encode(error, 2), 2, 3).tolist(), form.decode(form.encode(error, 3), 2, 3).tolist()
+        ([[0.0, -1.0, 0.0], [0.0, 0.0, 0.0]], [[1.0, -1.0, 0.0], [0.0, 0.0, 0.0]])
     """
 
     name: str
@@ -95,15 +96,20 @@ class ErrorForm:
         """Of a message."""
         return feedback_bytes(rows, columns, columns, self.name)
 
-    def encode(self, error: Tensor) -> Tensor:
-        """Bytes of an error ``[rows, columns]``."""
+    def encode(self, error: Tensor, seed: int = 0) -> Tensor:
+        """Bytes of an error ``[rows, columns]``.
+
+        Args:
+            error: what is sent.
+            seed: of the chances of a ternary one, another each time.
+        """
         plain = error.float().contiguous()
         if self.name == "float32":
             return plain.view(-1).view(torch.uint8)
         sizes = plain.abs()
-        kept = (sizes > _THRESHOLD * sizes.mean(1, keepdim=True)) & (sizes > 0)
-        scales = (sizes * kept).sum(1) / kept.sum(1).clamp(min=1)
-        digits = (plain.sign() * kept + 1).to(torch.uint8)
+        scales = sizes.amax(1)
+        chances = uniform(seed, plain.numel(), plain.device).view_as(plain)
+        digits = (plain.sign() * (chances * scales.unsqueeze(1) < sizes) + 1).to(torch.uint8)
         return torch.cat([scales.contiguous().view(torch.uint8), pack_digits(digits.view(-1), 3)])
 
     def decode(self, payload: Tensor, rows: int, columns: int) -> Tensor:

@@ -99,7 +99,7 @@ class DirectFeedback:
         self.meter = ByteMeter() if meter is None else meter
         self._messages = Messages(self._group, self._device, {}, timeout_s)
         self._matrices: dict[int, Tensor] = {}
-        self.columns = 0
+        self.columns = self._steps = 0
         self.loss: Tensor | None = None
         self.waited_s = self.feedback_s = 0.0
 
@@ -143,6 +143,7 @@ class DirectFeedback:
                 output has no row for each row of the error.
         """
         self.waited_s = self.feedback_s = 0.0
+        self._steps += 1
         self._messages.restart()
         given = self._cut(batch, "batch", wanted=self._rank == 0)
         targets = self._cut(target, "target", wanted=self.is_last)
@@ -219,7 +220,7 @@ class DirectFeedback:
             if error is not None:
                 if error.shape[1] > self.columns:
                     error = error.float() @ self._matrix(-1, error.shape[1], self.columns)
-                payload.copy_(self._form.encode(error))
+                payload.copy_(self._form.encode(error, self._seed * 1_000_003 + self._steps))
             self._from_last(payload)
         return self._form.decode(payload, rows, self.columns)
 
