@@ -37,8 +37,27 @@ def test_several_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
 
 
+def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"cp": 2, "max_norm": 0.05},
+        {"cp": 2, "zero": 1, "recompute": "full"},
+        {"cp": 2, "zero": 3, "recompute": "attention", "ranks": [1, 0]},
+    ]
+    run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
+
+
+def test_shared_sequences_with_other_directions(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"cp": 4},
+        {"cp": 2, "dp": 2, "zero": 2, "max_norm": 0.05},
+        {"pp": 2, "cp": 2, "ranks": [0, 1, 3, 2], "chunks": 2, "recompute": "full"},
+        {"cp": 2, "tp": 2, "is_sequence_parallel": True, "max_norm": 0.05},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
+
+
 def test_a_hugging_face_model_without_edits(run_ranks: Callable[..., list[Any]]) -> None:
-    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}]
+    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}, {"cp": 2, "recompute": "full"}]
     run_ranks(2, "planned", "trains", "qwen3_moe", kinds, preload=HUGGING_FACE, timeout_s=120)
 
 
@@ -55,6 +74,10 @@ def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> No
         {"dp": 2, "tp": 2, "recompute": "attention"},
         {"pp": 4, "ranks": [3, 1, 0, 2], "order": "gpipe"},
         {"pp": 4, "order": "zb_h1"},
+        {"pp": 2, "cp": 2, "tp": 1, "order": "zb_h1", "zero": 3},
+        {"cp": 2, "dp": 2, "recompute": "alternate"},
+        {"cp": 2, "tp": 2, "zero": 1},
+        {"pp": 2, "cp": 2, "zero": 1},
     ]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
 
@@ -88,6 +111,9 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "would make two of it" in said["tied and shared"]
     assert "8 bits" in said["float8"]
     assert "LayerNorm" in said["odd"]
+    assert "no position_ids" in said["no positions"] and "--limit cp=1" in said["no positions"]
+    assert "no attention" in said["nothing mixes"] and "--limit cp=1" in said["nothing mixes"]
+    assert "sequences of 16 tokens over cp=2" in said["length"] and "(8, 14)" in said["length"]
     assert "global batch of 8" in said["batch"] and "has 3" in said["batch"]
 
 
@@ -102,6 +128,8 @@ def test_hugging_face_models_in_all_directions(
         {"pp": 2, "dp": 2, "zero": 1, "counts": [1, 3]},
         {"dp": 2, "tp": 2, "zero": 3, "recompute": "full"},
         {"pp": 4, "ranks": [3, 1, 0, 2]},
+        {"pp": 2, "cp": 2, "recompute": "attention"},
+        {"cp": 2, "tp": 2, "zero": 1},
     ]
     run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)
     before, after = {"pp": 2, "tp": 2}, {"pp": 4}

@@ -71,6 +71,7 @@ def plan_for(
     pp: int = 1,
     dp: int = 1,
     tp: int = 1,
+    cp: int = 1,
     counts: Sequence[int] | None = None,
     chunks: int = 1,
     ranks: Sequence[int] | None = None,
@@ -81,7 +82,9 @@ def plan_for(
     """A plan made by hand: stages of so many layers, on these ranks."""
     description = read_model(describe(model, torch.zeros(1, SEQ, dtype=torch.long), name="model"))
     names, layers = module_names(description), layers_among(description)
-    made = Job(mesh=Mesh(pp=pp, dp=dp, tp=tp), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job)
+    made = Job(
+        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job
+    )
     stages = pp * chunks
     whole = tuple(ranks or range(made.mesh.num_ranks))
     each = len(layers) // stages
@@ -261,6 +264,28 @@ class Adding(nn.Module):
         return self.head(self.layers[1](x))
 
 
+class Counting(nn.Module):
+    """Is not told where in a sequence its tokens are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(256, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Deaf(Counting):
+    """Is told, and has nothing by which a token would see another."""
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
 def refused(rank: int, size: int) -> dict[str, str]:
     """What is refused before anything is changed."""
     model = model_called("tiny")
@@ -268,7 +293,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
     wider = model_called("llama")
     tied = model_called("tiny")
     tied.head.weight = tied.embedding.of_byte.weight
-    with_tp = plan_for(model, tp=2)
+    with_tp, with_cp = plan_for(model, tp=2), plan_for(model, cp=2)
     job = dataclasses.replace(good.job, is_float8=True)
     example = module_of_example("model")
     larger = example.TinyGPT(example.Sizes(width=48, num_layers=4, length=SEQ))
@@ -282,8 +307,12 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "odd": message_of(
             lambda: apply(model, dataclasses.replace(with_tp, layouts=(("blocks.*.attention_norm", "colwise"),)))
         ),
+        "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
+        "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),
         "batch": "",
     }
     with apply(model_called("tiny"), good) as planned:
         found["batch"] = message_of(lambda: planned.step(*(part[:3] for part in batch_of(0))))
+    with apply(model_called("tiny"), with_cp) as planned:
+        found["length"] = message_of(lambda: planned.step(*(part[:, :-2] for part in batch_of(0))))
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 
@@ -10,6 +12,7 @@ from mycel.parallel.chain import check_chain
 from mycel.parallel.description import describe
 from mycel.planning.models import read_model
 from mycel.planning.plan import Plan
+from mycel.sequence.models.attach import find_attached
 
 __all__ = ["check_fit", "example_of"]
 
@@ -56,10 +59,7 @@ def check_fit(
             f"{num_ranks}: start as many, or search again for {num_ranks}"
         )
     if mesh.cp > 1:
-        raise UsageError(
-            f"cp={mesh.cp}: sequences are not shared over ranks here, since every attention would have to be written "
-            "for it: search with --limit cp=1"
-        )
+        _check_sequences(model, mesh.cp)
     if mesh.ep > 1:
         raise UsageError(
             f"ep={mesh.ep}: the experts of a foreign model are not shared by apply: search with --limit ep=1, or "
@@ -90,6 +90,19 @@ def check_fit(
             )
     check_chain(model, [name for stage in plan.cut for name in stage], example)
     _check_tied(model, plan)
+
+
+def _check_sequences(model: nn.Module, degree: int) -> None:
+    """That a model can be told which tokens of a sequence it has, and that all that mixes tokens is understood."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UsageError(
+            f"cp={degree}: the forward of {type(model).__name__} takes no position_ids, so that every rank "
+            "would count its own tokens from 0: give it that argument, or search with --limit cp=1"
+        )
+    try:
+        find_attached(model)
+    except UsageError as error:
+        raise UsageError(f"cp={degree}: {error}; or search with --limit cp=1") from None
 
 
 def _differs(model: nn.Module, plan: Plan) -> bool:
