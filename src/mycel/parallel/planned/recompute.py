@@ -48,6 +48,8 @@ def recompute(
         what: ``full``: all but the layer's input; ``attention``: attention's core; ``alternate``: all but every
             second matrix product.
         at_work: entered around a layer's forward, also where it is done again: what else its hooks would bring.
+            Attention then goes over ranks, into buffers that cannot be kept one operation at a time; ``attention``
+            keeps matrix products and does everything else again.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al., MLSys 2023, section 5
@@ -55,7 +57,8 @@ def recompute(
     """
     if what == "none":
         return
-    policies: dict[str, _PolicyOf] = {"attention": lambda: _but_attention, "alternate": _every_second}
+    but_attention = _but_attention if at_work is None else _products
+    policies: dict[str, _PolicyOf] = {"attention": lambda: but_attention, "alternate": _every_second}
     more: dict[str, Any] = {}
     if what in policies:
         make, contexts = policies[what], _contexts
@@ -81,6 +84,10 @@ def _within(
 def _but_attention(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
     is_core = operation in _ATTENTION
     return CheckpointPolicy.PREFER_RECOMPUTE if is_core else CheckpointPolicy.PREFER_SAVE
+
+
+def _products(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _every_second() -> Callable[..., CheckpointPolicy]:
