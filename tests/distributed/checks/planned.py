@@ -20,6 +20,8 @@ from torch.nn import functional
 from mycel.errors import MycelError, UsageError
 from mycel.parallel.description import describe
 from mycel.parallel.planned import Planned, apply
+from mycel.parallel.planned.experts import check_experts
+from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.pipeline.known import known_order
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models import read_model
@@ -72,6 +74,7 @@ def plan_for(
     dp: int = 1,
     tp: int = 1,
     cp: int = 1,
+    ep: int = 1,
     counts: Sequence[int] | None = None,
     chunks: int = 1,
     ranks: Sequence[int] | None = None,
@@ -83,7 +86,7 @@ def plan_for(
     description = read_model(describe(model, torch.zeros(1, SEQ, dtype=torch.long), name="model"))
     names, layers = module_names(description), layers_among(description)
     made = Job(
-        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job
+        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp, ep=ep), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job
     )
     stages = pp * chunks
     whole = tuple(ranks or range(made.mesh.num_ranks))
@@ -156,10 +159,10 @@ def in_one_process(
 
 def compare_parameters(planned: Planned, right: nn.Module) -> None:
     known = dict(right.named_parameters())
-    for name, parameter in planned.named_parameters():
-        mine = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        mine = mine.detach()
-        off = float((mine - known[name].detach()).abs().max())
+    whole = planned.state_dict()["model"]  # of experts, too
+    for name, _ in planned.named_parameters():
+        mine = whole[name].full_tensor() if isinstance(whole[name], DTensor) else whole[name]
+        off = float((mine.detach() - known[name].detach()).abs().max())
         assert off <= 2e-5, f"{name} is off by {off:.1e}"
 
 
@@ -293,6 +296,8 @@ def refused(rank: int, size: int) -> dict[str, str]:
     wider = model_called("llama")
     tied = model_called("tiny")
     tied.head.weight = tied.embedding.of_byte.weight
+    few, many = model_called("llama"), model_called("qwen3_moe")
+    copies = plan_for(many, dp=4, ep=2, zero=1)
     with_tp, with_cp = plan_for(model, tp=2), plan_for(model, cp=2)
     job = dataclasses.replace(good.job, is_float8=True)
     example = module_of_example("model")
@@ -307,6 +312,9 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "odd": message_of(
             lambda: apply(model, dataclasses.replace(with_tp, layouts=(("blocks.*.attention_norm", "colwise"),)))
         ),
+        "no experts": message_of(lambda: apply(model_called("llama"), plan_for(model_called("llama"), dp=2, ep=2))),
+        "copies": message_of(lambda: check_fit(many, copies, 4, torch.device("cpu"), example_of(copies))),
+        "apart": message_of(lambda: check_experts(few, 2)),
         "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
         "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),
         "batch": "",

@@ -19,6 +19,7 @@ from mycel.parallel.pipeline import Pipeline
 from mycel.parallel.planned import state
 from mycel.parallel.planned.boundary import InShares, Shares
 from mycel.parallel.planned.context import SharedSequences
+from mycel.parallel.planned.experts import SharedExperts
 from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
@@ -95,12 +96,14 @@ def apply(
     groups = groups_of(plan, where.type)
     stages: dict[int, nn.Module] = {}
     parts: dict[int, nn.Module] = {}
-    sequences = None
+    experts, sequences = None, None
     if groups is not None:
+        if groups.experts is not None:
+            experts = SharedExperts(model, groups.experts)
         if groups.context is not None:
             sequences = SharedSequences(model, plan.job.seq, groups.context, groups.contexts, where)
         for stage in plan.order.stages_of(groups.place):
-            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where, wrap, sequences)
+            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where, wrap, sequences, experts)
     pipeline = None
     if groups is not None:
         pipeline = Pipeline(
@@ -112,7 +115,7 @@ def apply(
             timeout_s=timeout_s,
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
         )
-    return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm, sequences)
+    return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm, sequences, experts)
 
 
 def _order(plan: Plan, groups: Groups) -> Order:
@@ -136,6 +139,7 @@ def _stage(
     device: torch.device,
     wrap: Callable[[int, nn.Module], nn.Module] | None,
     sequences: SharedSequences | None,
+    experts: SharedExperts | None,
 ) -> tuple[nn.Module, nn.Module]:
     job, names = plan.job, plan.cut[stage]
     part = part_of(model, names, [name for other in plan.cut for name in other if other is not names])
@@ -148,15 +152,17 @@ def _stage(
         divided = layers if job.is_sequence_parallel else []
         share_sequences(part, divided, plan.layouts, groups.tp)
         share_matrices(part, [name for name in names if name not in divided], plan.layouts, groups.tp)
-    recompute(part, layers, job.recompute, None if sequences is None else sequences.at_work)
-    module: nn.Module = StageModule(part, None if sequences is None else sequences.options)
+    at_work, options = (None, None) if sequences is None else (sequences.at_work, sequences.options)
+    recompute(part, layers, job.recompute, at_work, exchanges=job.mesh.cp > 1 or job.mesh.ep > 1)
+    module: nn.Module = StageModule(part, options)
     if job.is_scattered and job.mesh.tp > 1:
         shares = Shares(groups.tp.get_group(), groups.shards)
         module = InShares(module, shares, gathers=stage > 0, splits=stage < plan.num_stages - 1)
     if wrap is not None:
         module = wrap(stage, module)
     if job.zero and _replicas(plan) > 1:
-        shard_stage(module, part, names, job.zero, groups.dp)
+        alone = None if experts is None else experts.among(part.parameters())
+        shard_stage(module, part, names, job.zero, groups.dp, alone)
     return part, module
 
 
@@ -186,9 +192,11 @@ class Planned:
         in_parts: frozenset[str],
         max_norm: float | None,
         sequences: SharedSequences | None,
+        experts: SharedExperts | None,
     ) -> None:
         self.plan, self.parts, self.pipeline = plan, dict(parts), pipeline
-        self._groups, self._max_norm, self._sequences = groups, max_norm, sequences
+        self._groups, self._max_norm = groups, max_norm
+        self._sequences, self._experts = sequences, experts
         self.optimizers: dict[int, _Optimizer] = {}
         if optimizer is not None:
             made = {stage: optimizer(list(part.parameters())) for stage, part in self.parts.items()}
@@ -227,7 +235,10 @@ class Planned:
         self._sum_gradients()
         if self._max_norm is not None:
             ranks_of_place = _replicas(self.plan) * self.plan.job.mesh.tp
-            self.norm = clip_gradients(list(self.parameters()), self._max_norm, ranks_of_place)
+            mine, experts = list(self.parameters()), self._experts
+            divided = set() if experts is None else experts.among(mine)
+            degree = 1 if experts is None else experts.degree
+            self.norm = clip_gradients(mine, self._max_norm, ranks_of_place, divided, degree)
         for each in self.optimizers.values():
             each.step()
             each.zero_grad()
@@ -281,8 +292,12 @@ class Planned:
         if self._in_parts:
             sum_gradients(self._in_parts, self._groups.tp.get_group())
         replicas = _replicas(self.plan)
+        if self._experts is not None:
+            self._experts.sum_gradients(self.parameters())
         if replicas > 1 and not self.plan.job.zero:
-            sum_gradients(self.parameters(), self._groups.dp.get_group(), divisor=replicas)
+            apart = set() if self._experts is None else self._experts.among(self.parameters())
+            alike = [parameter for parameter in self.parameters() if parameter not in apart]
+            sum_gradients(alike, self._groups.dp.get_group(), divisor=replicas)
 
     def _own_part(self, value: Tensor) -> Tensor:
         assert self._groups is not None
@@ -306,7 +321,7 @@ class Planned:
 
         ``torch.distributed.checkpoint`` saves it, and loads it under any other plan of the model.
         """
-        return state.state_of(self.parts, self.optimizers)
+        return state.state_of(self.parts, self.optimizers, self._experts)
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Take over what ``torch.distributed.checkpoint`` has loaded into ``state_dict()``.
@@ -314,7 +329,7 @@ class Planned:
         Args:
             states: of the form that ``state_dict`` gives.
         """
-        state.load_state(self.parts, self.optimizers, states)
+        state.load_state(self.parts, self.optimizers, states, self._experts)
 
     # -- what was seen --------------------------------------------------------------------------------------
 

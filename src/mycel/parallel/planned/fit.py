@@ -10,6 +10,7 @@ from torch import nn
 from mycel.errors import UsageError
 from mycel.parallel.chain import check_chain
 from mycel.parallel.description import describe
+from mycel.parallel.planned.experts import check_experts
 from mycel.planning.models import read_model
 from mycel.planning.plan import Plan
 from mycel.sequence.models.attach import find_attached
@@ -61,10 +62,13 @@ def check_fit(
     if mesh.cp > 1:
         _check_sequences(model, mesh.cp)
     if mesh.ep > 1:
-        raise UsageError(
-            f"ep={mesh.ep}: the experts of a foreign model are not shared by apply: search with --limit ep=1, or "
-            "share them with mycel.moe.apply before"
-        )
+        check_experts(model, mesh.ep)
+        if job.zero and mesh.ep < mesh.dp * mesh.cp:
+            replicas = mesh.dp * mesh.cp
+            raise UsageError(
+                f"ep={mesh.ep} of {replicas} replicas with zero={job.zero}: copies of experts would have to be sharded "
+                f"over other ranks than the rest: search with --limit zero=0, or --limit ep={replicas}"
+            )
     for name, what, way in _NOT_RUN:
         if getattr(job, name):
             raise UsageError(f"{name}: {what} is not done by apply: {way}")

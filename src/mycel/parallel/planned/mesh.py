@@ -37,6 +37,7 @@ class Groups:
         shards: number in the plan's order of each member of the group of its tensor parallelism.
         context: group of the ranks it shares sequences with; ``None`` where each has whole ones.
         contexts: number in the plan's order of each member of that group.
+        experts: of the replicas of its stages, ``copies`` by ``ep``: rows share experts; ``None`` where each has all.
     """
 
     place: int
@@ -49,6 +50,7 @@ class Groups:
     shards: tuple[int, ...]
     context: dist.ProcessGroup | None = None
     contexts: tuple[int, ...] = (0,)
+    experts: DeviceMesh | None = None
 
     @property
     def dp(self) -> DeviceMesh:
@@ -104,6 +106,12 @@ def groups_of(plan: Plan, device_type: str) -> Groups | None:
         group = dist.new_group(members)
         if own is not None and rank in members:
             own = replace(own, context=group, contexts=tuple(members.index(member) for member in sorted(members)))
+    for place in range(mesh.pp if mesh.ep > 1 else 0):
+        for shard in range(mesh.tp):
+            rows = _ascending(places[place, :, shard].reshape(-1, mesh.ep), place)
+            shared = DeviceMesh(device_type, torch.tensor(rows), mesh_dim_names=("copies", "ep"))
+            if own is not None and (own.place, own.shard) == (place, shard):
+                own = replace(own, experts=shared)
     return own
 
 

@@ -39,6 +39,8 @@ def recompute(
     layers: Sequence[str],
     what: Recompute,
     at_work: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
+    *,
+    exchanges: bool = False,
 ) -> None:
     """Have layers keep less and compute it again, in place; names of parameters stay.
 
@@ -48,8 +50,8 @@ def recompute(
         what: ``full``: all but the layer's input; ``attention``: attention's core; ``alternate``: all but every
             second matrix product.
         at_work: entered around a layer's forward, also where it is done again: what else its hooks would bring.
-            Attention then goes over ranks, into buffers that cannot be kept one operation at a time; ``attention``
-            keeps matrix products and does everything else again.
+        exchanges: whether layers send and receive, into buffers that cannot be kept one operation at a time:
+            ``attention`` then keeps matrix products and does everything else again.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al., MLSys 2023, section 5
@@ -57,7 +59,7 @@ def recompute(
     """
     if what == "none":
         return
-    but_attention = _but_attention if at_work is None else _products
+    but_attention = _products if exchanges else _but_attention
     policies: dict[str, _PolicyOf] = {"attention": lambda: but_attention, "alternate": _every_second}
     more: dict[str, Any] = {}
     if what in policies:
