@@ -66,8 +66,8 @@ def check_fit(
         if job.zero and mesh.ep < mesh.dp * mesh.cp:
             replicas = mesh.dp * mesh.cp
             raise UsageError(
-                f"ep={mesh.ep} of {replicas} replicas with zero={job.zero}: copies of experts would have to be sharded "
-                f"over other ranks than the rest: search with --limit zero=0, or --limit ep={replicas}"
+                f"ep={mesh.ep} of {replicas} replicas with zero={job.zero}: copies of experts would have to be "
+                f"sharded over other ranks than the rest: search with --limit zero=0, or --limit ep={replicas}"
             )
     for name, what, way in _NOT_RUN:
         if getattr(job, name):
