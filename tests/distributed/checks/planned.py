@@ -181,7 +181,19 @@ def carry_out(plan: Plan, name: str, max_norm: float | None = None) -> list[floa
         for step, (mine, other) in enumerate(zip(losses, expected, strict=True)):
             assert abs(mine - other) <= 1e-5, f"step {step}: loss {mine} by the plan, {other} in one process"
         compare_parameters(planned, right)
+        check_shared(planned, right)
     return losses
+
+
+def check_shared(planned: Planned, right: nn.Module) -> None:
+    """Sequences and experts are shared, and not merely everything done by everybody."""
+    mesh, whole = planned.plan.job.mesh, dict(right.named_parameters())
+    assert (planned.report()["sequence_bytes"] > 0) == (mesh.cp > 1)
+    experts = {name: p for name, p in planned.named_parameters() if ".experts." in name and mesh.ep > 1}
+    assert bool(experts) == (mesh.ep > 1)
+    for name, parameter in experts.items():
+        assert parameter.shape[0] * mesh.ep == whole[name].shape[0], name
+        assert not isinstance(parameter, DTensor)
 
 
 def trains(rank: int, size: int, name: str, kinds: Sequence[dict[str, Any]]) -> None:
