@@ -64,9 +64,10 @@ def compared(
         for when, job in (("before", before), ("after", after))
     ]
     lines = measure(topology, cases, rounds=rounds, counted=True)
+    first = lines[0]["losses"]
     for line in lines:
         line["ratio"] = ratio(lines[0]["seconds"], line["seconds"])
-        line["off"] = max(abs(a - b) for a, b in zip(lines[0]["losses"], line["losses"], strict=True))
+        line["off"] = max(abs(a - b) for a, b in zip(first, line["losses"], strict=True))
         line["losses"] = line["losses"][-1:]
     return lines
 
