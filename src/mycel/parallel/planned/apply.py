@@ -161,7 +161,7 @@ def _stage(
     if wrap is not None:
         module = wrap(stage, module)
     if job.zero and _replicas(plan) > 1:
-        alone = None if experts is None else experts.among(part.parameters())
+        alone = None if experts is None else set(experts.among(part.named_parameters()))
         shard_stage(module, part, names, job.zero, groups.dp, alone)
     return part, module
 
@@ -236,7 +236,7 @@ class Planned:
         if self._max_norm is not None:
             ranks_of_place = _replicas(self.plan) * self.plan.job.mesh.tp
             mine, experts = list(self.parameters()), self._experts
-            divided = set() if experts is None else experts.among(mine)
+            divided = set() if experts is None else set(experts.among(self.named_parameters()))
             degree = 1 if experts is None else experts.degree
             self.norm = clip_gradients(mine, self._max_norm, ranks_of_place, divided, degree)
         for each in self.optimizers.values():
@@ -293,9 +293,9 @@ class Planned:
             sum_gradients(self._in_parts, self._groups.tp.get_group())
         replicas = _replicas(self.plan)
         if self._experts is not None:
-            self._experts.sum_gradients(self.parameters())
+            self._experts.sum_gradients(self.named_parameters())
         if replicas > 1 and not self.plan.job.zero:
-            apart = set() if self._experts is None else self._experts.among(self.parameters())
+            apart = set() if self._experts is None else set(self._experts.among(self.named_parameters()))
             alike = [parameter for parameter in self.parameters() if parameter not in apart]
             sum_gradients(alike, self._groups.dp.get_group(), divisor=replicas)
 

@@ -56,29 +56,24 @@ class SharedExperts:
         self.degree = mesh["ep"].size()
         self._mesh = mesh
         self._names = frozenset(expert_parameter_names(model))
-        own = {id(model.get_parameter(name)) for name in self._names}
-        #: Objects outlive the cut into stages, and their names too.
-        self._own = frozenset(own)
 
-    def among(self, parameters: Iterable[nn.Parameter]) -> set[nn.Parameter]:
-        """Those that are experts'.
+    def among(self, named: Iterable[tuple[str, nn.Parameter]]) -> list[nn.Parameter]:
+        """Those that are experts', in order.
 
         Args:
-            parameters: of a stage.
+            named: parameters by the whole model's names, which stages keep.
         """
-        return {parameter for parameter in parameters if id(parameter) in self._own}
+        return [parameter for name, parameter in named if name in self._names]
 
-    def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+    def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """The mean over ranks that have the same experts.
 
         Args:
-            parameters: of this rank, experts' and others.
+            named: parameters of this rank, experts' and others.
         """
         copies = self._mesh["copies"]
         if copies.size() > 1:
-            mine = self.among(parameters := list(parameters))
-            ordered = [parameter for parameter in parameters if parameter in mine]
-            sum_gradients(ordered, copies.get_group(), divisor=copies.size())
+            sum_gradients(self.among(named), copies.get_group(), divisor=copies.size())
 
     def as_whole(self, state: MutableMapping[str, Any]) -> None:
         """Stacks of experts here become shares of those of the whole model, in place; they keep their memory.

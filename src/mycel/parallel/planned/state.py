@@ -44,8 +44,9 @@ def state_of(
         found["model"].update(get_model_state_dict(part))
         if stage in optimizers:
             found["optimizer"].update(get_optimizer_state_dict(part, optimizers[stage], options=_FLAT))
-    for state in found.values() if experts is not None else ():
-        experts.as_whole(state)
+    if experts is not None:
+        for state in found.values():
+            experts.as_whole(state)
     return found
 
 
