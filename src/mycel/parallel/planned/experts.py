@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -68,12 +69,18 @@ class SharedExperts:
     def sum_gradients(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """The mean over ranks that have the same experts.
 
+        Experts to which no token came have a gradient of 0 and not none: copies may have got some, and in the whole
+        model's stack others did.
+
         Args:
             named: parameters of this rank, experts' and others.
         """
-        copies = self._mesh["copies"]
+        mine, copies = self.among(named), self._mesh["copies"]
+        for parameter in mine:
+            if parameter.grad is None and parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
         if copies.size() > 1:
-            sum_gradients(self.among(named), copies.get_group(), divisor=copies.size())
+            sum_gradients(mine, copies.get_group(), divisor=copies.size())
 
     def as_whole(self, state: MutableMapping[str, Any]) -> None:
         """Stacks of experts here become shares of those of the whole model, in place; they keep their memory.
