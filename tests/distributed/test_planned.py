@@ -138,6 +138,7 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "LayerNorm" in said["odd"]
     assert "no experts of" in said["no experts"]
     assert "no mixture of experts" in said["apart"] and "--limit ep=1" in said["apart"]
+    assert "no numbers yet" in said["no numbers"]
     assert "ep=2 of 4 replicas with zero=1" in said["copies"] and "--limit ep=4" in said["copies"]
     assert "no position_ids" in said["no positions"] and "--limit cp=1" in said["no positions"]
     assert "no attention" in said["nothing mixes"] and "--limit cp=1" in said["nothing mixes"]

@@ -326,6 +326,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
         ),
         "no experts": message_of(lambda: apply(model_called("llama"), plan_for(model_called("llama"), dp=2, ep=2))),
         "copies": message_of(lambda: check_fit(many, copies, 4, torch.device("cpu"), example_of(copies))),
+        "no numbers": message_of(lambda: check_experts(copy.deepcopy(many).to("meta"), 2)),
         "apart": message_of(lambda: check_experts(few, 2)),
         "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
         "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),

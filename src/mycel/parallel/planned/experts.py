@@ -37,6 +37,10 @@ def check_experts(model: nn.Module, degree: int) -> None:
         find_blocks(model, routers=False)
         if not hasattr(model, "set_experts_implementation"):
             raise UsageError(f"{type(model).__name__} has no set_experts_implementation, as models of transformers 5")
+        if any(parameter.is_meta for parameter in model.parameters()):
+            raise UsageError(
+                "each rank keeps some of the experts that it has, and these have no numbers yet: load them"
+            )
     except UsageError as error:
         raise UsageError(f"ep={degree}: {error}; or search with --limit ep=1") from None
 
