@@ -99,7 +99,15 @@ def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> No
         {"dp": 2, "tp": 2, "recompute": "attention"},
         {"pp": 4, "ranks": [3, 1, 0, 2], "order": "gpipe"},
         {"pp": 4, "order": "zb_h1"},
-        {"pp": 2, "cp": 2, "tp": 1, "order": "zb_h1", "zero": 3},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_shared_sequences_in_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    kinds = [
+        {"pp": 2, "cp": 2, "order": "zb_h1", "zero": 3},
         {"cp": 2, "dp": 2, "recompute": "alternate"},
         {"cp": 2, "tp": 2, "zero": 1},
         {"pp": 2, "cp": 2, "zero": 1},
@@ -157,9 +165,16 @@ def test_hugging_face_models_in_all_directions(
         {"pp": 2, "dp": 2, "zero": 1, "counts": [1, 3]},
         {"dp": 2, "tp": 2, "zero": 3, "recompute": "full"},
         {"pp": 4, "ranks": [3, 1, 0, 2]},
-        {"pp": 2, "cp": 2, "recompute": "attention"},
-        {"cp": 2, "tp": 2, "zero": 1},
     ]
     run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)
     before, after = {"pp": 2, "tp": 2}, {"pp": 4}
     run_ranks(4, "planned", "resumes", name, str(tmp_path), before, after, preload=HUGGING_FACE, timeout_s=200)
+
+
+@long
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_hugging_face_models_with_shared_sequences(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    kinds = [{"pp": 2, "cp": 2, "recompute": "attention"}, {"cp": 2, "tp": 2, "zero": 1}]
+    if name == "qwen3_moe":
+        kinds += [{"pp": 2, "cp": 2, "ep": 2, "recompute": "alternate"}, {"dp": 2, "cp": 2, "ep": 4, "zero": 2}]
+    run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)
