@@ -107,7 +107,8 @@ def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> No
 @pytest.mark.parametrize("backend", ["mycel", "gloo"])
 def test_shared_sequences_in_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> None:
     kinds = [
-        {"pp": 2, "cp": 2, "order": "zb_h1", "zero": 3},
+        {"pp": 2, "cp": 2, "order": "zb_h1", "zero": 2},
+        {"pp": 2, "cp": 2, "zero": 3},
         {"cp": 2, "dp": 2, "recompute": "alternate"},
         {"cp": 2, "tp": 2, "zero": 1},
         {"pp": 2, "cp": 2, "zero": 1},
@@ -146,6 +147,7 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "LayerNorm" in said["odd"]
     assert "no experts of" in said["no experts"]
     assert "no mixture of experts" in said["apart"] and "--limit ep=1" in said["apart"]
+    assert "two halves" in said["halves"] and "--limit zero<=2" in said["halves"]
     assert "no numbers yet" in said["no numbers"]
     assert "ep=2 of 4 replicas with zero=1" in said["copies"] and "--limit ep=4" in said["copies"]
     assert "no position_ids" in said["no positions"] and "--limit cp=1" in said["no positions"]

@@ -310,6 +310,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
     tied.head.weight = tied.embedding.of_byte.weight
     few, many = model_called("llama"), model_called("qwen3_moe")
     copies = plan_for(many, dp=4, ep=2, zero=1)
+    halves = plan_for(model, pp=2, dp=2, zero=3, order="zb_h1")
     with_tp, with_cp = plan_for(model, tp=2), plan_for(model, cp=2)
     job = dataclasses.replace(good.job, is_float8=True)
     example = module_of_example("model")
@@ -326,6 +327,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
         ),
         "no experts": message_of(lambda: apply(model_called("llama"), plan_for(model_called("llama"), dp=2, ep=2))),
         "copies": message_of(lambda: check_fit(many, copies, 4, torch.device("cpu"), example_of(copies))),
+        "halves": message_of(lambda: check_fit(model, halves, 4, torch.device("cpu"), example_of(halves))),
         "no numbers": message_of(lambda: check_experts(copy.deepcopy(many).to("meta"), 2)),
         "apart": message_of(lambda: check_experts(few, 2)),
         "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),

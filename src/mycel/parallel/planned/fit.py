@@ -11,6 +11,7 @@ from mycel.errors import UsageError
 from mycel.parallel.chain import check_chain
 from mycel.parallel.description import describe
 from mycel.parallel.planned.experts import check_experts
+from mycel.pipeline.order import Kind, Order
 from mycel.planning.models import read_model
 from mycel.planning.plan import Plan
 from mycel.sequence.models.attach import find_attached
@@ -69,6 +70,11 @@ def check_fit(
                 f"ep={mesh.ep} of {replicas} replicas with zero={job.zero}: copies of experts would have to be "
                 f"sharded over other ranks than the rest: search with --limit zero=0, or --limit ep={replicas}"
             )
+    if job.zero == 3 and mesh.dp * mesh.cp > 1 and _has_halves(plan.order):
+        raise UsageError(
+            f"zero=3 with the order {plan.order.name}, whose backwards come in two halves: gradients of modules that "
+            "FSDP2 shards one by one would be wrong: search with --limit zero<=2, or use an order of whole backwards"
+        )
     for name, what, way in _NOT_RUN:
         if getattr(job, name):
             raise UsageError(f"{name}: {what} is not done by apply: {way}")
@@ -94,6 +100,11 @@ def check_fit(
             )
     check_chain(model, [name for stage in plan.cut for name in stage], example)
     _check_tied(model, plan)
+
+
+def _has_halves(order: Order) -> bool:
+    leaves = (leaf for row in order.rows for action in row for leaf in action.leaves)
+    return any(leaf.kind in (Kind.INPUT, Kind.WEIGHT) for leaf in leaves)
 
 
 def _check_sequences(model: nn.Module, degree: int) -> None:
