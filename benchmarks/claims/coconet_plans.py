@@ -1,6 +1,7 @@
 """What CoCoNet claims, for plans: an all_reduce split in two, and something moved between the halves.
 
     python benchmarks/claims/coconet_plans.py    # four minutes; 4 ranks; replaces its lines and the table in the page
+    python benchmarks/claims/coconet_plans.py --quick    # one timed step of each plan; keeps nothing
 
 Two rewrites, each before and after in one run: boundaries of stages in shares (scatter/gather), behind a slow link
 between two boxes; and the optimizer between the halves of the gradients' sum (ZeRO-1) on a star. Bytes are those of
@@ -14,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -52,17 +54,20 @@ switches: [core]
 """
 
 
-def compared(text: str, rewrite: str, before: Job, after: Job, counts: list[int]) -> list[dict[str, Any]]:
+def compared(
+    text: str, rewrite: str, before: Job, after: Job, counts: list[int], *, rounds: int
+) -> list[dict[str, Any]]:
     topology = parse_topology(text, source="cluster.yaml")
     cluster, model = load_cluster(topology), describe_model(SIZES, SEQ, "small")
     cases = [
         Case(name=f"{rewrite}, {when}", plan=plan_by_hand(cluster, model, job, counts).to_json(), sizes=SIZES)
         for when, job in (("before", before), ("after", after))
     ]
-    lines = measure(topology, cases, rounds=ROUNDS, counted=True)
+    lines = measure(topology, cases, rounds=rounds, counted=True)
+    first = lines[0]["losses"]
     for line in lines:
         line["ratio"] = ratio(lines[0]["seconds"], line["seconds"])
-        line["off"] = max(abs(a - b) for a, b in zip(lines[0]["losses"], line["losses"], strict=True))
+        line["off"] = max(abs(a - b) for a, b in zip(first, line["losses"], strict=True))
         line["losses"] = line["losses"][-1:]
     return lines
 
@@ -95,8 +100,16 @@ def table(lines: list[dict[str, Any]]) -> str:
 def main() -> int:
     tensor = Job(mesh=Mesh(pp=2, tp=2), global_batch=BATCH, micro_batch=1, seq=SEQ)
     data = Job(mesh=Mesh(dp=4), global_batch=BATCH, micro_batch=1, seq=SEQ)
-    lines = compared(BOXES, "boundaries in shares", tensor, replace(tensor, is_scattered=True), [2, 2])
-    lines += compared(STAR, "optimizer between the halves", data, replace(data, zero=1), [4])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one timed step of each plan; keeps nothing")
+    is_quick = parser.parse_args().quick
+    rounds = 3 if is_quick else ROUNDS  # the first warms up, and the last is counted
+    scattered, split = replace(tensor, is_scattered=True), replace(data, zero=1)
+    lines = compared(BOXES, "boundaries in shares", tensor, scattered, [2, 2], rounds=rounds)
+    lines += compared(STAR, "optimizer between the halves", data, split, [4], rounds=rounds)
+    if is_quick:
+        print(table(lines))
+        return 0
     conclude(OUTPUT, PAGE, "coconet_plans", lines, table)
     return 0
 

@@ -1,6 +1,7 @@
 """What YUAN 2.0 claims: stages of unequal sizes and no tensor parallelism, where nodes are slow inside.
 
-    python benchmarks/claims/yuan.py    # three minutes; 4 ranks; replaces its lines and the table in the page
+    python benchmarks/claims/yuan.py            # three minutes; 4 ranks; replaces its lines and the table in the page
+    python benchmarks/claims/yuan.py --quick    # two steps of each plan; keeps nothing
 
 Two boxes of two ranks that are joined slowly, inside as well, and a model with a heavy head. Plans take turns in one
 run: tensor parallelism in each box, as everybody's rule has it; a pipeline of equal stages; and what search finds
@@ -14,6 +15,7 @@ References:
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from statistics import median
@@ -46,7 +48,7 @@ switches: [core]
 """
 
 
-def measured() -> list[dict[str, Any]]:
+def measured(rounds: int) -> list[dict[str, Any]]:
     topology = parse_topology(TEXT, source="cluster.yaml")
     cluster, model = load_cluster(topology), describe_model(SIZES, SEQ, "heavy head")
     found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=Limits.from_text("tp=1", "dp=1"), limit_s=20.0)
@@ -67,7 +69,7 @@ def measured() -> list[dict[str, Any]]:
         )
         for name, plan in plans.items()
     ]
-    lines = measure(topology, cases, rounds=ROUNDS)
+    lines = measure(topology, cases, rounds=rounds)
     for line in lines:
         line["losses"] = line["losses"][-1:]
     return lines
@@ -90,7 +92,12 @@ def table(lines: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    conclude(OUTPUT, PAGE, "yuan", measured(), table)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two steps of each plan; keeps nothing")
+    if parser.parse_args().quick:
+        print(table(measured(3)))
+        return 0
+    conclude(OUTPUT, PAGE, "yuan", measured(ROUNDS), table)
     return 0
 
 

@@ -43,8 +43,11 @@ class Embedding(nn.Module):
         self.of_byte = nn.Embedding(sizes.vocabulary, sizes.width)
         self.of_position = nn.Embedding(sizes.length, sizes.width)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        return self.of_byte(tokens_BT) + self.of_position.weight[: tokens_BT.shape[1]]
+    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        if position_ids is None:
+            return self.of_byte(tokens_BT) + self.of_position.weight[: tokens_BT.shape[1]]
+        summed_BTD: Tensor = self.of_byte(tokens_BT) + self.of_position(position_ids)
+        return summed_BTD
 
 
 class Block(nn.Module):
@@ -88,9 +91,14 @@ class TinyGPT(nn.Module):
             if parameter.dim() > 1 and not parameter.is_meta:
                 nn.init.normal_(parameter, std=0.02, generator=made)
 
-    def forward(self, tokens_BT: Tensor) -> Tensor:
-        """Logits, shape ``[B, T, V]``."""
-        x_BTD = self.embedding(tokens_BT)
+    def forward(self, tokens_BT: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        """Logits, shape ``[B, T, V]``.
+
+        Args:
+            tokens_BT: of whole texts, or of some places in them.
+            position_ids: which places, shape ``[B or 1, T]``; ``None``: all, from 0.
+        """
+        x_BTD = self.embedding(tokens_BT, position_ids)
         for block in self.blocks:
             x_BTD = block(x_BTD)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))

@@ -37,8 +37,52 @@ def test_several_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
 
 
+def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"cp": 2, "max_norm": 0.05},
+        {"cp": 2, "zero": 1, "recompute": "full"},
+        {"cp": 2, "zero": 3, "recompute": "attention", "ranks": [1, 0]},
+    ]
+    run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
+
+
+def test_shared_sequences_with_other_directions(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"cp": 4},
+        {"cp": 2, "dp": 2, "zero": 2, "max_norm": 0.05},
+        {"pp": 2, "cp": 2, "ranks": [0, 1, 3, 2], "chunks": 2, "recompute": "full"},
+        {"cp": 2, "tp": 2, "is_sequence_parallel": True, "max_norm": 0.05},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
+
+
+def test_shared_experts(run_ranks: Callable[..., list[Any]], tmp_path: Path) -> None:
+    kinds = [
+        {"dp": 2, "ep": 2, "max_norm": 0.05},
+        {"dp": 2, "ep": 2, "zero": 3, "recompute": "full"},
+        {"cp": 2, "ep": 2, "zero": 1, "max_norm": 0.05, "recompute": "attention"},
+    ]
+    run_ranks(2, "planned", "trains", "qwen3_moe", kinds, preload=HUGGING_FACE, timeout_s=120)
+    before, after = {"dp": 2, "ep": 2}, {"pp": 2}
+    run_ranks(
+        2, "planned", "resumes", "qwen3_moe", str(tmp_path / "1"), before, after, preload=HUGGING_FACE, timeout_s=120
+    )
+    run_ranks(
+        2, "planned", "resumes", "qwen3_moe", str(tmp_path / "2"), after, before, preload=HUGGING_FACE, timeout_s=120
+    )
+
+
+def test_shared_experts_with_other_directions(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"dp": 2, "cp": 2, "ep": 2, "max_norm": 0.05},
+        {"pp": 2, "dp": 2, "ep": 2, "ranks": [2, 3, 0, 1], "counts": [3, 1]},
+        {"dp": 2, "tp": 2, "ep": 2, "is_sequence_parallel": True, "max_norm": 0.05},
+    ]
+    run_ranks(4, "planned", "trains", "qwen3_moe", kinds, backend="gloo", preload=HUGGING_FACE, timeout_s=150)
+
+
 def test_a_hugging_face_model_without_edits(run_ranks: Callable[..., list[Any]]) -> None:
-    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}]
+    kinds = [{"pp": 2, "counts": [3, 1]}, {"tp": 2, "is_sequence_parallel": True}, {"cp": 2, "recompute": "full"}]
     run_ranks(2, "planned", "trains", "qwen3_moe", kinds, preload=HUGGING_FACE, timeout_s=120)
 
 
@@ -55,6 +99,19 @@ def test_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> No
         {"dp": 2, "tp": 2, "recompute": "attention"},
         {"pp": 4, "ranks": [3, 1, 0, 2], "order": "gpipe"},
         {"pp": 4, "order": "zb_h1"},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
+
+
+@long
+@pytest.mark.parametrize("backend", ["mycel", "gloo"])
+def test_shared_sequences_in_all_directions(run_ranks: Callable[..., list[Any]], backend: str) -> None:
+    kinds = [
+        {"pp": 2, "cp": 2, "order": "zb_h1", "zero": 2},
+        {"pp": 2, "cp": 2, "zero": 3},
+        {"cp": 2, "dp": 2, "recompute": "alternate"},
+        {"cp": 2, "tp": 2, "zero": 1},
+        {"pp": 2, "cp": 2, "zero": 1},
     ]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend=backend, preload=PRELOAD, timeout_s=300)
 
@@ -88,6 +145,14 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "would make two of it" in said["tied and shared"]
     assert "8 bits" in said["float8"]
     assert "LayerNorm" in said["odd"]
+    assert "no experts of" in said["no experts"]
+    assert "no mixture of experts" in said["apart"] and "--limit ep=1" in said["apart"]
+    assert "two halves" in said["halves"] and "--limit zero<=2" in said["halves"]
+    assert "no numbers yet" in said["no numbers"]
+    assert "ep=2 of 4 replicas with zero=1" in said["copies"] and "--limit ep=4" in said["copies"]
+    assert "no position_ids" in said["no positions"] and "--limit cp=1" in said["no positions"]
+    assert "no attention" in said["nothing mixes"] and "--limit cp=1" in said["nothing mixes"]
+    assert "sequences of 16 tokens over cp=2" in said["length"] and "(8, 14)" in said["length"]
     assert "global batch of 8" in said["batch"] and "has 3" in said["batch"]
 
 
@@ -106,3 +171,12 @@ def test_hugging_face_models_in_all_directions(
     run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)
     before, after = {"pp": 2, "tp": 2}, {"pp": 4}
     run_ranks(4, "planned", "resumes", name, str(tmp_path), before, after, preload=HUGGING_FACE, timeout_s=200)
+
+
+@long
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_hugging_face_models_with_shared_sequences(run_ranks: Callable[..., list[Any]], name: str) -> None:
+    kinds = [{"pp": 2, "cp": 2, "recompute": "attention"}, {"cp": 2, "tp": 2, "zero": 1}]
+    if name == "qwen3_moe":
+        kinds += [{"pp": 2, "cp": 2, "ep": 2, "recompute": "alternate"}, {"dp": 2, "cp": 2, "ep": 4, "zero": 2}]
+    run_ranks(4, "planned", "trains", name, kinds, preload=HUGGING_FACE, timeout_s=200)

@@ -50,8 +50,11 @@ def losses_of(file: Path) -> list[float]:
     return json.loads(file.read_text(encoding="utf-8"))["losses"]  # type: ignore[no-any-return]
 
 
-def test_the_example_trains_by_a_plan_as_one_process_does(tmp_path: Path) -> None:
-    plan = found_plan(tmp_path, "generic:nodes=1,ranks_per_node=2", "pp=2", "chunks=1")
+@pytest.mark.parametrize(("limits", "ranks_of_pipeline"), [(("pp=2", "chunks=1"), 2), (("cp=2",), 1)])
+def test_the_example_trains_by_a_plan_as_one_process_does(
+    tmp_path: Path, limits: tuple[str, ...], ranks_of_pipeline: int
+) -> None:
+    plan = found_plan(tmp_path, "generic:nodes=1,ranks_per_node=2", *limits)
     said = torchrun(
         2, str(EXAMPLE), "--plan", str(plan), "--steps", "2", "--losses", str(tmp_path / "by_plan"),
         "--flight", str(tmp_path / "flight"), "--checkpoint", str(tmp_path / "checkpoint"),
@@ -62,7 +65,7 @@ def test_the_example_trains_by_a_plan_as_one_process_does(tmp_path: Path) -> Non
     )  # fmt: skip
     for mine, other in zip(losses_of(tmp_path / "by_plan"), losses_of(tmp_path / "alone"), strict=True):
         assert abs(mine - other) <= 1e-5
-    assert len(read_pipelines([tmp_path / "flight"])) == 2
+    assert len(read_pipelines([tmp_path / "flight"])) == ranks_of_pipeline
     assert (tmp_path / "checkpoint" / ".metadata").exists()
 
 

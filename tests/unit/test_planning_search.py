@@ -44,6 +44,16 @@ def same_as_everything(seed: int) -> None:
     assert found.bound_s <= best[0] * (1 + 1e-9)
 
 
+def test_short_sequences_are_shared_by_request_only() -> None:
+    cluster = load_cluster("h100:nodes=1,ranks_per_node=2")
+    base = Job(mesh=Mesh(), global_batch=8, micro_batch=1, seq=1024)
+    assert set(space_of(cluster, TINY, base, Limits()).columns["cp"]) == {1}
+    for text in ("cp=2", "cp>1", "cp!=1"):
+        found = search(cluster, TINY, batch=8, seq=1024, limits=Limits.from_text(text))
+        assert found.best.job.mesh.cp == 2
+    assert set(space_of(cluster, TINY, base, Limits.from_text("cp<=2")).columns["cp"]) == {1}
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_finds_what_trying_everything_finds(seed: int) -> None:
     """On small clusters, unequal ones included, over the simulator."""

@@ -20,6 +20,8 @@ from torch.nn import functional
 from mycel.errors import MycelError, UsageError
 from mycel.parallel.description import describe
 from mycel.parallel.planned import Planned, apply
+from mycel.parallel.planned.experts import check_experts
+from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.pipeline.known import known_order
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models import read_model
@@ -71,6 +73,8 @@ def plan_for(
     pp: int = 1,
     dp: int = 1,
     tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
     counts: Sequence[int] | None = None,
     chunks: int = 1,
     ranks: Sequence[int] | None = None,
@@ -81,7 +85,9 @@ def plan_for(
     """A plan made by hand: stages of so many layers, on these ranks."""
     description = read_model(describe(model, torch.zeros(1, SEQ, dtype=torch.long), name="model"))
     names, layers = module_names(description), layers_among(description)
-    made = Job(mesh=Mesh(pp=pp, dp=dp, tp=tp), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job)
+    made = Job(
+        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp, ep=ep), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job
+    )
     stages = pp * chunks
     whole = tuple(ranks or range(made.mesh.num_ranks))
     each = len(layers) // stages
@@ -153,10 +159,10 @@ def in_one_process(
 
 def compare_parameters(planned: Planned, right: nn.Module) -> None:
     known = dict(right.named_parameters())
-    for name, parameter in planned.named_parameters():
-        mine = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
-        mine = mine.detach()
-        off = float((mine - known[name].detach()).abs().max())
+    whole = planned.state_dict()["model"]  # of experts, too
+    for name, _ in planned.named_parameters():
+        mine = whole[name].full_tensor() if isinstance(whole[name], DTensor) else whole[name]
+        off = float((mine.detach() - known[name].detach()).abs().max())
         assert off <= 2e-5, f"{name} is off by {off:.1e}"
 
 
@@ -175,7 +181,19 @@ def carry_out(plan: Plan, name: str, max_norm: float | None = None) -> list[floa
         for step, (mine, other) in enumerate(zip(losses, expected, strict=True)):
             assert abs(mine - other) <= 1e-5, f"step {step}: loss {mine} by the plan, {other} in one process"
         compare_parameters(planned, right)
+        check_shared(planned, right)
     return losses
+
+
+def check_shared(planned: Planned, right: nn.Module) -> None:
+    """Sequences and experts are shared, and not merely everything done by everybody."""
+    mesh, whole = planned.plan.job.mesh, dict(right.named_parameters())
+    assert (planned.report()["sequence_bytes"] > 0) == (mesh.cp > 1)
+    experts = {name: p for name, p in planned.named_parameters() if ".experts." in name and mesh.ep > 1}
+    assert bool(experts) == (mesh.ep > 1)
+    for name, parameter in experts.items():
+        assert parameter.shape[0] * mesh.ep == whole[name].shape[0], name
+        assert not isinstance(parameter, DTensor)
 
 
 def trains(rank: int, size: int, name: str, kinds: Sequence[dict[str, Any]]) -> None:
@@ -261,6 +279,28 @@ class Adding(nn.Module):
         return self.head(self.layers[1](x))
 
 
+class Counting(nn.Module):
+    """Is not told where in a sequence its tokens are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.layers = nn.Embedding(256, 8), nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.head = nn.Linear(8, 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embedding(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+class Deaf(Counting):
+    """Is told, and has nothing by which a token would see another."""
+
+    def forward(self, x: Tensor, position_ids: Tensor | None = None) -> Tensor:
+        return super().forward(x)
+
+
 def refused(rank: int, size: int) -> dict[str, str]:
     """What is refused before anything is changed."""
     model = model_called("tiny")
@@ -268,7 +308,10 @@ def refused(rank: int, size: int) -> dict[str, str]:
     wider = model_called("llama")
     tied = model_called("tiny")
     tied.head.weight = tied.embedding.of_byte.weight
-    with_tp = plan_for(model, tp=2)
+    few, many = model_called("llama"), model_called("qwen3_moe")
+    copies = plan_for(many, dp=4, ep=2, zero=1)
+    halves = plan_for(model, pp=2, dp=2, zero=3, order="zb_h1")
+    with_tp, with_cp = plan_for(model, tp=2), plan_for(model, cp=2)
     job = dataclasses.replace(good.job, is_float8=True)
     example = module_of_example("model")
     larger = example.TinyGPT(example.Sizes(width=48, num_layers=4, length=SEQ))
@@ -282,8 +325,17 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "odd": message_of(
             lambda: apply(model, dataclasses.replace(with_tp, layouts=(("blocks.*.attention_norm", "colwise"),)))
         ),
+        "no experts": message_of(lambda: apply(model_called("llama"), plan_for(model_called("llama"), dp=2, ep=2))),
+        "copies": message_of(lambda: check_fit(many, copies, 4, torch.device("cpu"), example_of(copies))),
+        "halves": message_of(lambda: check_fit(model, halves, 4, torch.device("cpu"), example_of(halves))),
+        "no numbers": message_of(lambda: check_experts(copy.deepcopy(many).to("meta"), 2)),
+        "apart": message_of(lambda: check_experts(few, 2)),
+        "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
+        "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),
         "batch": "",
     }
     with apply(model_called("tiny"), good) as planned:
         found["batch"] = message_of(lambda: planned.step(*(part[:3] for part in batch_of(0))))
+    with apply(model_called("tiny"), with_cp) as planned:
+        found["length"] = message_of(lambda: planned.step(*(part[:, :-2] for part in batch_of(0))))
     return found

@@ -18,6 +18,8 @@ from mycel.errors import UsageError
 from mycel.parallel.pipeline import Pipeline
 from mycel.parallel.planned import state
 from mycel.parallel.planned.boundary import InShares, Shares
+from mycel.parallel.planned.context import SharedSequences
+from mycel.parallel.planned.experts import SharedExperts
 from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
@@ -59,7 +61,8 @@ def apply(
             through the plan's modules one after the other.
         plan: found by ``mycel plan search``, for as many ranks as the job has.
         loss: of the model's result and a micro-batch's target, a mean over it; ``None``: cross entropy of the last
-            dimension, which is what language models have.
+            dimension, which is what language models have. With context parallelism both are of this rank's tokens,
+            and every token counts: a mean over some of them would weigh ranks alike that have unlike many.
         optimizer: makes one for a list of parameters, once a stage; ``None``: ``step`` leaves gradients alone.
         example: arguments of a forward on one micro-batch; ``None``: tokens, as many as the plan says.
         device: where stages compute; ``None``: where the model's parameters are.
@@ -93,9 +96,14 @@ def apply(
     groups = groups_of(plan, where.type)
     stages: dict[int, nn.Module] = {}
     parts: dict[int, nn.Module] = {}
+    experts, sequences = None, None
     if groups is not None:
+        if groups.experts is not None:
+            experts = SharedExperts(model, groups.experts)
+        if groups.context is not None:
+            sequences = SharedSequences(model, plan.job.seq, groups.context, groups.contexts, where)
         for stage in plan.order.stages_of(groups.place):
-            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where, wrap)
+            parts[stage], stages[stage] = _stage(model, plan, stage, groups, where, wrap, sequences, experts)
     pipeline = None
     if groups is not None:
         pipeline = Pipeline(
@@ -107,15 +115,20 @@ def apply(
             timeout_s=timeout_s,
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
         )
-    return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm)
+    return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm, sequences, experts)
 
 
 def _order(plan: Plan, groups: Groups) -> Order:
     """The plan's order as the group numbers its ranks; up to ZeRO-2 parameters stay gathered until a step's end."""
     order = order_of_group(plan.order, groups.pipe_places)
-    if plan.job.zero in (1, 2) and plan.job.mesh.dp > 1 and not order.has_communication:
+    if plan.job.zero in (1, 2) and _replicas(plan) > 1 and not order.has_communication:
         order = lower(order, most_gathered=plan.num_stages)
     return order
+
+
+def _replicas(plan: Plan) -> int:
+    """Ranks that hold the same parameters; those that share sequences do as well."""
+    return plan.job.mesh.dp * plan.job.mesh.cp
 
 
 def _stage(
@@ -125,6 +138,8 @@ def _stage(
     groups: Groups,
     device: torch.device,
     wrap: Callable[[int, nn.Module], nn.Module] | None,
+    sequences: SharedSequences | None,
+    experts: SharedExperts | None,
 ) -> tuple[nn.Module, nn.Module]:
     job, names = plan.job, plan.cut[stage]
     part = part_of(model, names, [name for other in plan.cut for name in other if other is not names])
@@ -137,15 +152,17 @@ def _stage(
         divided = layers if job.is_sequence_parallel else []
         share_sequences(part, divided, plan.layouts, groups.tp)
         share_matrices(part, [name for name in names if name not in divided], plan.layouts, groups.tp)
-    recompute(part, layers, job.recompute)
-    module: nn.Module = StageModule(part)
+    at_work, options = (None, None) if sequences is None else (sequences.at_work, sequences.options)
+    recompute(part, layers, job.recompute, at_work, exchanges=job.mesh.cp > 1 or job.mesh.ep > 1)
+    module: nn.Module = StageModule(part, options)
     if job.is_scattered and job.mesh.tp > 1:
         shares = Shares(groups.tp.get_group(), groups.shards)
         module = InShares(module, shares, gathers=stage > 0, splits=stage < plan.num_stages - 1)
     if wrap is not None:
         module = wrap(stage, module)
-    if job.zero and job.mesh.dp > 1:
-        shard_stage(module, part, names, job.zero, groups.dp)
+    if job.zero and _replicas(plan) > 1:
+        alone = None if experts is None else set(experts.among(part.named_parameters()))
+        shard_stage(module, part, names, job.zero, groups.dp, alone)
     return part, module
 
 
@@ -174,9 +191,12 @@ class Planned:
         optimizer: Callable[[list[nn.Parameter]], _Optimizer] | None,
         in_parts: frozenset[str],
         max_norm: float | None,
+        sequences: SharedSequences | None,
+        experts: SharedExperts | None,
     ) -> None:
         self.plan, self.parts, self.pipeline = plan, dict(parts), pipeline
         self._groups, self._max_norm = groups, max_norm
+        self._sequences, self._experts = sequences, experts
         self.optimizers: dict[int, _Optimizer] = {}
         if optimizer is not None:
             made = {stage: optimizer(list(part.parameters())) for stage, part in self.parts.items()}
@@ -214,8 +234,11 @@ class Planned:
         self._run(batch, target, kwargs, trains=True)
         self._sum_gradients()
         if self._max_norm is not None:
-            mesh = self.plan.job.mesh
-            self.norm = clip_gradients(list(self.parameters()), self._max_norm, mesh.dp * mesh.tp)
+            ranks_of_place = _replicas(self.plan) * self.plan.job.mesh.tp
+            mine, experts = list(self.parameters()), self._experts
+            divided = set() if experts is None else set(experts.among(self.named_parameters()))
+            degree = 1 if experts is None else experts.degree
+            self.norm = clip_gradients(mine, self._max_norm, ranks_of_place, divided, degree)
         for each in self.optimizers.values():
             each.step()
             each.zero_grad()
@@ -247,6 +270,9 @@ class Planned:
             return
         mine = [self._own_part(value) for value in (batch, target)]
         more: dict[str, Any] = {n: self._own_part(v) if isinstance(v, Tensor) else v for n, v in kwargs.items()}
+        if self._sequences is not None:
+            mine = [self._sequences.own(v, what) for v, what in zip(mine, ("the batch", "the target"), strict=True)]
+            more = {name: self._sequences.own_option(value) for name, value in more.items()}
         first, last = 0 in self.parts, self.plan.num_stages - 1 in self.parts
         inputs: tuple[Any, ...] = (mine[0],) if first else ()
         aim = mine[1] if last else None
@@ -265,14 +291,18 @@ class Planned:
                 parameter.grad = grad.redistribute(placements=parameter.placements)
         if self._in_parts:
             sum_gradients(self._in_parts, self._groups.tp.get_group())
-        replicas = self.plan.job.mesh.dp
+        replicas = _replicas(self.plan)
+        if self._experts is not None:
+            self._experts.sum_gradients(self.named_parameters())
         if replicas > 1 and not self.plan.job.zero:
-            sum_gradients(self.parameters(), self._groups.dp.get_group(), divisor=replicas)
+            apart = set() if self._experts is None else set(self._experts.among(self.named_parameters()))
+            alike = [parameter for parameter in self.parameters() if parameter not in apart]
+            sum_gradients(alike, self._groups.dp.get_group(), divisor=replicas)
 
     def _own_part(self, value: Tensor) -> Tensor:
         assert self._groups is not None
         each = self.plan.job.global_batch // self.plan.job.mesh.dp
-        return value[self._groups.replica * each : (self._groups.replica + 1) * each]
+        return value[self._groups.data * each : (self._groups.data + 1) * each]
 
     def _mean_loss(self) -> Tensor:
         """Over all micro-batches of all replicas; ranks that do not have it learn it."""
@@ -282,7 +312,7 @@ class Planned:
         if dist.get_backend() == "nccl":
             total = total.cuda()
         dist.all_reduce(total)
-        return (total / self.plan.job.mesh.dp).squeeze(0)
+        return (total / _replicas(self.plan)).squeeze(0)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -291,7 +321,7 @@ class Planned:
 
         ``torch.distributed.checkpoint`` saves it, and loads it under any other plan of the model.
         """
-        return state.state_of(self.parts, self.optimizers)
+        return state.state_of(self.parts, self.optimizers, self._experts)
 
     def load_state_dict(self, states: Mapping[str, Any]) -> None:
         """Take over what ``torch.distributed.checkpoint`` has loaded into ``state_dict()``.
@@ -299,7 +329,7 @@ class Planned:
         Args:
             states: of the form that ``state_dict`` gives.
         """
-        state.load_state(self.parts, self.optimizers, states)
+        state.load_state(self.parts, self.optimizers, states, self._experts)
 
     # -- what was seen --------------------------------------------------------------------------------------
 
@@ -308,7 +338,8 @@ class Planned:
 
         Returns:
             ``steps``, ``measured_s`` (median of steps after the first), ``predicted_s``, ``parameter_bytes`` that
-            this rank holds, and the buffers of its last step.
+            this rank holds, ``sequence_bytes`` that it sent so that tokens see those of other ranks, and the buffers
+            of its last step.
         """
         later = sorted(self._seconds[1:] or self._seconds)
         held = sum(_local(p).numel() * _local(p).element_size() for p in self.parameters())
@@ -317,6 +348,7 @@ class Planned:
             "measured_s": later[len(later) // 2] if later else None,
             "predicted_s": self.plan.predicted.seconds,
             "parameter_bytes": held,
+            "sequence_bytes": self._sequences.sent_bytes if self._sequences is not None else 0,
             "buffers": dict(self.pipeline.buffers()) if self.pipeline is not None and self._seconds else {},
         }
 
@@ -334,10 +366,12 @@ class Planned:
         return self.pipeline.write_flight(folder)
 
     def close(self) -> None:
-        """Give back the group of the pipeline; nothing can be trained afterwards."""
+        """Give back the groups that are of this plan alone; nothing can be trained afterwards."""
         if self._groups is not None and self.pipeline is not None:
             dist.destroy_process_group(self._groups.pipe)
-        self.pipeline = None
+            if self._sequences is not None:
+                self._sequences.close()
+        self.pipeline = self._sequences = None
 
     def __enter__(self) -> Planned:
         return self

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import nn
 
 from mycel.errors import UsageError
 from mycel.parallel.chain import check_chain
 from mycel.parallel.description import describe
+from mycel.parallel.planned.experts import check_experts
+from mycel.pipeline.order import Kind, Order
 from mycel.planning.models import read_model
 from mycel.planning.plan import Plan
+from mycel.sequence.models.attach import find_attached
 
 __all__ = ["check_fit", "example_of"]
 
@@ -56,14 +61,19 @@ def check_fit(
             f"{num_ranks}: start as many, or search again for {num_ranks}"
         )
     if mesh.cp > 1:
-        raise UsageError(
-            f"cp={mesh.cp}: sequences are not shared over ranks here, since every attention would have to be written "
-            "for it: search with --limit cp=1"
-        )
+        _check_sequences(model, mesh.cp)
     if mesh.ep > 1:
+        check_experts(model, mesh.ep)
+        if job.zero and mesh.ep < mesh.dp * mesh.cp:
+            replicas = mesh.dp * mesh.cp
+            raise UsageError(
+                f"ep={mesh.ep} of {replicas} replicas with zero={job.zero}: copies of experts would have to be "
+                f"sharded over other ranks than the rest: search with --limit zero=0, or --limit ep={replicas}"
+            )
+    if job.zero == 3 and mesh.dp * mesh.cp > 1 and _has_halves(plan.order):
         raise UsageError(
-            f"ep={mesh.ep}: the experts of a foreign model are not shared by apply: search with --limit ep=1, or "
-            "share them with mycel.moe.apply before"
+            f"zero=3 with the order {plan.order.name}, whose backwards come in two halves: gradients of modules that "
+            "FSDP2 shards one by one would be wrong: search with --limit zero<=2, or use an order of whole backwards"
         )
     for name, what, way in _NOT_RUN:
         if getattr(job, name):
@@ -90,6 +100,24 @@ def check_fit(
             )
     check_chain(model, [name for stage in plan.cut for name in stage], example)
     _check_tied(model, plan)
+
+
+def _has_halves(order: Order) -> bool:
+    leaves = (leaf for row in order.rows for action in row for leaf in action.leaves)
+    return any(leaf.kind in (Kind.INPUT, Kind.WEIGHT) for leaf in leaves)
+
+
+def _check_sequences(model: nn.Module, degree: int) -> None:
+    """That a model can be told which tokens of a sequence it has, and that all that mixes tokens is understood."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UsageError(
+            f"cp={degree}: the forward of {type(model).__name__} takes no position_ids, so that every rank "
+            "would count its own tokens from 0: give it that argument, or search with --limit cp=1"
+        )
+    try:
+        find_attached(model)
+    except UsageError as error:
+        raise UsageError(f"cp={degree}: {error}; or search with --limit cp=1") from None
 
 
 def _differs(model: nn.Module, plan: Plan) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -33,7 +34,14 @@ _contexts: Callable[..., Any] = create_selective_checkpoint_contexts
 _PolicyOf = Callable[[], Callable[..., CheckpointPolicy]]
 
 
-def recompute(model: nn.Module, layers: Sequence[str], what: Recompute) -> None:
+def recompute(
+    model: nn.Module,
+    layers: Sequence[str],
+    what: Recompute,
+    at_work: Callable[[nn.Module], AbstractContextManager[None]] | None = None,
+    *,
+    exchanges: bool = False,
+) -> None:
     """Have layers keep less and compute it again, in place; names of parameters stay.
 
     Args:
@@ -41,6 +49,9 @@ def recompute(model: nn.Module, layers: Sequence[str], what: Recompute) -> None:
         layers: names of those of its layers that it has.
         what: ``full``: all but the layer's input; ``attention``: attention's core; ``alternate``: all but every
             second matrix product.
+        at_work: entered around a layer's forward, also where it is done again: what else its hooks would bring.
+        exchanges: whether layers send and receive, into buffers that cannot be kept one operation at a time:
+            ``attention`` then keeps matrix products and does everything else again.
 
     References:
         Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al., MLSys 2023, section 5
@@ -48,7 +59,8 @@ def recompute(model: nn.Module, layers: Sequence[str], what: Recompute) -> None:
     """
     if what == "none":
         return
-    policies: dict[str, _PolicyOf] = {"attention": lambda: _but_attention, "alternate": _every_second}
+    but_attention = _products if exchanges else _but_attention
+    policies: dict[str, _PolicyOf] = {"attention": lambda: but_attention, "alternate": _every_second}
     more: dict[str, Any] = {}
     if what in policies:
         make, contexts = policies[what], _contexts
@@ -56,12 +68,28 @@ def recompute(model: nn.Module, layers: Sequence[str], what: Recompute) -> None:
     for name in layers:
         layer = module_of(model, name)
         # The forward of this one module: a wrapper would rename its parameters.
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False, **more)
+        forward = layer.forward if at_work is None else _within(at_work, layer, layer.forward)
+        layer.forward = functools.partial(checkpoint, forward, use_reentrant=False, **more)
+
+
+def _within(
+    at_work: Callable[[nn.Module], AbstractContextManager[None]], layer: nn.Module, forward: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(forward)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with at_work(layer):
+            return forward(*args, **kwargs)
+
+    return within
 
 
 def _but_attention(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
     is_core = operation in _ATTENTION
     return CheckpointPolicy.PREFER_RECOMPUTE if is_core else CheckpointPolicy.PREFER_SAVE
+
+
+def _products(_: Any, operation: Any, *__: Any, **___: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.PREFER_SAVE if operation in _PRODUCTS else CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _every_second() -> Callable[..., CheckpointPolicy]:

@@ -16,7 +16,14 @@ from mycel.parallel.chain import module_of
 __all__ = ["clip_gradients", "shard_stage", "sum_gradients"]
 
 
-def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: int, mesh: DeviceMesh) -> None:
+def shard_stage(
+    stage: nn.Module,
+    part: nn.Module,
+    names: Sequence[str],
+    zero: int,
+    mesh: DeviceMesh,
+    left_alone: set[nn.Parameter] | None = None,
+) -> None:
     """Shard a stage over its replicas, in place.
 
     Up to ZeRO-2 the stage is gathered whole once a step, gradients are reduced to shards after the last micro-batch,
@@ -29,6 +36,7 @@ def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: i
         names: of the stage's modules.
         zero: from 1 to 3.
         mesh: of the replicas.
+        left_alone: parameters that each of them has others of.
 
     References:
         Rajbhandari et al., "ZeRO", SC 2020; Jangda et al., "CoCoNet", ASPLOS 2022, section 3 (split and reorder).
@@ -37,8 +45,8 @@ def shard_stage(stage: nn.Module, part: nn.Module, names: Sequence[str], zero: i
         for name in names:
             module = module_of(part, name)
             if any(True for _ in module.parameters()):
-                fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    fully_shard(stage, mesh=mesh, reshard_after_forward=zero == 3)
+                fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=left_alone)
+    fully_shard(stage, mesh=mesh, reshard_after_forward=zero == 3, ignored_params=left_alone)
 
 
 @torch.no_grad()
@@ -66,7 +74,13 @@ def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, 
 
 
 @torch.no_grad()
-def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, ranks_of_place: int) -> float:
+def clip_gradients(
+    parameters: Sequence[nn.Parameter],
+    max_norm: float,
+    ranks_of_place: int,
+    divided: set[nn.Parameter] | None = None,
+    degree: int = 1,
+) -> float:
     """Scale all gradients of a plan's ranks so that their norm together is no more than a limit.
 
     Args:
@@ -74,6 +88,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, ranks_of
         max_norm: of all gradients of the whole model, as one vector.
         ranks_of_place: that hold the same stages as this one: a parameter is on all of them, in as many shards as
             its layout says, and counts once.
+        divided: parameters of which others of these ranks have others.
+        degree: by how many they are divided.
 
     Returns:
         The norm before; the same on all ranks.
@@ -83,7 +99,8 @@ def clip_gradients(parameters: Sequence[nn.Parameter], max_norm: float, ranks_of
         grad = parameter.grad
         if grad is not None:
             own = grad.to_local() if isinstance(grad, DTensor) else grad
-            total += own.double().square().sum().cpu() * _shards_of(grad) / ranks_of_place
+            shards = degree if divided and parameter in divided else _shards_of(grad)
+            total += own.double().square().sum().cpu() * shards / ranks_of_place
     if dist.get_backend() == "nccl":
         total = total.cuda()
     dist.all_reduce(total)

@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from mycel.parallel.planned.experts import SharedExperts
+
 __all__ = ["load_state", "state_of"]
 
 #: Flat names of the optimizer's state, so that states of several stages go into one object.
@@ -23,13 +25,16 @@ _SOME = StateDictOptions(flatten_optimizer_state_dict=True, strict=False)
 
 
 def state_of(
-    parts: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer]
+    parts: Mapping[int, nn.Module],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    experts: SharedExperts | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Parameters and optimizer state of a rank's stages.
 
     Args:
         parts: of the model, by stage.
         optimizers: by stage.
+        experts: where ranks share them: their stacks are shares of whole ones then.
 
     Returns:
         ``model`` and ``optimizer``, each by name.
@@ -39,11 +44,17 @@ def state_of(
         found["model"].update(get_model_state_dict(part))
         if stage in optimizers:
             found["optimizer"].update(get_optimizer_state_dict(part, optimizers[stage], options=_FLAT))
+    if experts is not None:
+        for state in found.values():
+            experts.as_whole(state)
     return found
 
 
 def load_state(
-    parts: Mapping[int, nn.Module], optimizers: Mapping[int, torch.optim.Optimizer], states: Mapping[str, Any]
+    parts: Mapping[int, nn.Module],
+    optimizers: Mapping[int, torch.optim.Optimizer],
+    states: Mapping[str, Any],
+    experts: SharedExperts | None = None,
 ) -> None:
     """Take over parameters and optimizer state.
 
@@ -51,7 +62,10 @@ def load_state(
         parts: of the model, by stage.
         optimizers: by stage.
         states: as ``state_of`` gives them.
+        experts: as of ``state_of``.
     """
+    if experts is not None:
+        states = {what: experts.as_own(state) for what, state in states.items()}
     for stage, part in parts.items():
         names = set(get_model_state_dict(part))
         own = {name: value for name, value in states["model"].items() if name in names}

@@ -26,7 +26,7 @@ _COLUMNS = ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "recompute", 
 _MOST_MICRO = 32
 #: Chunks a rank.
 _CHUNKS = (1, 2, 3, 4, 6, 8)
-#: Fewer tokens of a sequence than this on a rank are not worth an exchange of keys and values.
+#: Fewer tokens of a sequence than this on a rank are not worth an exchange of keys and values; only by request.
 _LEAST_TOKENS = 1024
 
 
@@ -123,7 +123,8 @@ def space_of(
     Raises:
         UsageError: nothing divides, or limits leave nothing; the message says which two contradict.
     """
-    meshes = [mesh for mesh in _meshes(cluster.num_ranks) if _divides(mesh, shape, base)]
+    least = _LEAST_TOKENS if all(limit.allows(1) for limit in limits.of("cp")) else 1
+    meshes = [mesh for mesh in _meshes(cluster.num_ranks) if _divides(mesh, shape, base, least)]
     rows = [row for mesh in meshes for row in _rows(mesh, shape, base, is_offload_tried=is_offload_tried)]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_COLUMNS))
     recomputes = _RECOMPUTE if base.is_flash else (*_RECOMPUTE, "attention")
@@ -147,10 +148,12 @@ def _meshes(count: int) -> Iterator[tuple[int, int, int, int]]:
                     yield pp, count // (pp * tp * cp), tp, cp
 
 
-def _divides(mesh: tuple[int, int, int, int], shape: ModelShape, base: Job) -> bool:
+def _divides(
+    mesh: tuple[int, int, int, int], shape: ModelShape, base: Job, least_tokens: int = _LEAST_TOKENS
+) -> bool:
     pp, dp, tp, cp = mesh
     heads = shape.num_heads % tp == 0 and (shape.num_kv_heads % tp == 0 or tp % shape.num_kv_heads == 0)
-    width = base.seq % cp == 0 and (cp == 1 or base.seq // cp >= _LEAST_TOKENS)
+    width = base.seq % cp == 0 and (cp == 1 or base.seq // cp >= least_tokens)
     return heads and width and pp <= shape.num_layers and base.global_batch % dp == 0
 
 

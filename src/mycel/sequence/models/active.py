@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,20 @@ class Binding:
             hooks.append(module.register_forward_hook(self._end, always_call=True))
         hooks.append(model.register_forward_hook(self._watch))
         return hooks
+
+    @contextmanager
+    def at_work(self, module: nn.Module) -> Iterator[None]:
+        """Have what is done inside be a module's work, where its ``forward`` is called and not the module."""
+        frames = _THREAD.frames
+        context = None if frames and frames[-1].binding is self else self._recomputed() or self.context
+        if context is None:
+            yield
+            return
+        self._push(module, context, depth=1)
+        try:
+            yield
+        finally:
+            self._end(module)
 
     # -- hooks ----------------------------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
 
@@ -262,6 +263,16 @@ class AppliedSequence(Handle):
         found = context.remembered("attention explained")  # by shape and mask; what was measured since comes later
         latest = {key[1:3]: str(value) for key, value in found.items() if isinstance(value, Explanation)}
         return [line for text in latest.values() for line in text.splitlines()]
+
+    def at_work(self, module: nn.Module) -> AbstractContextManager[None]:
+        """Have what is done inside go over the ranks as in a call of a module of the model.
+
+        For those who call a module's ``forward`` by itself, such as a checkpoint that computes it again.
+
+        Args:
+            module: of the model.
+        """
+        return self._binding.at_work(module)
 
     def close(self) -> None:
         """Give the model back as it was, between steps. May be called again."""
