@@ -270,7 +270,7 @@ class ZLoss(LoadBalancing):
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
         (squares,), num_tokens = over_tokens(routing, routing.router_logits.logsumexp(dim=1).square().sum())
-        return squares * (self.weight / num_tokens)
+        return squares / num_tokens * self.weight
 
 
 class BiLevelLoss(LoadBalancing):
@@ -390,7 +390,7 @@ class AdaptiveL1(LoadBalancing):
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
         (scores_E, counts_E), tokens = over_tokens(routing, routing.scores.sum(dim=0), routing.tokens_per_expert)
-        load_E = counts_E * (routing.num_experts / (self.top_k * tokens))
+        load_E = counts_E * routing.num_experts / (self.top_k * tokens)
         return (load_E * scores_E / tokens).sum() * self.factor
 
     def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:

@@ -124,8 +124,9 @@ class RoutedExperts:
         alone = self.layout.num_ranks == 1 and self.replicas is None
         if not alone and shared_pass() is not None:
             self._refuse_other_tokens()
-        if not (alone or self._looked) and getattr(experts, "_is_fsdp_managed_module", False):
-            refuse_shards(experts, self.mesh)
+        module = getattr(experts, "module", experts)  # those of Hugging Face stand beside it
+        if not (alone or self._looked) and getattr(module, "_is_fsdp_managed_module", False):
+            refuse_shards(module, self.mesh)
             self._looked = True
         run = self._run if alone or TRACED_OVER_RANKS else self._run_apart
         if torch.compiler.is_compiling():  # whose graph is put in an order of its own

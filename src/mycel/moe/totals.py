@@ -26,7 +26,7 @@ def over_tokens(routing: RoutingResult, *sums: Tensor) -> tuple[tuple[Tensor, ..
     shared, num_tokens = shared_pass(), routing.scores.shape[0]
     if shared is None:
         return sums, max(1, num_tokens)
-    found = _together([*sums, routing.scores.new_tensor(float(num_tokens))], shared.averaged)
+    found = _together([*sums, routing.tokens_per_expert.new_tensor(num_tokens)], shared.averaged)
     return found[:-1], found[-1].clamp_min(1)
 
 
