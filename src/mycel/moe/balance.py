@@ -60,6 +60,8 @@ class LoadBalancing(nn.Module, ABC):
     def loss(self, routing: RoutingResult) -> Tensor:
         """A scalar to add to the training loss; its gradient reaches the router.
 
+        Where ranks share sequences, sums over tokens go through ``mycel.moe.over_tokens``, and the loss is of all.
+
         Args:
             routing: of the tokens of this rank's call.
         """

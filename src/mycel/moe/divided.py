@@ -1,4 +1,4 @@
-"""Which parameters of a model differ between ranks because experts are divided; what keeps DDP and FSDP2 from them."""
+"""Which parameters of a model differ between ranks as experts are divided; what keeps DDP and FSDP2 from them."""
 
 from __future__ import annotations
 

@@ -182,15 +182,12 @@ class RoutedExperts:
         Raises:
             UsageError: this layer takes some of them for ranks with the same tokens.
         """
-        shared, wants = shared_pass(), None
-        if shared is None or shared.group is None:
+        shared = shared_pass()
+        same = self.group if self.dispatcher.same_tokens else None
+        group = same if self.replicas is None else self.replicas.group
+        if shared is None or shared.group is None or group is None:
             return
-        if self.replicas is not None:
-            wants, group = "replicas=", self.replicas.group
-        elif self.dispatcher.same_tokens:
-            wants, group = f"dispatcher={self.default.algorithm!r}", self.group
-        if wants is None or group is None:
-            return
+        wants = f"dispatcher={self.default.algorithm!r}" if self.replicas is None else "replicas="
         common = set(dist.get_process_group_ranks(group)) & set(dist.get_process_group_ranks(shared.group))
         if len(common) > 1:
             raise UsageError(

@@ -22,6 +22,13 @@ def over_tokens(routing: RoutingResult, *sums: Tensor) -> tuple[tuple[Tensor, ..
     Args:
         routing: of the tokens here.
         sums: over the tokens here, of any shapes.
+
+    Examples:
+        >>> from mycel.moe import LinearProjection, TopKRouter
+        >>> routing = TopKRouter(LinearProjection(4, 3), top_k=1)(torch.randn(5, 4))
+        >>> (scores_E,), num_tokens = over_tokens(routing, routing.scores.sum(dim=0))
+        >>> scores_E.shape, num_tokens
+        (torch.Size([3]), 5)
     """
     shared, num_tokens = shared_pass(), routing.scores.shape[0]
     if shared is None:
@@ -85,5 +92,5 @@ def without_stand_ins(routing: RoutingResult) -> RoutingResult:
 def _together(parts: list[Tensor], group: dist.ProcessGroup | None) -> tuple[Tensor, ...]:
     """Counts and sums in one exchange, in float64, which holds both."""
     flat = torch.cat([part.reshape(-1).double() for part in parts])
-    summed = sum_for_each(flat, group).split([part.numel() for part in parts])
+    summed = sum_for_each(flat, group).split_with_sizes([part.numel() for part in parts])
     return tuple(found.view(part.shape).to(part.dtype) for found, part in zip(summed, parts, strict=True))
