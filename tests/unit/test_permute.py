@@ -59,7 +59,7 @@ def test_any_permutation_on_any_fabric(name: str) -> None:
 
 def test_what_is_no_permutation_is_refused() -> None:
     for targets, said in (
-        ([1, 1, None], "ranks 0 and 1 both send to rank 1"),
+        ([1, None, 1], "ranks 0 and 2 both send to rank 1"),
         ([3, 0, 1], "rank 0 sends to 3; ranks are 0 to 2"),
         ([0, 1, None], "no block that has to move"),
     ):
