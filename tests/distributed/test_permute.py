@@ -14,9 +14,9 @@ BOXES = "two_boxes:ranks=4,inside=1600 Mbit/s,between=200 Mbit/s"
 @pytest.mark.parametrize(
     ("size", "fabric", "method"),
     [
-        (4, BOXES, "flow|permute|skewed"),
+        (4, BOXES, "permute"),
         (3, "ring:ranks=3,bandwidth=1 GB/s", ""),
-        (2, None, "direct|permute|flow|skewed"),
+        (2, None, "direct|permute"),
     ],
 )
 def test_blocks_arrive_and_wrong_lengths_are_refused(
