@@ -31,3 +31,7 @@ def test_blocks_arrive_and_wrong_lengths_are_refused(
 def test_a_ring_of_attention_goes_over_all_links(run_ranks: RunRanks) -> None:
     for found in run_ranks(4, "permute", "ring", backend="mycel", env={"MYCEL_TOPOLOGY": BOXES}):
         assert found["apart"] < 1e-14
+
+
+def test_a_lost_rank_is_named(run_ranks: RunRanks) -> None:
+    run_ranks(4, "permute", "killed", backend=None, env={"MYCEL_TOPOLOGY": BOXES}, timeout_s=90)

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from datetime import timedelta
+
+import pytest
 import torch
+import torch.distributed as dist
 from tests.distributed.checks.sequence_models import apart
 from torch import Tensor
 
+from mycel.errors import PeerLostError
 from mycel.planning.sequence import contiguous
 from mycel.runtime import tensor_group
 from mycel.sequence import SequenceContext, Way, attention
@@ -61,3 +68,24 @@ def ring(rank: int, size: int) -> dict[str, float]:
         found[name] = float(context.meter.total())
     found["apart"] = apart(results["ring"], results["gathered"])
     return found
+
+
+def killed(rank: int, size: int) -> None:
+    """A rank that others relay for is gone: all others name it."""
+    if rank == (victim := 1) and (child := os.fork()):
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        return
+    store = dist.FileStore(os.environ["STORE_FILE"], size)
+    dist.init_process_group("mycel", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=60))
+    targets: list[int | None] = [(r + 1) % size for r in range(size)]
+    sent, got = torch.ones(50_000), torch.empty(50_000)
+
+    def once() -> None:
+        tensor_group().permute(got, sent, targets, [len(sent)] * size).wait()
+
+    once()
+    if rank == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLostError, match=f"rank {victim}"):
+        for _ in range(3):
+            once()
