@@ -12,6 +12,7 @@ Blocks are of one size unless ``weights`` say how they relate: the v forms of ot
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from math import gcd
 from numbers import Integral
@@ -22,7 +23,16 @@ from mycel.errors import UsageError
 from mycel.names import spelled
 from mycel.topology.model import Topology
 
-__all__ = ["COLLECTIVES", "POINTED", "ROOTED", "UNEVEN", "Collective", "CollectiveName", "as_collective"]
+__all__ = [
+    "COLLECTIVES",
+    "POINTED",
+    "ROOTED",
+    "UNEVEN",
+    "Collective",
+    "CollectiveName",
+    "as_collective",
+    "permutation",
+]
 
 CollectiveName = Literal[
     "all_gather", "reduce_scatter", "all_reduce", "broadcast", "reduce", "all_to_all", "gather", "scatter"
@@ -112,6 +122,15 @@ class Collective:
             raise UsageError(f"{self.name}: no block that has to move has a weight above 0")
 
     @property
+    def is_permutation(self) -> bool:
+        """Whether each rank has one block, for one other, at most, and gets one; all of one size."""
+        if self.name != "all_to_all" or self.weights is None or max(self.weights) > 1:
+            return False
+        n = self.num_ranks
+        rows = [self.weights[row * n : (row + 1) * n] for row in range(n)]
+        return all(sum(row) <= 1 for row in (*rows, *zip(*rows, strict=True)))
+
+    @property
     def block_weights(self) -> tuple[int, ...]:
         """Relative size of every block; ones where they are equal."""
         return (1,) * self.num_blocks if self.weights is None else self.weights
@@ -179,6 +198,33 @@ class Collective:
             return None
         holder = self.holder(block)
         return frozenset(range(self.num_ranks)) if self.reduces or holder is None else frozenset({holder})
+
+
+def permutation(targets: Sequence[int | None]) -> Collective:
+    """One block from each rank to one other: an all_to_all all of whose other blocks are empty.
+
+    Args:
+        targets: of each rank the one that gets its block; ``None``, or itself: none does. None of them twice.
+
+    Raises:
+        UsageError: a rank that there is not, one that gets two blocks, or nothing to move.
+
+    Examples:
+        >>> permutation([1, 2, 0]).weights  # row by row: who sends
+        (0, 1, 0, 0, 0, 1, 1, 0, 0)
+    """
+    size = len(targets)
+    weights, taken = [0] * (size * size), dict[int, int]()
+    for source, target in enumerate(targets):
+        if target is None or target == source:
+            continue
+        if isinstance(target, bool) or not isinstance(target, Integral) or not 0 <= target < size:
+            raise UsageError(f"permutation: rank {source} sends to {target!r}; ranks are 0 to {size - 1}")
+        if target in taken:
+            raise UsageError(f"permutation: ranks {taken[target]} and {source} both send to rank {target}")
+        taken[target] = source
+        weights[source * size + target] = 1
+    return Collective("all_to_all", size, weights=tuple(weights))
 
 
 def as_collective(wanted: Collective | CollectiveName, num_ranks: int) -> Collective:

@@ -8,6 +8,7 @@ and the first waits for it, so that what overlaps on the way there overlaps on t
 # ruff: noqa: N803  (the shape suffixes are capitals on purpose)
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.meter import ByteMeter
+from mycel.comm.nodes import planned_group
 from mycel.comm.pending import Pending, communicate
 from mycel.wire import WireCodec
 
@@ -27,6 +29,7 @@ __all__ = [
     "reduce_scatter_rows",
     "start_counts",
     "start_exchange",
+    "start_permute",
     "start_swap",
     "sum_over_ranks",
     "there_and_back",
@@ -56,6 +59,44 @@ def start_swap(
         work = dist.all_to_all_single(received, sent, list(gets), list(gives), group=group, async_op=True)
         row_bytes = sent[:1].numel() * sent.element_size() if sent.shape[0] else 0
         meter.add(name, [rows_to * row_bytes for rows_to in gives], group)
+        return _brought(received, work)
+
+    return communicate(launch)
+
+
+def start_permute(
+    rows: Tensor,
+    targets: Sequence[int | None],
+    lengths: Sequence[int],
+    group: dist.ProcessGroup,
+    meter: ByteMeter,
+    name: str,
+) -> Pending[Tensor]:
+    """Rows from each rank to one other, without gradients; how many, all ranks know.
+
+    Over mycel's own groups they go over all links that can help, else as an uneven exchange.
+
+    Args:
+        rows: of this rank; of the same width on all.
+        targets: of each rank the one that gets its rows; ``None``: none does.
+        lengths: rows of each rank.
+        group: the ranks.
+        meter: counts what this rank gives, not what it relays.
+        name: of the exchange.
+    """
+    own, size = group.rank(), group.size()
+    source = next((rank for rank, target in enumerate(targets) if target == own and rank != own), None)
+    gives = [lengths[own] if targets[own] == rank and rank != own else 0 for rank in range(size)]
+    gets = [lengths[rank] if rank == source else 0 for rank in range(size)]
+    if not rows.is_cpu or (planned := planned_group(group)) is None:
+        return start_swap(rows, gets, gives, group, meter, name)
+
+    def launch() -> Pending[Tensor]:
+        sent = rows.contiguous()
+        received = sent.new_empty(sum(gets), *sent.shape[1:])
+        width = math.prod(sent.shape[1:])
+        work = planned.permute(received, sent, targets, [length * width for length in lengths])
+        meter.add(name, [rows_to * width * sent.element_size() for rows_to in gives], group)
         return _brought(received, work)
 
     return communicate(launch)

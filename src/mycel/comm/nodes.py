@@ -7,10 +7,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.errors import UsageError
 from mycel.runtime.communicator import Communicator
-from mycel.runtime.tensor_group import tensor_group
+from mycel.runtime.tensor_group import TensorGroup, tensor_group
 from mycel.topology.model import Topology
 
-__all__ = ["equal_nodes", "node_mesh", "nodes_of", "with_bandwidths"]
+__all__ = ["equal_nodes", "node_mesh", "nodes_of", "planned_group", "with_bandwidths"]
 
 
 #: Ranks of each node.
@@ -77,6 +77,15 @@ def node_mesh(topology: Topology, *, device_type: str = "cpu") -> DeviceMesh:
         )
     nodes = equal_nodes(topology, "a mesh")
     return DeviceMesh(device_type, [list(node) for node in nodes], mesh_dim_names=("node", "local"))
+
+
+def planned_group(group: dist.ProcessGroup) -> TensorGroup | None:
+    """What is behind a group, where it is mycel's and its topology says how fast links are.
+
+    Args:
+        group: of any backend.
+    """
+    return None if with_bandwidths(group) is None else tensor_group(group)
 
 
 def with_bandwidths(group: dist.ProcessGroup) -> Communicator | None:

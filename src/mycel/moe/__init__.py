@@ -50,6 +50,7 @@ from mycel.moe.routers import (
 from mycel.moe.schedule import ExpertSchedule, Tuner
 from mycel.moe.slots import RoutingResult
 from mycel.moe.tiled import TiledOptimizer
+from mycel.moe.totals import over_tokens
 from mycel.moe.training import clip_grad_norm, full_state_dict, grad_norm
 from mycel.moe.upcycling import upcycled
 from mycel.planning.placement import ExpertLayout
@@ -100,6 +101,7 @@ __all__ = [
     "moe_loss",
     "node_mesh",
     "nodes_of",
+    "over_tokens",
     "read_megatron",
     "read_tutel",
     "restore",

@@ -19,6 +19,7 @@ from mycel.arguments import the
 from mycel.errors import UsageError
 from mycel.moe.recompute import recomputing
 from mycel.moe.slots import RoutingResult, count_tokens
+from mycel.moe.totals import num_sequences, over_sequences, over_tokens, without_stand_ins
 
 __all__ = [
     "AdaptiveL1",
@@ -59,6 +60,8 @@ class LoadBalancing(nn.Module, ABC):
     def loss(self, routing: RoutingResult) -> Tensor:
         """A scalar to add to the training loss; its gradient reaches the router.
 
+        Where ranks share sequences, sums over tokens go through ``mycel.moe.over_tokens``, and the loss is of all.
+
         Args:
             routing: of the tokens of this rank's call.
         """
@@ -78,11 +81,15 @@ class LoadBalancing(nn.Module, ABC):
         return None
 
 
-def _mean_probability(routing: RoutingResult) -> Tensor:
-    """Mean over tokens of scores that add up to 1 a token, shape ``[E]``; zeros where there is no token."""
-    scores_TE = routing.scores
-    shares_TE = scores_TE / scores_TE.sum(dim=1, keepdim=True).clamp_min(1e-20)
-    return shares_TE.sum(dim=0) / max(1, scores_TE.shape[0])
+def _shares(routing: RoutingResult) -> Tensor:
+    """Scores that add up to 1 a token, shape ``[T, E]``."""
+    return routing.scores / routing.scores.sum(dim=1, keepdim=True).clamp_min(1e-20)
+
+
+def _means_and_counts(routing: RoutingResult) -> tuple[Tensor, Tensor]:
+    """Mean over tokens of their shares, zeros where there is no token, and slots used; both of shape ``[E]``."""
+    (shares_E, counts_E), num_tokens = over_tokens(routing, _shares(routing).sum(dim=0), routing.tokens_per_expert)
+    return shares_E / num_tokens, counts_E
 
 
 class GShardLoss(LoadBalancing):
@@ -109,9 +116,9 @@ class GShardLoss(LoadBalancing):
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
-        first_E = count_tokens(routing.top_k_index[:, :1], routing.num_experts)
-        share_E = first_E / max(1, routing.top_k_index.shape[0])
-        return (_mean_probability(routing) * share_E).sum() * (routing.num_experts * self.weight)
+        here_E = count_tokens(routing.top_k_index[:, :1], routing.num_experts)
+        (shares_E, first_E), num_tokens = over_tokens(routing, _shares(routing).sum(dim=0), here_E)
+        return (shares_E / num_tokens * (first_E / num_tokens)).sum() * (routing.num_experts * self.weight)
 
 
 class SwitchLoss(LoadBalancing):
@@ -138,9 +145,9 @@ class SwitchLoss(LoadBalancing):
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
-        counts_E = routing.tokens_per_expert
+        mean_E, counts_E = _means_and_counts(routing)
         share_E = counts_E / counts_E.sum().clamp_min(1)
-        return (_mean_probability(routing) * share_E).sum() * (routing.num_experts * self.weight)
+        return (mean_E * share_E).sum() * (routing.num_experts * self.weight)
 
 
 class SequenceLoss(LoadBalancing):
@@ -176,17 +183,18 @@ class SequenceLoss(LoadBalancing):
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
         T, E = routing.top_k_index.shape[0], routing.num_experts
-        if T == 0:
-            return routing.scores.sum() * 0.0
         of_T = routing.top_k_index.new_zeros(T) if routing.sequence is None else routing.sequence
-        S = 1 if routing.sequence is None else int(of_T.max()) + 1
+        S = num_sequences(routing.sequence, of_T)
+        if S == 0:
+            return routing.scores.sum() * 0.0
         place_TK = of_T.unsqueeze(1) * (E + 1) + routing.top_k_index  # empty slots have a column of their own
         counts_SE = count_tokens(place_TK, S * (E + 1)).view(S, E + 1)[:, :E]
-        length_S = count_tokens(of_T, S)
-        shares_TE = routing.scores / routing.scores.sum(dim=1, keepdim=True).clamp_min(1e-20)
-        mean_SE = shares_TE.new_zeros(S, E).index_add(0, of_T, shares_TE) / length_S.clamp_min(1).unsqueeze(1)
+        shares_TE = _shares(routing)
+        shares_SE = shares_TE.new_zeros(S, E).index_add(0, of_T, shares_TE)
+        (shares_SE, counts_SE, length_S), weight = over_sequences(shares_SE, counts_SE, count_tokens(of_T, S))
+        mean_SE = shares_SE / length_S.clamp_min(1).unsqueeze(1)
         share_SE = counts_SE / counts_SE.sum(dim=1, keepdim=True).clamp_min(1)
-        return (mean_SE * share_SE).sum() * (E * self.weight / (length_S > 0).sum())
+        return (mean_SE * share_SE).sum() * (E * self.weight * weight)
 
 
 class LoadImportanceLoss(LoadBalancing):
@@ -226,14 +234,13 @@ class LoadImportanceLoss(LoadBalancing):
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
         E = routing.num_experts
-        if routing.top_k_index.shape[0] == 0:
-            return routing.scores.sum() * 0.0
         empty_TK = routing.top_k_index == E
         chosen_TK = routing.router_logits.gather(1, routing.top_k_index.clamp_max(E - 1))
         threshold_T1 = chosen_TK.masked_fill(empty_TK, math.inf).amin(dim=1, keepdim=True)
         distance_TE = (routing.router_logits - threshold_T1) * (E / (self.noise * math.sqrt(2.0)))
         load_E = (0.5 * (1.0 + torch.erf(distance_TE))).sum(dim=0)
-        return (_squared_variation(routing.scores.sum(dim=0)) + _squared_variation(load_E)) * (0.5 * self.weight)
+        (scores_E, load_E), _ = over_tokens(routing, routing.scores.sum(dim=0), load_E)
+        return (_squared_variation(scores_E) + _squared_variation(load_E)) * (0.5 * self.weight)
 
 
 def _squared_variation(x_E: Tensor) -> Tensor:
@@ -264,8 +271,8 @@ class ZLoss(LoadBalancing):
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
-        logits_TE = routing.router_logits
-        return logits_TE.logsumexp(dim=1).square().sum() * (self.weight / max(1, logits_TE.shape[0]))
+        (squares,), num_tokens = over_tokens(routing, routing.router_logits.logsumexp(dim=1).square().sum())
+        return squares / num_tokens * self.weight
 
 
 class BiLevelLoss(LoadBalancing):
@@ -296,9 +303,9 @@ class BiLevelLoss(LoadBalancing):
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
-        counts_NM = routing.tokens_per_expert.view(self.num_nodes, -1)
+        mean_E, counts_E = _means_and_counts(routing)
+        counts_NM, mean_NM = counts_E.view(self.num_nodes, -1), mean_E.view(self.num_nodes, -1)
         share_NM = counts_NM / counts_NM.sum().clamp_min(1)
-        mean_NM = _mean_probability(routing).view(self.num_nodes, -1)
         of_nodes = (share_NM.sum(dim=1) * mean_NM.sum(dim=1)).sum() * (self.node_weight * mean_NM.shape[0])
         of_locals = (share_NM.sum(dim=0) * mean_NM.sum(dim=0)).sum() * (self.local_weight * mean_NM.shape[1])
         return of_nodes + of_locals
@@ -384,9 +391,9 @@ class AdaptiveL1(LoadBalancing):
 
     def loss(self, routing: RoutingResult) -> Tensor:
         """See ``LoadBalancing``."""
-        tokens = max(1, routing.scores.shape[0])
-        load_E = routing.tokens_per_expert * (routing.num_experts / (self.top_k * tokens))
-        return (load_E * routing.scores.sum(dim=0) / tokens).sum() * self.factor
+        (scores_E, counts_E), tokens = over_tokens(routing, routing.scores.sum(dim=0), routing.tokens_per_expert)
+        load_E = counts_E * routing.num_experts / (self.top_k * tokens)
+        return (load_E * scores_E / tokens).sum() * self.factor
 
     def update(self, tokens_per_expert: Tensor, num_tokens: Tensor) -> None:
         """See ``LoadBalancing``."""
@@ -433,6 +440,7 @@ class Balanced(ABC):
             In that case what is to be attached to the weights of slots, else ``None``.
         """
         policies, again, graph = self.policies(), recomputing(), torch.is_grad_enabled()
+        routing = without_stand_ins(routing)
         losses = [policy.loss(routing) for policy in policies]
         loss = torch.stack(losses).sum() if losses else routing.router_logits.new_zeros(())
         if not again:

@@ -1,20 +1,24 @@
-"""Which parameters of a model differ between ranks because experts are divided, and what keeps DDP from them."""
+"""Which parameters of a model differ between ranks as experts are divided; what keeps DDP and FSDP2 from them."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.module import register_module_module_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.brief import brief
+from mycel.comm.sharded import is_fully_sharded, param_groups
 from mycel.errors import UsageError
+from mycel.untraced import untraced
 
-__all__ = ["DividedExperts", "divided_experts", "leave_alone", "stacks_of"]
+__all__ = ["DividedExperts", "divided_experts", "leave_alone", "refuse_shards", "stacks_of"]
 
 _PARAMETRIZED, _ORIGINAL = "parametrizations.", ".original"
 
@@ -173,3 +177,36 @@ def _ranks_of(divided: DividedExperts) -> set[int]:
 
 def _said(ranks: Sequence[int] | set[int]) -> str:
     return ", ".join(str(rank) for rank in sorted(ranks))
+
+
+# -- FSDP2 -----------------------------------------------------------------------------------------------------
+
+
+@untraced
+def refuse_shards(experts: Any, mesh: DeviceMesh | None) -> None:
+    """FSDP2 takes what each rank calls by one name for the same; of divided experts it would make a mixture.
+
+    ``fully_shard`` asks nobody, and afterwards the module does not know over which ranks; torch's list of what it was
+    called on does. Where a torch keeps that elsewhere, nothing is said.
+
+    Args:
+        experts: a module that ``fully_shard`` was told of.
+        mesh: that the experts are divided over.
+
+    Raises:
+        UsageError: it shards them over ranks that hold other ones.
+    """
+    known: Any = getattr(sys.modules.get("torch.distributed._composable_state"), "_module_state_mapping", None)
+    if mesh is None or known is None:
+        return
+    divided = set(mesh.mesh.flatten().tolist())
+    for module in list(known):
+        for record in param_groups(module) if is_fully_sharded(module) else ():
+            held = [p for p in record.fsdp_params if p._module_info.module is experts]
+            joined = divided & set(record.mesh_info.mesh.mesh.flatten().tolist())
+            if held and len(joined) > 1:
+                raise UsageError(
+                    f"{type(experts).__name__}: fully_shard is over ranks {_said(joined)}, which hold other experts "
+                    f"each: it would mix them. Give every fully_shard above them ignored_params="
+                    "{model.get_parameter(name) for name in mycel.moe.expert_parameter_names(model)}"
+                )

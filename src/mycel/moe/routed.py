@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mycel.comm.groups import flat_group, is_in_order, subgroup
+from mycel.comm.sharing import shared_pass
 from mycel.errors import UsageError
 from mycel.moe.dispatch import DISPATCHERS, LocalDispatcher, TokenDispatcher, make_dispatcher
 from mycel.moe.dispatch.token_replicas import TokenReplicas
-from mycel.moe.divided import leave_alone
+from mycel.moe.divided import leave_alone, refuse_shards
 from mycel.moe.expert_mlp import ApartWeights, ExpertKind, ExpertWeights, expert_mlp, tokens_mlp
 from mycel.moe.overlap import Beside, overlapped_experts, overlapped_tokens, overlapped_whole
 from mycel.moe.parallel import ExpertParallel
@@ -96,6 +97,7 @@ class RoutedExperts:
             raise UsageError(f"dispatcher {name!r} has the same tokens on all ranks already")
         if self.layout.num_ranks > 1:
             leave_alone()
+        self._looked = False  # whether FSDP2 shards the experts further, and over which ranks
         num_senders = self.layout.num_ranks // (1 if self.replicas is None else self.replicas.size)
         self.gradient_scale = 1.0 if same or parallel.gradients == "sum" else 1.0 / num_senders
 
@@ -120,6 +122,12 @@ class RoutedExperts:
             Shape and type of ``x``.
         """
         alone = self.layout.num_ranks == 1 and self.replicas is None
+        if not alone and shared_pass() is not None:
+            self._refuse_other_tokens()
+        module = getattr(experts, "module", experts)  # those of Hugging Face stand beside it
+        if not (alone or self._looked) and getattr(module, "_is_fsdp_managed_module", False):
+            refuse_shards(module, self.mesh)
+            self._looked = True
         run = self._run if alone or TRACED_OVER_RANKS else self._run_apart
         if torch.compiler.is_compiling():  # whose graph is put in an order of its own
             beside = None
@@ -166,6 +174,26 @@ class RoutedExperts:
     @untraced
     def _run_apart(self, *arguments: Any) -> Tensor:
         return self._run(*arguments)
+
+    @untraced
+    def _refuse_other_tokens(self) -> None:
+        """Where a sequence is divided over ranks, they have other tokens, and none of them is a copy.
+
+        Raises:
+            UsageError: this layer takes some of them for ranks with the same tokens.
+        """
+        shared = shared_pass()
+        same = self.group if self.dispatcher.same_tokens else None
+        group = same if self.replicas is None else self.replicas.group
+        if shared is None or shared.group is None or group is None:
+            return
+        wants = f"dispatcher={self.default.algorithm!r}" if self.replicas is None else "replicas="
+        common = set(dist.get_process_group_ranks(group)) & set(dist.get_process_group_ranks(shared.group))
+        if len(common) > 1:
+            raise UsageError(
+                f"ranks {', '.join(map(str, sorted(common)))} share a sequence and have other tokens of it, and "
+                f"{wants} is for ranks with the same tokens: divide experts over them with ExpertParallel(mesh) alone"
+            )
 
     # -- which rank has what ------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 
 from mycel.parallel.messages import Shape
@@ -170,9 +171,19 @@ class Stage(TorchStage):
         if held.input_grads is None:
             self._held.pop(micro_batch)
 
+    def reduce(self, divisor: int) -> None:
+        """Sum the parameters' gradients over replicas, where there are some, and divide by the micro-batches."""
+        if self._averages_itself():
+            self.average()
+        super().reduce(divisor)
+
+    def _averages_itself(self) -> bool:
+        """Whether DDP's own averaging would miss gradients."""
+        return self.is_split and isinstance(self.submod, DistributedDataParallel)
+
     def _is_last(self) -> bool:
         self._done += 1
-        return self._done == self.num_visits
+        return self._done == self.num_visits and not self._averages_itself()
 
     def _root(self, held: _Held, loss: Tensor | None) -> tuple[Any, tuple[Tensor | None, ...] | None]:
         return (loss, None) if loss is not None else (held.outputs, held.output_grads)

@@ -191,6 +191,26 @@ class TorchStage(pipelining.PipelineStage):
         given = {"stage_output": kept, "param_groups": groups}
         self.backward_maybe_with_nosync("weight", given, last_backward=is_last)
 
+    def average(self) -> None:
+        """The mean over DDP's ranks of all gradients that are there.
+
+        Second halves of backwards add to gradients beside autograd's nodes, where DDP's hooks would see it.
+
+        Raises:
+            UsageError: DDP is to exchange them in another way.
+        """
+        ddp: Any = self.submod
+        if getattr(ddp, "_comm_hooks", ()):
+            raise UsageError(
+                f"stage {self.stage_index}: its DDP has a communication hook, and the order has its backward in two "
+                "halves, of which the hook sees nothing: use an order with whole backwards (B)"
+            )
+        size = ddp.process_group.size()
+        for parameter in ddp._module_parameters:
+            if parameter.grad is not None:
+                dist.all_reduce(parameter.grad, group=ddp.process_group)
+                parameter.grad.div_(size)
+
     def reduce(self, divisor: int) -> None:
         """Sum the parameters' gradients over replicas, where there are some, and divide by the micro-batches."""
         self.perform_reduce_grad(divisor)

@@ -32,6 +32,8 @@ class Call:
         block_elements: length of each block of the array, where they differ.
         knows_all: whether ``block_elements`` are those of all ranks. A rank that knows only its own row and column
             of an all_to_all has zeros for the others, and the exchange is direct.
+        weights: for which blocks schedules are to be made, as for ``Collective``, the same on all ranks; a block of
+            weight 0 is empty. ``None``: for equal ones, along whose ways blocks of any length go.
     """
 
     name: CollectiveName
@@ -48,6 +50,7 @@ class Call:
     title: str | None = None
     block_elements: tuple[int, ...] | None = None
     knows_all: bool = True
+    weights: tuple[int, ...] | None = None
 
 
 class Latch:

@@ -137,6 +137,7 @@ class Communicator:
             self._make_schedules,
             partial(choose, piece_bytes=piece_bytes, is_local=is_local, costs=costs or Costs(), machines=machines),
             self.proofs.require,
+            lambda name, weights: self._make_schedules(name, None, weights),
         )
         self._flight = flight
         if flight is not None:
@@ -221,8 +222,10 @@ class Communicator:
 
     # -- schedules ----------------------------------------------------------------------------------------
 
-    def _make_schedules(self, name: CollectiveName, root: int | None) -> dict[str, Schedule]:
-        made = verified_schedules(self.topology, name, root, self._methods)
+    def _make_schedules(
+        self, name: CollectiveName, root: int | None, weights: tuple[int, ...] | None = None
+    ) -> dict[str, Schedule]:
+        made = verified_schedules(self.topology, name, root, self._methods, weights)
         _log.debug("rank %d: schedules of %s: %s", self.rank, name, {m: s.depth for m, s in made.items()})
         return made
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 from torch.distributed.distributed_c10d import AllToAllOptions
 
+from mycel.collectives.spec import permutation
 from mycel.runtime.communicator import Call
 from mycel.runtime.group_calls import GroupCalls
 from mycel.runtime.headers import ALL_TO_ALL_V
@@ -142,6 +143,56 @@ class Exchanges(GroupCalls):
             keep=(target, source),
         )
         return self._issue(call, opts, outputs, settle)
+
+    def permute(
+        self, output: Tensor, input: Tensor, targets: Sequence[int | None], lengths: Sequence[int]
+    ) -> dist.Work:
+        """One block from each rank to one other, all of which every rank knows: over all links that can help.
+
+        An all_to_all with such split sizes goes straight from rank to rank, since a rank that knows its own sizes
+        alone cannot know of others that pass through it. Returns at once.
+
+        Args:
+            output: for the block that comes; of no element where none does.
+            input: the block of this rank, of the same type; on the CPU, both.
+            targets: of each rank the one that gets its block; ``None``: none does.
+            lengths: elements of each rank's block.
+
+        Raises:
+            UsageError: no permutation.
+            ValueError: tensors of other lengths or kinds.
+        """
+        communicator, n, rank = self._communicator, self.size(), self.rank()
+        wanted = permutation(targets)
+        blocks = [0] * (n * n)
+        for source, target in enumerate(targets):
+            if target is not None and target != source:
+                blocks[source * n + target] = lengths[source]
+        gives, gets = sum(blocks[rank * n : (rank + 1) * n]), sum(blocks[rank::n])
+        if communicator is None or not (input.is_cpu and output.is_cpu) or input.dtype != output.dtype:
+            raise ValueError(
+                f"permute over {n} ranks: input of {input.dtype} on {input.device}, output of {output.dtype} on "
+                f"{output.device}; expected one type, on the CPU, and two ranks or more"
+            )
+        if (input.numel(), output.numel()) != (gives, gets):
+            raise ValueError(
+                f"permute: rank {rank} gives {input.numel()} elements and expects {output.numel()}; by the lengths "
+                f"of all ranks it gives {gives} and gets {gets}"
+            )
+        target_, source_ = flattened([output]), apart_from(output, input)
+        call = Call(
+            name="all_to_all",
+            title=ALL_TO_ALL_V,
+            num_elements=sum(blocks),
+            item_bytes=output.element_size(),
+            input_address=source_.data_ptr(),
+            output_address=target_.data_ptr(),
+            element=element_code(output.dtype),
+            block_elements=tuple(blocks),
+            weights=wanted.weights,
+            keep=(target_, source_),
+        )
+        return self._issue(call, AllToAllOptions(), [output], back_into(target_, [output]))
 
     # -- messages between two ranks -------------------------------------------------------------------------
 

@@ -269,7 +269,8 @@ class Form:
 
     def attach(self, lines: Sequence[Line]) -> None:
         """Take the plan's channels, now that all are open, for what is prepared from now on."""
-        self._channels[:, list(LINE)] = lines
+        if lines:
+            self._channels[:, list(LINE)] = lines
 
     def _take_request(self) -> tuple[memoryview, int]:
         try:
@@ -370,6 +371,7 @@ class Form:
 def _channel_rows(plan: RankTemplate, lines: Sequence[Line]) -> Ints:
     """The engine's rows of a plan's channels, as they are before a size is known."""
     rows = np.zeros((len(plan.channels), j.CHANNEL_FIELDS), dtype=np.int64)
-    rows[:, list(LINE)] = lines
+    if lines:  # a rank may have no part in what others exchange
+        rows[:, list(LINE)] = lines
     rows[:, j.C_OUTGOING] = [channel.src == plan.rank for channel in plan.channels]
     return rows

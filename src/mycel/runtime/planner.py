@@ -6,6 +6,7 @@ prepared program.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
@@ -33,6 +34,9 @@ __all__ = ["Planner", "sends_directly", "sends_parts_directly", "verified_schedu
 
 _log = logging.getLogger(__name__)
 
+#: Of digests, in names of schedules.
+_DIGITS = 8
+
 P = TypeVar("P", bound=Held)
 
 #: Of our own methods, those for which there are fabrics without a schedule.
@@ -59,6 +63,7 @@ class Planner(Generic[P]):
         choose: which of them, in pieces of which size, serves so many bytes (of the whole array).
         prove: returns if programs of a schedule are right for a call in pieces of so many elements; ``False``: it is
             to be asked again if the call comes back.
+        make_weighted: as ``make``, of a collective and the weights of its blocks; ``None``: no call has any.
 
     Attributes:
         registered: schedules that serve calls in place of the others, or beside them; the same on every rank.
@@ -70,13 +75,18 @@ class Planner(Generic[P]):
         make: Callable[[CollectiveName, int | None], Mapping[str, Schedule]],
         choose: Callable[[Mapping[str, Schedule], int], Choice],
         prove: Prove,
+        make_weighted: Callable[[CollectiveName, tuple[int, ...]], Mapping[str, Schedule]] | None = None,
     ) -> None:
         self._rank = rank
         self._make, self._choose, self._prove = make, choose, prove
+        self._make_weighted = make_weighted
         self._schedules: dict[tuple[str, int | None], Mapping[str, Schedule]] = {}
         self._plans: dict[tuple[str, int | None, str], RankTemplate] = {}
         self._choices: dict[tuple[str, int | None, int, tuple[str, ...]], Choice] = {}
         self.registered = Registry()
+        #: Of collectives with weights: schedules by the names that they are known by here, and choices by size.
+        self._made_for: dict[tuple[str, str], dict[str, Schedule]] = {}
+        self._weighted: dict[tuple[str, str, int], Choice] = {}
         self._parts: dict[str, PlanPart] = {}
         #: What was called once, and is to be proved when it comes back.
         self._unproved: dict[Hashable, bool] = {}
@@ -118,7 +128,30 @@ class Planner(Generic[P]):
     def choice_for(self, call: Call) -> Choice:
         """``choice`` for a call."""
         num_bytes, is_even = call.num_elements * call.item_bytes, call.block_elements is None
+        if call.weights is not None:
+            return self.weighted_choice(call.name, call.weights, num_bytes)
         return self.choice(call.name, call.root, num_bytes, is_even=is_even)
+
+    def weighted_choice(self, name: CollectiveName, weights: tuple[int, ...], num_bytes: int) -> Choice:
+        """Which schedule and piece size serve a collective whose blocks have these weights best.
+
+        Args:
+            name: of one without a root.
+            weights: as for ``Collective``, the same on all ranks.
+            num_bytes: of all blocks together.
+        """
+        num_bytes = _rounded_up(num_bytes)
+        digest = hashlib.sha256(repr((name, weights)).encode()).hexdigest()[:_DIGITS]
+        key = (name, digest, num_bytes)
+        if key not in self._weighted:
+            if (name, digest) not in self._made_for:
+                assert self._make_weighted is not None  # whoever issues such calls has said how they are planned
+                made = self._make_weighted(name, weights)
+                self._made_for[name, digest] = {
+                    self.registered.keep(method, digest, schedule): schedule for method, schedule in made.items()
+                }
+            self._weighted[key] = self._choose(self._made_for[name, digest], num_bytes)
+        return self._weighted[key]
 
     def plan(self, name: CollectiveName, root: int | None, method: str) -> RankTemplate:
         """This rank's part of a schedule, whatever the length."""
@@ -187,10 +220,17 @@ class Planner(Generic[P]):
         self._plans.clear()
         self._parts.clear()
         self._choices.clear()
+        self._made_for.clear()
+        self._weighted.clear()
+        self.registered.forget()
 
 
 def verified_schedules(
-    topology: Topology, name: CollectiveName, root: int | None, methods: Sequence[str] | None = None
+    topology: Topology,
+    name: CollectiveName,
+    root: int | None,
+    methods: Sequence[str] | None = None,
+    weights: tuple[int, ...] | None = None,
 ) -> dict[str, Schedule]:
     """Schedules of a collective by method, each verified; made once for all groups over a fabric.
 
@@ -198,22 +238,27 @@ def verified_schedules(
         topology: the fabric between the group's ranks.
         name, root: the collective.
         methods: to choose from, where any of them serves the collective; ``None``: the usual ones.
+        weights: of its blocks; ``None``: they are equal.
 
     Raises:
         SynthesisError: none fits the fabric.
     """
     with planning(f"{name} over {topology.name}"):
-        return dict(_verified(topology, name, root, tuple(methods or ())))
+        return dict(_verified(topology, name, root, tuple(methods or ()), weights))
 
 
 # A mesh has many groups over a few fabrics, and each asks for half a dozen collectives.
 @lru_cache(maxsize=128)
 def _verified(
-    topology: Topology, name: CollectiveName, root: int | None, methods: tuple[str, ...]
+    topology: Topology,
+    name: CollectiveName,
+    root: int | None,
+    methods: tuple[str, ...],
+    weights: tuple[int, ...] | None,
 ) -> dict[str, Schedule]:
     usual = candidates_for(name)
     candidates = tuple(m for m in methods if m in (*usual, *classics_for(name))) or usual
-    collective = Collective(name=name, num_ranks=topology.num_ranks, root=root)
+    collective = Collective(name=name, num_ranks=topology.num_ranks, root=root, weights=weights)
     made: dict[str, Schedule] = {}
     refused: SynthesisError | None = None
     for method in candidates:
@@ -236,6 +281,8 @@ def _verified(
                 "floating-point results would differ from rank to rank; exchange gives the same to all"
             )
         made[method] = schedule
+    if "permute" in made:  # the same paths in a better order, which the cost model does not see
+        made = {method: schedule for method, schedule in made.items() if method not in ("flow", "skewed")}
     if refused is not None and not made:  # those that were asked for: what usually serves has a schedule everywhere
         raise refused
     return made

@@ -174,7 +174,8 @@ class Prepared:
 
     def attach(self, lines: Sequence[Line]) -> None:
         """Take the plan's channels, now that all are open."""
-        self.channel_rows[:, list(LINE)] = lines
+        if lines:
+            self.channel_rows[:, list(LINE)] = lines
 
     @property
     def channel_rows(self) -> Ints:

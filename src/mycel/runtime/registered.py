@@ -67,6 +67,8 @@ class Registry:
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Registered, Schedule | PlanTemplate]] = {}
+        #: Of calls that say for which blocks they want schedules: a digest of these, and the schedule.
+        self._made_for: dict[str, tuple[str, Schedule]] = {}
 
     def __len__(self) -> int:
         return len(self._known)
@@ -77,6 +79,18 @@ class Registry:
     def add(self, registered: Registered, schedule: Schedule | PlanTemplate) -> None:
         """Have it serve the calls to come; what was registered under its name is replaced."""
         self._known[registered.method] = (registered, schedule)
+
+    def keep(self, method: str, digest: str, schedule: Schedule) -> str:
+        """Know a schedule that is for some calls only, which ask for it; gives the name that it has here.
+
+        Args:
+            method: that has made it.
+            digest: of what it is for, the same on all ranks.
+            schedule: verified.
+        """
+        name = f"{method}@{digest}"
+        self._made_for[name] = (digest, schedule)
+        return name
 
     def remove(self, method: str) -> Registered | None:
         """Have it serve no more calls; ``None``: it is not known."""
@@ -89,9 +103,16 @@ class Registry:
             dropped = ", ".join(map(str, self))
             _log.warning("registered schedules were for the fabric with it and serve no more: %s", dropped)
         self._known.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Of calls that want schedules of their own, none is known any more."""
+        self._made_for.clear()
 
     def schedule(self, method: str) -> Schedule | None:
         """The schedule of this name, if it is one."""
+        if method in self._made_for:
+            return self._made_for[method][1]
         found = self._known.get(method)
         return found[1] if found is not None and isinstance(found[1], Schedule) else None
 
@@ -118,10 +139,11 @@ class Registry:
             method: one of the usual ones, or of a schedule that is registered.
             usual: their numbers are their places.
         """
-        found = self._known.get(method)
-        if found is None:
+        found, made_for = self._known.get(method), self._made_for.get(method)
+        if found is None and made_for is None:
             return usual.index(method)
-        return len(usual) + int(found[0].digest, 16) % (_MOST_METHODS - len(usual))
+        digest = found[0].digest if made_for is None and found is not None else made_for[0]  # type: ignore[index]
+        return len(usual) + int(digest, 16) % (_MOST_METHODS - len(usual))
 
     def serving(self, name: CollectiveName, root: int | None, num_bytes: int) -> dict[str, tuple[Schedule, bool]]:
         """The schedules that are for a call, and of each whether it always serves it."""

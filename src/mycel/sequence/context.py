@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mycel.comm import ByteMeter, Pending, all_gather_rows, group_or_all, there_and_back
-from mycel.comm.exchange import start_swap
+from mycel.comm.exchange import start_permute, start_swap
 from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.pending import communicate
 from mycel.errors import UsageError
@@ -159,6 +159,21 @@ class SequenceContext:
     def exchange(self, parts: Sequence[Tensor], receive: Sequence[int], name: str = "exchange") -> tuple[Tensor, ...]:
         """As ``start_exchange``, and wait."""
         return self.start_exchange(parts, receive, name).wait()
+
+    def start_permute(
+        self, rows: Tensor, targets: Sequence[int | None], lengths: Sequence[int], name: str = "permute"
+    ) -> Pending[Tensor]:
+        """Begin to send rows from each rank to one other, over all links that can help, without gradients.
+
+        Args:
+            rows: of this rank, shape (rows, ...); of one width on all ranks.
+            targets: of each rank the one that gets its rows; ``None``: none does.
+            lengths: rows of each rank.
+            name: under which ``meter`` counts the bytes.
+        """
+        if self.group is None:
+            return Pending.done(rows[:0].clone())
+        return start_permute(rows.detach(), targets, lengths, self.group, self.meter, name)
 
     def exchange_with_gradient(
         self, parts: Sequence[Tensor], receive: Sequence[int], name: str = "exchange"

@@ -64,6 +64,7 @@ def killed(rank: int, world_size: int, way: str) -> None:
 
         context.start_gather = dies(context.start_gather)  # type: ignore[method-assign]
         context.start_exchange = dies(context.start_exchange)  # type: ignore[method-assign]
+        context.start_permute = dies(context.start_permute)  # type: ignore[method-assign]
     with pytest.raises(PeerLostError, match=f"rank {victim}"):
         for _ in range(3):  # of a ring, some have all they need before they hear of it
             attention(q, k, v, context, way=way)  # type: ignore[arg-type]

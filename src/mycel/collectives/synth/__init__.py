@@ -7,6 +7,7 @@
 ``greedy``   message by message in time for one size: between the smallest and the largest
 ``flow``     all_to_all, gather and scatter along the paths of an optimal flow (large messages)
 ``direct``   the same three with one message a pair (small ones)
+``permute``  all_to_all of one block a rank, for one other: rotations, transposes
 ``skewed``   all_to_all of uneven blocks over boxes that are alike, planned in milliseconds
 ``steps``    schedules with proven numbers of steps and rounds, by constraint search (small fabrics)
 ``sketch``   for one size, latencies included, inside a person's outline of the fabric (named only)
@@ -26,7 +27,7 @@ from typing import Any
 from mycel.arguments import the
 from mycel.collectives.schedule import Schedule
 from mycel.collectives.spec import COLLECTIVES, POINTED, Collective, CollectiveName, as_collective, check_ranks
-from mycel.collectives.synth import direct, exchange, flow, forest, greedy, sketch, skewed, steps, tree
+from mycel.collectives.synth import direct, exchange, flow, forest, greedy, permute, sketch, skewed, steps, tree
 from mycel.collectives.synth.classics import CLASSICS
 from mycel.errors import UsageError
 from mycel.names import spelled
@@ -55,6 +56,7 @@ SYNTHESIZERS: dict[str, Synthesizer] = {
     "greedy": greedy.synthesize,
     "flow": flow.synthesize,
     "direct": direct.synthesize,
+    "permute": permute.synthesize,
     "skewed": skewed.synthesize,
     "steps": steps.synthesize,
     "sketch": sketch.synthesize,

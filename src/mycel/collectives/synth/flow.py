@@ -27,7 +27,7 @@ from mycel.collectives.synth import balanced_paths, skewed
 from mycel.collectives.synth.nodes import NODES_FROM, exchange
 from mycel.topology.model import Topology
 
-__all__ = ["Part", "ends_of_blocks", "schedule_of_parts", "synthesize"]
+__all__ = ["Part", "ends_of_blocks", "parts_of_flow", "schedule_of_parts", "synthesize"]
 
 #: Units of a block of weight 1 where the flow has no small common denominator.
 _ROUNDED_UNITS = 5040
@@ -54,6 +54,20 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
         return _along_only_ways(topology, collective)
     if is_large(topology, collective):
         return _one_path_a_pair(topology, collective)
+    parts, unit = parts_of_flow(topology, collective)
+    return schedule_of_parts(topology, collective, "flow", parts, unit)
+
+
+def parts_of_flow(topology: Topology, collective: Collective) -> tuple[dict[tuple[int, int], list[Part]], int]:
+    """The optimal flow taken apart: of each pair of ranks the parts of its block, and units of a block of weight 1.
+
+    Args:
+        topology: the fabric.
+        collective: an all_to_all, gather or scatter, not too large for the programme.
+
+    Raises:
+        SynthesisError: the programme cannot be solved.
+    """
     best = solve_flow(topology, collective)
     parts: dict[tuple[int, int], list[Part]] = {}
     for source, demand, flow in zip(best.sources, best.demands.tolist(), best.flows, strict=True):
@@ -64,7 +78,7 @@ def synthesize(topology: Topology, collective: Collective) -> Schedule:
     num_units = best.num_units or _ROUNDED_UNITS
     common = gcd(num_units, *(units for found in parts.values() for units, _ in found))
     parts = {pair: [(units // common, path) for units, path in found] for pair, found in parts.items()}
-    return schedule_of_parts(topology, collective, "flow", parts, num_units // common)
+    return parts, num_units // common
 
 
 def _one_path_a_pair(topology: Topology, collective: Collective) -> Schedule:

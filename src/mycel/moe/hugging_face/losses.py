@@ -80,7 +80,9 @@ def _with_losses(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
             "call it with return_dict=True"
         )
     balance = moe_loss(model)
-    output.loss = task + (balance * _share(labels, kwargs.get("num_items_in_batch"))).to(task)
+    shifted = kwargs.get("shift_labels")
+    counted = labels[..., 1:] if shifted is None else shifted  # labels of causal models are shifted by one
+    output.loss = task + (balance * _share(counted, kwargs.get("num_items_in_batch"))).to(task)
     if hasattr(output, "aux_loss"):
         output.aux_loss = balance
     return output
@@ -93,8 +95,8 @@ def _argument(model: nn.Module, name: str, args: tuple[Any, ...], kwargs: dict[s
 
 
 def _share(labels: Tensor, num_items: Any) -> Any:
-    """Of this call in the tokens of a step; labels of causal models are shifted by one."""
+    """Of this call in the tokens of a step, by its shifted labels."""
     if num_items is None:
         return 1.0
-    counted = labels[..., 1:].ne(-100).sum()
+    counted = labels.ne(-100).sum()
     return counted / (num_items.to(counted.device) if isinstance(num_items, Tensor) else num_items)

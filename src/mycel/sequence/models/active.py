@@ -16,10 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from torch.utils.weak import WeakIdKeyDictionary
 
+from mycel.comm.sharing import SharedPass, begin_shared, end_shared
 from mycel.errors import UsageError
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.softmax import Way
@@ -74,6 +76,7 @@ class Binding:
         way: of attention.
         calls: torch functions that are answered otherwise under a layout and by a way.
         check: what the model is called with, and the layout: gives what it is called with instead.
+        averaged: ranks over whose losses gradients are averaged, for layers whose results are of all tokens.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Binding:
         way: Way | WayName,
         calls: Callable[[SequenceContext, Way | WayName], AbstractContextManager[Any]],
         check: Callable[[SequenceContext, tuple[Any, ...], dict[str, Any]], dict[str, Any]],
+        averaged: dist.ProcessGroup | None = None,
     ) -> None:
         self.name = name
         self.way = way
@@ -89,6 +93,7 @@ class Binding:
         self.is_closed = False
         self._calls = calls
         self._check = check
+        self._averaged = averaged
         self._prepared: Any = WeakIdKeyDictionary()
         self._alive: deque[tuple[int, int, SequenceContext]] = deque(maxlen=_MOST_ALIVE)
 
@@ -162,6 +167,7 @@ class Binding:
         if frame.depth > 0:
             return
         frames.pop()
+        end_shared()
         frame.calls.__exit__(None, None, None)
         if frame.first_node is not None:
             self._alive.append((frame.first_node, _next_node(), frame.context))
@@ -184,6 +190,7 @@ class Binding:
         calls = self._calls(context, self.way)
         first = _next_node() if torch.is_grad_enabled() and not _in_backward() else None
         calls.__enter__()
+        begin_shared(SharedPass(group=context.group, averaged=self._averaged, num_tokens=context.num_tokens))
         _THREAD.frames.append(_Frame(self, context, module, calls, first, depth))
 
     def _recomputed(self) -> SequenceContext | None:

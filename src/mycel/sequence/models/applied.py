@@ -66,7 +66,7 @@ class AppliedSequence(Handle):
         self._layout = _layout_named(layout)
         self._contexts: dict[tuple[int, ...], SequenceContext] = {}
         self._parameters = inspect.signature(model.forward).parameters
-        self._binding = Binding(type(model).__name__, way, SequenceCalls, self._checked)
+        self._binding = Binding(type(model).__name__, way, SequenceCalls, self._checked, averaged)
         self._undo: list[Callable[[], None]] = []
         self._hooks: list[RemovableHandle] = []
         try:

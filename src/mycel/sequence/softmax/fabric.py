@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from statistics import median
 from time import perf_counter
@@ -37,6 +38,7 @@ class Fabric:
         gather: of an all_gather, of the bytes that a rank has in the end.
         scatter: of a reduce_scatter, of the bytes that a rank has at first.
         exchange: of an uneven all_to_all, of the bytes from each rank to each.
+        permute: the same where each has one block, for one other, and all ranks know how long they are.
         nodes: ranks of each node.
         source: where this is from.
     """
@@ -44,6 +46,7 @@ class Fabric:
     gather: Callable[[int], float]
     scatter: Callable[[int], float]
     exchange: Callable[[Matrix], float]
+    permute: Callable[[Matrix], float]
     nodes: tuple[tuple[int, ...], ...]
     source: str
 
@@ -80,6 +83,7 @@ def _of_topology(group: dist.ProcessGroup) -> Fabric | None:
         gather=lambda num_bytes: choice("all_gather", None, num_bytes).seconds if num_bytes else 0.0,
         scatter=lambda num_bytes: choice("reduce_scatter", None, num_bytes).seconds if num_bytes else 0.0,
         exchange=_exchanges(communicator),
+        permute=partial(_permute, communicator),
         nodes=nodes_of(communicator.topology),
         source=f"topology {communicator.topology.name}",
     )
@@ -109,6 +113,17 @@ def _exchanges(communicator: Communicator) -> Callable[[Matrix], float]:
         return even(size * size) + slowest
 
     return seconds
+
+
+def _permute(communicator: Communicator, matrix: Matrix) -> float:
+    """By the schedules that there are for exactly this permutation."""
+    weights = tuple(
+        int(num_bytes > 0 and src != dst) for src, row in enumerate(matrix) for dst, num_bytes in enumerate(row)
+    )
+    if not any(weights):
+        return 0.0
+    num_bytes = max(map(max, matrix)) * sum(weights)
+    return communicator.planner.weighted_choice("all_to_all", weights, num_bytes).seconds
 
 
 def _measured(group: dist.ProcessGroup, device: torch.device) -> Fabric:
@@ -151,6 +166,7 @@ def _measured(group: dist.ProcessGroup, device: torch.device) -> Fabric:
         gather=lambda num_bytes: lines["gather"].at(num_bytes / size) if num_bytes else 0.0,
         scatter=lambda num_bytes: lines["scatter"].at(num_bytes / size) if num_bytes else 0.0,
         exchange=exchange,
+        permute=exchange,
         nodes=(tuple(range(size)),),
         source="two measured sizes",
     )

@@ -169,7 +169,8 @@ def predict(
         arriving = max(sum(column) for column in zip(*matrix, strict=True))
         memory = (4 if way.slices > 1 else 3) * arriving // way.slices + most_bytes
     else:
-        step = fabric.exchange(_round(size, places, most_bytes))
+        # Rings beside each other pass on more or fewer key heads, and no rank knows how many the others do.
+        step = (fabric.exchange if way.groups else fabric.permute)(_round(size, places, most_bytes))
         count = len(tokens)
         network += step * (3 * count - 2)
         # Each step of the forward pass computes and passes on; each of the backward pass passes on twice.

@@ -53,6 +53,13 @@ class Ring:
     def pass_on(self, rows: Tensor, step: int, name: str) -> Pending[Tensor]:
         """Begin to pass on what is here in a step; gives what is here in the next."""
         size, ranks = len(self.order), self.context.num_ranks
+        if size == ranks:  # one ring, and each rank knows what all others pass on
+            targets: list[int | None] = [None] * ranks
+            lengths = [0] * ranks
+            for place, rank in enumerate(self.order):
+                targets[rank] = self.order[(place + 1) % size]
+                lengths[rank] = self.tokens[(place - step) % size]
+            return self.context.start_permute(rows, targets, lengths, name)
         parts, gets = [rows[:0]] * ranks, [0] * ranks
         before = self.order[(self.place - 1) % size]
         parts[self.order[(self.place + 1) % size]] = rows
