@@ -26,7 +26,7 @@ import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.cutting_planes import unbalanced_switches
-from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, shortfalls
+from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, flow_on_arcs, shortfalls
 from mycel.topology.model import Topology
 
 __all__ = ["ENOUGH", "Oriented", "is_alike_both_ways", "numbers_of_trees", "orient", "with_whole_trees"]
@@ -70,6 +70,7 @@ def orient(
     """
     mending = _Mending(topology, division, scale)
     roots = _shares(division, wanted)
+    mending.even_out(roots)
     while roots.sum() >= least:
         lacking = mending.mend(roots)
         if not lacking:
@@ -273,6 +274,34 @@ class _Mending:
                     cost[head], came[head] = there, arc
                     heappush(heap, (there, head))
         return []
+
+    def even_out(self, roots: IntArray) -> None:
+        """Turn ways round until every rank by itself gets what it needs, as far as that is possible: one flow.
+
+        Sets of ranks it does not ask about. Where all that links carry is needed, though, every rank then gets
+        exactly what it needs, and so does every set within which links carry no more than trees can use, whichever
+        way its links go.
+        """
+        graph, total = self.graph, int(roots.sum())
+        entering = np.zeros(graph.num_vertices, dtype=np.int64)
+        np.add.at(entering, graph.head, self.capacity)
+        needs = total - roots - entering[graph.ranks]
+        lacking, spare = needs > 0, needs < 0
+        if not lacking.any() or not spare.any():
+            return
+        source, sink = graph.num_vertices, graph.num_vertices + 1
+        givers, takers = graph.ranks[lacking], graph.ranks[spare]
+        tail = np.concatenate([graph.tail, np.full(len(givers), source), takers])
+        head = np.concatenate([graph.head, givers, np.full(len(takers), sink)])
+        turned = flow_on_arcs(
+            graph.num_vertices + 2,
+            tail,
+            head,
+            np.concatenate([self.capacity, needs[lacking], -needs[spare]]),
+            source,
+            sink,
+        )[: len(graph.tail)]
+        self.capacity += turned[self.opposite] - turned
 
     def mend(self, roots: IntArray) -> int:
         """Turn ways round until the roots reach all ranks, as far as that is found; how many units a rank lacks."""
