@@ -70,7 +70,8 @@ def orient(
     """
     mending = _Mending(topology, division, scale)
     roots = _shares(division, wanted)
-    mending.even_out(roots)
+    if division.algbw * scale < wanted:  # the parts say little of what is wanted
+        mending.even_out(roots)
     while roots.sum() >= least:
         lacking = mending.mend(roots)
         if not lacking:
