@@ -14,7 +14,7 @@ import pytest
 from mycel.collectives import allreduce_bound, bound, orientation
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import find_division
-from mycel.collectives.cutting_planes import unbalanced_switches
+from mycel.collectives.cutting_planes import CuttingPlanes, unbalanced_switches
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.orientation import numbers_of_trees, orient
 from mycel.collectives.spec import Collective
@@ -30,8 +30,8 @@ from mycel.topology.model import Link, Topology, Vertex
 WHOLE = Fraction(1)
 
 
-def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, lopsided: bool = False) -> Topology:
-    """Boxes of 8 ranks, each with cables of a width of its own to one network; numbers and order by chance."""
+def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, more: int = 7, lopsided: bool = False) -> Topology:
+    """Boxes of 8 ranks, each with cables of ``more`` than the one before to a network; numbers, order by chance."""
     rng = random.Random(seed)
     kinds, cables = ["switch"], []
     for box in range(num_boxes):
@@ -40,7 +40,7 @@ def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, lopsided: bool =
         for rank in range(inside + 1, inside + 9):
             cables.append((rank, inside, 300 if box % 2 else 450))
             if rank % 11 or not failed:
-                cables.append((rank, 0, 10 + 7 * box))
+                cables.append((rank, 0, 10 + more * box))
     place = rng.sample(range(len(kinds)), len(kinds))
     links = [Link(src=place[a], dst=place[b], capacity=c) for x, y, c in cables for a, b in ((x, y), (y, x))]
     if lopsided:
@@ -154,6 +154,21 @@ def test_tori_with_failed_cables_need_no_programme(monkeypatch, num_failed):
     assert found.limit == whole.limit
     assert found.reached >= orientation.ENOUGH * found.limit
     check_division(topology, found)
+
+
+@pytest.mark.parametrize(("more", "is_saved"), [(7, True), (0, False)])
+def test_whole_trees_at_the_limit_of_cuts_save_the_rest_of_the_programme(monkeypatch, more, is_saved):
+    topology, solved, solve = unlike_boxes(5, seed=1, failed=1, more=more), [], CuttingPlanes.solve
+    monkeypatch.setattr(bound, "_find_division", bound._find_division.__wrapped__)
+    monkeypatch.setattr(CuttingPlanes, "solve", lambda self: solved.append(self) or solve(self))
+    whole, rounds = find_division(topology)[0], len(solved)
+    assert (whole.limit == allreduce_bound.limit_of_cuts(topology).limit) is is_saved
+    monkeypatch.setattr(allreduce_bound, "_FIRST_WORK", 0)
+    solved.clear()
+    found = find_division(topology)[0]
+    assert found.limit == found.reached == whole.limit == whole.reached
+    check_division(topology, found)
+    assert (len(solved) == 1 < rounds) if is_saved else (len(solved) == rounds)
 
 
 def test_links_that_differ_by_direction_have_a_forest_each():
