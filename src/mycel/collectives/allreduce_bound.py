@@ -162,7 +162,7 @@ class _Attempt:
         self.cuts, self.make = cuts, make
 
     def __call__(self, rate: float) -> Division | None:
-        """A division that reaches the cuts' limit, where a programme so far allows it; ``None`` where none is made."""
+        """A division that reaches the cuts' limit, where a programme so far allows it; ``None`` where none does."""
         make, self.make = self.make, None
         if make is None or rate < float(self.cuts.limit) * (1 - TOLERANCE):
             return None
