@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from mycel.collectives import allreduce_bound, bound, orientation
+from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import find_division
-from mycel.collectives.cutting_planes import unbalanced_switches
+from mycel.collectives.cutting_planes import CuttingPlanes, unbalanced_switches
 from mycel.collectives.maxflow import FlowGraph
 from mycel.collectives.orientation import numbers_of_trees, orient
 from mycel.collectives.spec import Collective
@@ -29,8 +30,8 @@ from mycel.topology.model import Link, Topology, Vertex
 WHOLE = Fraction(1)
 
 
-def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, lopsided: bool = False) -> Topology:
-    """Boxes of 8 ranks, each with cables of a width of its own to one network; numbers and order by chance."""
+def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, more: int = 7, lopsided: bool = False) -> Topology:
+    """Boxes of 8 ranks, each with cables of ``more`` than the one before to a network; numbers, order by chance."""
     rng = random.Random(seed)
     kinds, cables = ["switch"], []
     for box in range(num_boxes):
@@ -39,7 +40,7 @@ def unlike_boxes(num_boxes: int, *, seed: int, failed: int = 0, lopsided: bool =
         for rank in range(inside + 1, inside + 9):
             cables.append((rank, inside, 300 if box % 2 else 450))
             if rank % 11 or not failed:
-                cables.append((rank, 0, 10 + 7 * box))
+                cables.append((rank, 0, 10 + more * box))
     place = rng.sample(range(len(kinds)), len(kinds))
     links = [Link(src=place[a], dst=place[b], capacity=c) for x, y, c in cables for a, b in ((x, y), (y, x))]
     if lopsided:
@@ -62,6 +63,18 @@ def rate(down: Forest, up: Forest) -> Fraction:
         for link, size in down.topology.capacity.items()
         if one.get(link, 0) + two.get(link, 0)
     )
+
+
+def check_division(topology: Topology, found: Division) -> None:
+    """What it says is there: flows from the roots to every rank, in each direction's part of the links."""
+    assert found.reached == found.algbw <= found.limit
+    unit = lcm(*(value.denominator for value in (*found.shares, *found.spread, *found.reduce)))
+    roots = np.array([int(share * unit) for share in found.shares])
+    for is_reversed, part in ((False, found.spread), (True, found.reduce)):
+        graph, units = FlowGraph.of(topology, is_reversed=is_reversed), np.array([int(c * unit) for c in part])
+        assert not graph.check(units, roots)[0].any() and not unbalanced_switches(graph, units.tolist())
+    for link, spread, reduce in zip(topology.links, found.spread, found.reduce, strict=True):
+        assert spread >= 0 and reduce >= 0 and spread + reduce <= link.capacity
 
 
 @pytest.mark.parametrize("failed", [0, 1])
@@ -116,14 +129,46 @@ def test_the_bound_knows_of_whole_trees_where_the_programme_stops_early(monkeypa
     found = find_division(topology)[0]
     assert stopped.reached < found.reached == found.algbw <= found.limit
     assert found.reached >= Fraction(98, 100) * whole.limit
-    # What it says is there: flows from the roots to every rank, in each direction's part of the links.
-    unit = lcm(*(value.denominator for value in (*found.shares, *found.spread, *found.reduce)))
-    roots = np.array([int(share * unit) for share in found.shares])
-    for is_reversed, part in ((False, found.spread), (True, found.reduce)):
-        graph, units = FlowGraph.of(topology, is_reversed=is_reversed), np.array([int(c * unit) for c in part])
-        assert not graph.check(units, roots)[0].any() and not unbalanced_switches(graph, units.tolist())
-    for link, spread, reduce in zip(topology.links, found.spread, found.reduce, strict=True):
-        assert spread >= 0 and reduce >= 0 and spread + reduce <= link.capacity
+    check_division(topology, found)
+
+
+def torus_with_failed_cables(num_failed: int) -> Topology:
+    """A torus 3x3x3 whose numbers and failed cables come from chance."""
+    topology, rng = load_topology("torus:dims=3x3x3"), random.Random(num_failed)
+    cables = rng.sample([(k.src, k.dst) for k in topology.links if k.src < k.dst], 81)[num_failed:]
+    place = rng.sample(range(27), 27)
+    links = [Link(src=place[a], dst=place[b], capacity=1) for x, y in cables for a, b in ((x, y), (y, x))]
+    return replace(topology, links=tuple(links))
+
+
+@pytest.mark.parametrize("num_failed", [1, 3])
+def test_tori_with_failed_cables_need_no_programme(monkeypatch, num_failed):
+    topology = torus_with_failed_cables(num_failed)
+    monkeypatch.setattr(bound, "_find_division", bound._find_division.__wrapped__)
+    whole = find_division(topology)[0]
+    monkeypatch.setattr(allreduce_bound, "_SMALL", 0)
+    monkeypatch.setattr(allreduce_bound, "_LARGEST", 0)
+    monkeypatch.setattr(orientation, "_MOST_WORK", 8 * len(topology.links) * topology.num_ranks)
+    found, composition = find_division(topology)
+    assert composition < Fraction(9, 10) * found.limit
+    assert found.limit == whole.limit
+    assert found.reached >= orientation.ENOUGH * found.limit
+    check_division(topology, found)
+
+
+@pytest.mark.parametrize(("more", "is_saved"), [(7, True), (0, False)])
+def test_whole_trees_at_the_limit_of_cuts_save_the_rest_of_the_programme(monkeypatch, more, is_saved):
+    topology, solved, solve = unlike_boxes(5, seed=1, failed=1, more=more), [], CuttingPlanes.solve
+    monkeypatch.setattr(bound, "_find_division", bound._find_division.__wrapped__)
+    monkeypatch.setattr(CuttingPlanes, "solve", lambda self: solved.append(self) or solve(self))
+    whole, rounds = find_division(topology)[0], len(solved)
+    assert (whole.limit == allreduce_bound.limit_of_cuts(topology).limit) is is_saved
+    monkeypatch.setattr(allreduce_bound, "_FIRST_WORK", 0)
+    solved.clear()
+    found = find_division(topology)[0]
+    assert found.limit == found.reached == whole.limit == whole.reached
+    check_division(topology, found)
+    assert (len(solved) == 1 < rounds) if is_saved else (len(solved) == rounds)
 
 
 def test_links_that_differ_by_direction_have_a_forest_each():

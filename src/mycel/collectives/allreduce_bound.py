@@ -29,7 +29,7 @@ References:
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import gcd, lcm
@@ -54,6 +54,8 @@ _log = logging.getLogger(__name__)
 #: fabric is treated (not seconds: every rank must come to the same answer). About 3 s and 20 s of one core.
 _LARGEST = 8_000_000
 _WORK = 60_000_000
+#: Work after which whole trees are asked for, where no cut so far is below those that are known without a programme.
+_FIRST_WORK = 2_000_000
 #: Up to this many ranks every link has an unknown of its own.
 _SMALL = 32
 #: Part of the optimum up to which a large programme is brought; the optimum itself is tried then.
@@ -96,24 +98,29 @@ class Division:
         return sum(self.shares, Fraction(0))
 
 
-def divide_links(topology: Topology, *, composition: Division) -> Division:
+def divide_links(
+    topology: Topology, *, composition: Division, with_whole_trees: Callable[[Division], Division] | None = None
+) -> Division:
     """Solve the programme, exactly.
 
     Args:
         topology: the fabric.
         composition: reduce-scatter and then all-gather, as a division; if nothing is better, the result only says so.
+        with_whole_trees: makes of a limit a division that reaches it, or gives back what it got: asked where the
+            programme takes long.
 
     Raises:
         SynthesisError: the programme was not solved.
     """
     best = replace(limit_of_cuts(topology), reached=composition.algbw)
+    attempt = _Attempt(best, with_whole_trees)
     if topology.num_ranks <= _SMALL:
         programme = _programme(topology, with_classes=False)
-        return _by_programme(topology, programme, composition, is_large=False) or best
+        return _by_programme(topology, programme, composition, attempt, is_large=False) or best
     for with_classes in (True, False):
         if best.reached < best.limit * (1 - 2 * _CLOSE):
             programme = _programme(topology, with_classes=with_classes)
-            found = _by_programme(topology, programme, composition, is_large=True)
+            found = _by_programme(topology, programme, composition, attempt, is_large=True)
             best = best if found is None else _both(best, found)
             if len(programme.capacity) == len(topology.links):  # nothing looked alike
                 break
@@ -143,13 +150,35 @@ def limit_of_cuts(topology: Topology) -> Division:
     return Division(limit=limit, reached=Fraction(0), binding=tuple(binding), groups=groups)
 
 
+class _Attempt:
+    """To reach what cuts prove by whole trees, once, instead of a long programme.
+
+    Args:
+        cuts: what they prove, and what is reached without.
+        make: as ``divide_links`` has it.
+    """
+
+    def __init__(self, cuts: Division, make: Callable[[Division], Division] | None) -> None:
+        self.cuts, self.make = cuts, make
+
+    def __call__(self, rate: float) -> Division | None:
+        """A division that reaches the cuts' limit, where a programme so far allows it; ``None`` where none does."""
+        make, self.make = self.make, None
+        if make is None or rate < float(self.cuts.limit) * (1 - TOLERANCE):
+            return None
+        made = make(self.cuts)
+        return made if made.reached == made.limit else None
+
+
 def _by_programme(
-    topology: Topology, programme: CuttingPlanes, composition: Division, *, is_large: bool
+    topology: Topology, programme: CuttingPlanes, composition: Division, attempt: _Attempt, *, is_large: bool
 ) -> Division | None:
     """What the programme finds and proves; ``None`` where it is too large."""
     if 4 * len(programme.gain) * programme.num_variables > _LARGEST:
         return None
-    solution = _optimise(programme, composition, is_large=is_large)
+    solution = _optimise(programme, composition, attempt, is_large=is_large)
+    if isinstance(solution, Division):
+        return solution
     limit, prices = _price_bound(topology, programme, solution)
     best = Division(
         limit=limit,
@@ -167,13 +196,27 @@ def _by_programme(
     return _rounded(best, programme, solution.inside) if len(solution.inside) else best
 
 
-def _optimise(programme: CuttingPlanes, composition: Division, *, is_large: bool) -> Solution:
+def _optimise(
+    programme: CuttingPlanes, composition: Division, attempt: _Attempt, *, is_large: bool
+) -> Solution | Division:
+    """The programme's solution; or, where it takes long, a division that needs none."""
     enough = float(composition.algbw) * (1 + TOLERANCE)
-    if is_large:
-        inside = _as_values(programme, composition)
-        if not programme.add_violated(inside.tolist()):
-            return programme.approach(inside, enough=enough, close=float(_CLOSE), most_work=_WORK)
-    return programme.optimise(enough=enough, most_work=_WORK)
+    inside = _as_values(programme, composition)
+    has_inside = is_large and not programme.add_violated(inside.tolist())
+    done = 0
+    while True:
+        work = _WORK - done if attempt.make is None else min(_FIRST_WORK, _WORK - done)
+        if has_inside:
+            found = programme.approach(inside, enough=enough, close=float(_CLOSE), most_work=work)
+            inside = found.inside
+        else:
+            found = programme.optimise(enough=enough, most_work=work)
+        done += work
+        if found.is_optimal or found.rate <= enough or done >= _WORK:
+            return found
+        made = attempt(found.rate)
+        if made is not None:
+            return made
 
 
 def _as_values(programme: CuttingPlanes, division: Division) -> npt.NDArray[np.float64]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -326,8 +326,9 @@ def _find_division(topology: Topology) -> tuple[Division, Fraction]:
         spread=tuple(c * gather.inverse_x_achieved / total for c in gather.capacities),
         reduce=tuple(c * scatter.inverse_x_achieved / total for c in scatter.capacities),
     )
-    found = divide_links(topology, composition=composition)
-    return with_whole_trees(topology, found, composition=composition), rate
+    made = partial(with_whole_trees, topology, composition=composition)
+    found = divide_links(topology, composition=composition, with_whole_trees=partial(made, is_try=True))
+    return made(found), rate
 
 
 def _links(topology: Topology, arcs: Sequence[int]) -> tuple[tuple[int, int], ...]:

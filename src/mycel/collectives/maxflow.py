@@ -32,6 +32,7 @@ __all__ = [
     "IntArray",
     "as_int64",
     "build_rows",
+    "flow_on_arcs",
     "push_flow",
     "shortfalls",
     "violated_sets",
@@ -224,6 +225,22 @@ def push_flow(
                 residual[trail[i]] += amount
             flow += amount
     return flow
+
+
+@compiled
+def flow_on_arcs(
+    num_vertices: int, tail: IntArray, head: IntArray, capacity: IntArray, source: int, sink: int
+) -> IntArray:
+    """What each arc carries of a maximum flow along shortest ways; shape ``[num_arcs]``."""
+    start, slot, ends = build_rows(num_vertices, tail, head)
+    residual = np.zeros(2 * len(tail), dtype=np.int64)
+    residual[::2] = capacity
+    is_source = np.zeros(num_vertices, dtype=np.bool_)
+    is_source[source] = True
+    distance = np.empty(num_vertices, dtype=np.int64)
+    work = np.empty((3, num_vertices + 1), dtype=np.int64)
+    push_flow(start, slot, ends, residual, is_source, sink, capacity.sum(), distance, work)
+    return residual[1::2].copy()
 
 
 def shortfalls(

@@ -26,13 +26,14 @@ import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.cutting_planes import unbalanced_switches
-from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, shortfalls
+from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, flow_on_arcs, shortfalls
 from mycel.topology.model import Topology
 
 __all__ = ["ENOUGH", "Oriented", "is_alike_both_ways", "numbers_of_trees", "orient", "with_whole_trees"]
 
-#: Ranks times links, summed over all times that flows to all ranks are solved.
+#: Ranks times links, summed over all times that flows to all ranks are solved; and where only a try is asked for.
 _MOST_WORK = 400_000_000
+_LITTLE_WORK = 20_000_000
 #: Share of the limit that whole trees must reach where they do not fit exactly, or are too many.
 ENOUGH = Fraction(98, 100)
 #: Trees times ranks up to which numbers of trees are tried; fewest and most trees that do not fit exactly, and how
@@ -57,7 +58,13 @@ class Oriented:
 
 
 def orient(
-    topology: Topology, division: Division, *, scale: Fraction, wanted: int, least: Fraction
+    topology: Topology,
+    division: Division,
+    *,
+    scale: Fraction,
+    wanted: int,
+    least: Fraction,
+    most_work: int = _MOST_WORK,
 ) -> Oriented | None:
     """Units near a division's parts and shares; ``None`` where fewer trees than wanted are reached.
 
@@ -67,9 +74,12 @@ def orient(
         scale: units that a unit of capacity is.
         wanted: trees; may be more than the division has, which need not be the best.
         least: fewest trees that are enough.
+        most_work: ranks times links, summed over all times that flows to all ranks are solved.
     """
-    mending = _Mending(topology, division, scale)
+    mending = _Mending(topology, division, scale, most_work)
     roots = _shares(division, wanted)
+    if division.algbw * scale < wanted:  # the parts say little of what is wanted
+        mending.even_out(roots)
     while roots.sum() >= least:
         lacking = mending.mend(roots)
         if not lacking:
@@ -90,13 +100,16 @@ def is_alike_both_ways(topology: Topology) -> bool:
     return all(capacity.get((dst, src)) == size for (src, dst), size in capacity.items())
 
 
-def with_whole_trees(topology: Topology, division: Division, *, composition: Division) -> Division:
+def with_whole_trees(
+    topology: Topology, division: Division, *, composition: Division, is_try: bool = False
+) -> Division:
     """The division, or one of whole trees that reaches more, where the programme did not come to its end.
 
     Args:
         topology: the fabric.
         division: what the programme found.
         composition: reduce-scatter and then all-gather, as a division; where to begin if the programme found nothing.
+        is_try: with little work, and only what reaches the limit.
 
     Returns:
         A division with the same limit that reaches as much or more.
@@ -106,10 +119,11 @@ def with_whole_trees(topology: Topology, division: Division, *, composition: Div
     made = division if division.shares else composition
     start = replace(made, limit=division.limit, groups=division.groups)
     for trees, scale, _ in numbers_of_trees(topology, start):
-        if trees <= division.reached * scale:
+        least = max((1 if is_try else ENOUGH) * division.limit, division.reached) * scale
+        if trees <= division.reached * scale or trees < least:
             continue
-        least = max(ENOUGH * division.limit, division.reached) * scale
-        found = orient(topology, start, scale=scale, wanted=trees, least=least)
+        work = _LITTLE_WORK if is_try else _MOST_WORK
+        found = orient(topology, start, scale=scale, wanted=trees, least=least, most_work=work)
         if found is None or found.roots.sum() <= division.reached * scale:
             continue
         units = found.capacity.tolist()
@@ -175,7 +189,8 @@ def _shares(division: Division, wanted: int) -> IntArray:
 class _Mending:
     """Units of links while they are turned round."""
 
-    def __init__(self, topology: Topology, division: Division, scale: Fraction) -> None:
+    def __init__(self, topology: Topology, division: Division, scale: Fraction, most_work: int) -> None:
+        self.most_work = most_work
         self.graph = FlowGraph.of(topology)
         place = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
         self.opposite = np.array([place[link.dst, link.src] for link in topology.links], dtype=np.int64)
@@ -274,6 +289,34 @@ class _Mending:
                     heappush(heap, (there, head))
         return []
 
+    def even_out(self, roots: IntArray) -> None:
+        """Turn ways round until every rank by itself gets what it needs, as far as that is possible: one flow.
+
+        Sets of ranks it does not ask about. Where all that links carry is needed, though, every rank then gets
+        exactly what it needs, and so does every set within which links carry no more than trees can use, whichever
+        way its links go.
+        """
+        graph, total = self.graph, int(roots.sum())
+        entering = np.zeros(graph.num_vertices, dtype=np.int64)
+        np.add.at(entering, graph.head, self.capacity)
+        needs = total - roots - entering[graph.ranks]
+        lacking, spare = needs > 0, needs < 0
+        if not lacking.any() or not spare.any():
+            return
+        source, sink = graph.num_vertices, graph.num_vertices + 1
+        givers, takers = graph.ranks[lacking], graph.ranks[spare]
+        tail = np.concatenate([graph.tail, np.full(len(givers), source), takers])
+        head = np.concatenate([graph.head, givers, np.full(len(takers), sink)])
+        turned = flow_on_arcs(
+            graph.num_vertices + 2,
+            tail,
+            head,
+            np.concatenate([self.capacity, needs[lacking], -needs[spare]]),
+            source,
+            sink,
+        )[: len(graph.tail)]
+        self.capacity += turned[self.opposite] - turned
+
     def mend(self, roots: IntArray) -> int:
         """Turn ways round until the roots reach all ranks, as far as that is found; how many units a rank lacks."""
         graph = self.graph
@@ -283,7 +326,7 @@ class _Mending:
             short = np.flatnonzero(deficit)
             if not len(short):
                 return 0
-            if self.work > _MOST_WORK:
+            if self.work > self.most_work:
                 return int(deficit.max())
             done = np.zeros(graph.num_vertices, dtype=np.bool_)
             is_better = False

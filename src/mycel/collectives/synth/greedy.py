@@ -5,7 +5,9 @@ largest, where full links do (``forest``), both count. Here a message costs its 
 every link of its path, and time is played through: whenever the links of a path are free, the rank at its beginning
 sends what the rank at its end lacks, the part that the fewest ranks have first. Every block is cut into a few parts.
 Which parts and which ties are best is tried: some plans are made, and the quickest is kept. A plan gives a message
-its links alone, which channels that share a link do not do, so the quickest is the one that is simulated to be.
+its links alone, which channels that share a link do not do, and its messages may be cut into pieces, which flow side
+by side where a plan waits for the whole. So the quickest plan, of every number of parts, is the one that is simulated
+to be, uncut and in pieces.
 Programs keep its order (``Schedule.is_timed``): channels that sent by depth would take up to a fifth longer.
 
 reduce_scatter is an all_gather on the fabric with every link turned round, backwards in time, and all_reduce is both.
@@ -42,6 +44,8 @@ _PARTS, _TRIES = (1, 2, 4, 8, 16), 3
 _FEW_MESSAGES = 1_000
 #: Messages of a plan at most: beyond, forests are near the bound at any size that is worth a plan.
 _MOST_MESSAGES = 4_000
+#: Pieces of all its messages up to which a schedule is also simulated in pieces.
+_MOST_PIECES = 8_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,15 +120,29 @@ def synthesize(
     if not plans:
         raise SynthesisError(f"greedy on {topology.name}: one rank has nothing to plan for")
     best: tuple[float, Schedule] | None = None
+    seen: set[int] = set()
     for planned_s, parts, up, down in sorted(plans, key=lambda plan: plan[0]):
-        if best is not None and planned_s >= best[0]:
-            break
+        # Uncut, a plan is hardly quicker than it was planned.
+        lengths = [4 + num_bytes] if best is None or planned_s < best[0] else []
+        if parts not in seen:
+            seen.add(parts)
+            lengths += _pieces(len(up) + len(down), num_bytes, parts * n, costs)
+        if not lengths:
+            continue
         schedule = _schedule(topology, collective, parts, up, down)
-        run = simulate(schedule, num_bytes, piece_bytes=4 + num_bytes, links=links, overhead_s=overhead_s)
-        if best is None or run.seconds < best[0]:
-            best = run.seconds, schedule
+        for piece in lengths:
+            seconds = simulate(schedule, num_bytes, piece_bytes=piece, links=links, overhead_s=overhead_s).seconds
+            if best is None or seconds < best[0]:
+                best = seconds, schedule
     assert best is not None
     return best[1]
+
+
+def _pieces(num_messages: int, num_bytes: int, num_parts: int, costs: LinkCosts) -> list[int]:
+    """Lengths of the pieces into which a schedule's messages may be cut, where these are few."""
+    part_bytes = -(-num_bytes // num_parts)
+    worth = [piece for piece in costs.pieces(num_bytes) if piece < part_bytes]
+    return [piece for piece in worth if num_messages * -(-part_bytes // piece) <= _MOST_PIECES]
 
 
 def _arcs(topology: Topology, costs: LinkCosts) -> list[_Arc]:
