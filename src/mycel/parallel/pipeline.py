@@ -149,6 +149,8 @@ class Pipeline:
                 for action in rows[self._rank]
                 for leaf in action.leaves
             )
+            if stage.is_split:
+                stage.check_halves()
             stage.begins, stage.ends = self._routes.begins(index), self._routes.ends(index)
             self._stages[index] = stage
         self._runtime = ListRuntime(

@@ -55,6 +55,7 @@ _PRIVATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
         pipelining.PipelineStage,
         ("forward_maybe_with_nosync", "backward_maybe_with_nosync", "perform_reduce_grad", "clear_runtime_states"),
     ),
+    (FSDPModule, ("_get_fsdp_state",)),
 )
 
 #: The kinds that torch itself carries out well: they move no message and know FSDP2 from inside.
@@ -162,6 +163,29 @@ class TorchStage(pipelining.PipelineStage):
     def is_sharded(self) -> bool:
         """Whether FSDP2 shards the parameters."""
         return isinstance(self.submod, FSDPModule)
+
+    def check_halves(self) -> None:
+        """Refuse what of FSDP2 would lose gradients whose backward comes in two halves.
+
+        A parameter that is given back after the forward, or whose module is a root of its own, has its hooks where
+        the first half is, and what the second half finds stays behind.
+
+        Raises:
+            UsageError: the stage is sharded so.
+        """
+        sharded = [(name, m) for name, m in self.submod.named_modules() if isinstance(m, FSDPModule)]
+        if sharded and not self.is_sharded:
+            raise UsageError(
+                f"stage {self.stage_index}: FSDP2 shards its module {sharded[0][0]!r} and not the stage, and the "
+                "order has its backward in two halves: call fully_shard on the stage as well"
+            )
+        if given_back := [name for name, m in sharded if _is_given_back(m, is_root=not name)]:
+            what = f"the parameters of its module {given_back[0]!r}" if given_back[0] else "its parameters"
+            raise UsageError(
+                f"stage {self.stage_index}: FSDP2 gives {what} back after the forward, and the "
+                "order has its backward in two halves, whose gradients would be lost: shard with "
+                "reshard_after_forward=False, or use an order of whole backwards (B)"
+            )
 
     def run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The module's output."""
@@ -377,6 +401,17 @@ def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:
     ]
     found = (getattr(info, "buffer", None) for info in infos)
     return [buffer for buffer in found if isinstance(buffer, Tensor)]
+
+
+def _is_given_back(module: Any, *, is_root: bool) -> bool:
+    """Whether FSDP2 frees a module's gathered parameters after its forward; of a root only where it was told to."""
+    state = module._get_fsdp_state()
+    group = state._fsdp_param_group
+    return (
+        group is not None
+        and group.post_forward_mesh_info is not None
+        and not (is_root and state._auto_reshard_after_forward)
+    )
 
 
 def leaves_of(values: Iterable[Any]) -> list[Tensor]:

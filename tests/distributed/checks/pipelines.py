@@ -466,6 +466,23 @@ def sharded(rank: int, size: int) -> None:
                 right = [(a + b) / 2 for a, b in zip(found[0][1][index], found[1][1][index], strict=True)]
                 close(f"{order.name}, stage {index}", [p.grad.full_tensor() for p in module.parameters()], right)
                 module.zero_grad()
+    halves = zb_v(count, 4)
+    mine = {index: stages_of(halves.num_stages)[index] for index in halves.stages_of(pipe)}
+    for module in mine.values():
+        fully_shard(module, mesh=mesh["data"], reshard_after_forward=True)
+    raises(
+        UsageError,
+        "reshard_after_forward=False",
+        lambda: Pipeline(halves, mine, nn.functional.mse_loss, group=mesh.get_group("pipe")),
+    )
+    mine = {index: nn.Sequential(stages_of(halves.num_stages)[index]) for index in halves.stages_of(pipe)}
+    for module in mine.values():
+        fully_shard(module[0], mesh=mesh["data"])
+    raises(
+        UsageError,
+        "call fully_shard on the stage",
+        lambda: Pipeline(halves, mine, nn.functional.mse_loss, group=mesh.get_group("pipe")),
+    )
 
 
 class Recomputed(nn.Module):
