@@ -406,12 +406,12 @@ def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:
 def _is_given_back(module: Any, *, is_root: bool) -> bool:
     """Whether FSDP2 frees a module's gathered parameters after its forward; of a root only where it was told to."""
     state = module._get_fsdp_state()
-    group = state._fsdp_param_group
-    return (
-        group is not None
-        and group.post_forward_mesh_info is not None
-        and not (is_root and state._auto_reshard_after_forward)
-    )
+    if is_root and state._auto_reshard_after_forward:
+        return False
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.11 and 2.12 have one at most
+        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+    return any(group.post_forward_mesh_info is not None for group in groups)
 
 
 def leaves_of(values: Iterable[Any]) -> list[Tensor]:
