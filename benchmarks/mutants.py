@@ -36,7 +36,7 @@ from mycel.collectives.imports.msccl_xml import parse
 from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
-from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective
+from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, permutation
 from mycel.collectives.synth import BY_SIZE, NAMED_ONLY, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
@@ -395,6 +395,8 @@ def made(where: int, name: str, method: str) -> Schedule | None:
     root = 1 if name in ROOTED else None
     n = FABRICS[where].num_ranks
     uneven = tuple(place % 3 for place in range(n * n)) if method == "skewed" else None
+    if method == "permute":
+        uneven = permutation([(rank + 1) % n for rank in range(n)]).weights
     collective = Collective(name=name, num_ranks=n, root=root, weights=uneven)  # type: ignore[arg-type]
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, object] = {}

@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from mycel.comm.sharing import SharedPass, begin_shared, end_shared
 from mycel.errors import UsageError
 from mycel.moe import (
     AdaptiveL1,
@@ -114,6 +115,8 @@ def test_autocast_computes_experts_in_bfloat16_and_routes_in_float32() -> None:
 def test_compiles_whole(router: str, capacity: float) -> None:
     case = checks.make_case(router, capacity, "first")
     eager, compiled = checks.make_layer(case), checks.make_layer(case)
+    begin_shared(SharedPass(group=None, averaged=None, num_tokens=1))
+    end_shared()  # a model whose sequences are divided has run in this process before
     run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
     (x,), _ = checks.batch(TOKENS)
     a, b = eager(x), run(x)

@@ -44,22 +44,31 @@ class _Thread(threading.local):
 
 
 _THREAD = _Thread()
-#: Whether there ever was one in this process: code that is traced looks no further where there was none.
+_lock = threading.Lock()
+_count = 0
+#: Whether there is one on any thread: code that is traced looks no further where there is none.
 _any = False
 
 
 @untraced
 def begin_shared(shared: SharedPass) -> None:
     """From now on, on this thread, until its ``end_shared``."""
-    global _any
-    _any = True
     _THREAD.passes.append(shared)
+    _change(+1)
 
 
 @untraced
 def end_shared() -> None:
     """The latest that began is over."""
     _THREAD.passes.pop()
+    _change(-1)
+
+
+def _change(by: int) -> None:
+    global _any, _count
+    with _lock:
+        _count += by
+        _any = _count > 0
 
 
 def shared_pass() -> SharedPass | None:
