@@ -118,7 +118,7 @@ def of_digits(seed: int, steps: int) -> list[dict[str, Any]]:
         elastic.forget_means()
         found["sorted by spread, no constant"] = at_widths(elastic, judge)
         more = range(steps, steps + steps // 4)
-        train(model, nn.functional.cross_entropy, batches, more, 1e-3, elastic, seed)
+        train(model, nn.functional.cross_entropy, batches, more, 2e-3, elastic, seed)
         found["and 25 % more steps at random widths"] = at_widths(elastic, judge)
     return [{"part": "digits", "way": way, "seed": seed, "accuracy": some} for way, some in found.items()]
 
