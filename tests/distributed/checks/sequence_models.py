@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import os
 from pathlib import Path
 from typing import Any
 
@@ -263,6 +264,10 @@ def trained(rank: int, world_size: int, folder: str, steps: int) -> dict[str, li
             return {"input_ids": ids, "labels": ids.clone()}
 
     model = make("qwen3_moe")
+    number, size = dist.get_rank(), dist.get_world_size()
+    numbers = {"LOCAL_RANK": number, "RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    os.environ |= {name: str(value) for name, value in numbers.items()}  # as torchrun does
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}  # which nobody listens at: the group is there
     arguments = TrainingArguments(
         str(Path(folder) / str(rank)),
         per_device_train_batch_size=2,
@@ -300,8 +305,9 @@ def trained(rank: int, world_size: int, folder: str, steps: int) -> dict[str, li
 
 def _by_hand(trainer: Any, data: Any, steps: int) -> tuple[list[float], float]:
     """The same training in one process: the trainer's own order of examples and its optimizer, step by step."""
-    model = make("qwen3_moe")
+    # Before a model is made: the order follows from the generator's seed, which that sets.
     order = list(torch.utils.data.BatchSampler(trainer.get_train_dataloader().batch_sampler.sampler, 2, False))
+    model = make("qwen3_moe")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     losses = []
     for step in range(steps):

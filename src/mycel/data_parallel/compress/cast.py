@@ -12,8 +12,11 @@ from mycel.data_parallel.compress.aggregation import Aggregation, Linear
 from mycel.data_parallel.compress.base import Compressor, numel
 from mycel.data_parallel.compress.context import Context
 from mycel.errors import UsageError
+from mycel.names import spelled
 
 __all__ = ["Cast"]
+
+_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
 
 
 class Cast(Compressor):
@@ -21,7 +24,7 @@ class Cast(Compressor):
 
     Args:
         dtype: ``torch.bfloat16`` (the range of float32, 8 bits of precision) or ``torch.float16`` (11 bits, up to
-            65504), or ``torch.float32`` or ``torch.float64``, which change nothing.
+            65504), or ``torch.float32`` or ``torch.float64``, which change nothing; or the name of one of them.
 
     Raises:
         UsageError: another type.
@@ -35,8 +38,10 @@ class Cast(Compressor):
     aggregation: ClassVar[Aggregation] = Linear()
     is_elementwise: ClassVar[bool] = True
 
-    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        if dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+    def __init__(self, dtype: torch.dtype | str = torch.bfloat16) -> None:
+        if isinstance(dtype, str):
+            dtype = _TYPES[spelled(dtype, _TYPES, "type of gradients")]
+        if dtype not in _TYPES.values():
             raise UsageError(f"gradients travel as bfloat16, float16, float32 or float64, not as {dtype}")
         self.dtype = dtype
         self.is_unbiased = dtype.itemsize >= torch.float32.itemsize

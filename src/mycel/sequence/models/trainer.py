@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from mycel.errors import UsageError
@@ -26,7 +27,8 @@ class SequenceTrainer:
         sequence: what ``mycel.sequence.apply`` gave for the trainer's model.
 
     Raises:
-        UsageError: the trainer is to compute metrics of logits, to smooth labels, or to find losses by a function.
+        UsageError: the trainer is to compute metrics of logits, to smooth labels, or to find losses by a function; or
+            it does not know that there are other ranks.
 
     Examples:
         A trainer as any other, on sequences over all ranks::
@@ -47,6 +49,13 @@ class SequenceTrainer:
             raise UsageError(
                 "SequenceTrainer: compute_metrics, label_smoothing_factor and compute_loss_func look at logits of "
                 "whole sequences, which are on no rank; use the model's own loss"
+            )
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
+        if self._accelerator.num_processes != ranks:
+            raise UsageError(
+                f"SequenceTrainer: the trainer takes itself for one of {self._accelerator.num_processes} processes, "
+                f"and the group has {ranks}: gradients would not be averaged; start ranks with torchrun, or set "
+                "LOCAL_RANK, RANK and WORLD_SIZE as it does"
             )
 
     def get_cp_size(self) -> int:
