@@ -83,7 +83,7 @@ def test_together_with_what_else_training_is_made_of(
     run: RunRanks, world_size: int, family: str, ways: list[str]
 ) -> None:
     for found in run(world_size, "sequence_composition", "composed", family, ways, backend="mycel"):
-        most = {way: 2e-2 if way == "compression" else 2 * TOLERANCE for way in ways}
+        most = {way: 2e-2 if way == "compression" else 4 * TOLERANCE for way in ways}
         assert list(found) == ways
         assert not {way: error for way, error in found.items() if not error < most[way]}
 

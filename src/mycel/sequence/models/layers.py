@@ -58,11 +58,14 @@ def _with_kernels(function: Any) -> Any:
         for name, kernel in KERNELS.items()
         if name in function.__code__.co_names and name in own
     }
+    # Run as it is: torch.compile keeps what it makes of a part in the module's globals, where the rest of a copy that
+    # it has taken apart does not look. Code of its own, so that the library's is compiled as ever.
+    code = function.__code__.replace()
     copied = types.FunctionType(
-        function.__code__, {**own, **names}, function.__name__, function.__defaults__, function.__closure__
+        code, {**own, **names}, function.__name__, function.__defaults__, function.__closure__
     )
     copied.__kwdefaults__ = function.__kwdefaults__
-    return wraps(function)(copied)
+    return untraced(wraps(function)(copied))
 
 
 def _over_ranks(original: Callable[..., Any], kernel: Callable[..., Any]) -> Callable[..., Any]:
