@@ -22,6 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import schedules
 from torch.distributed.pipelining import stage as stage_module
 
+from mycel.comm.sharded import param_groups
 from mycel.errors import UsageError
 from mycel.pipeline.order import Action, Kind
 
@@ -405,13 +406,9 @@ def buffers_of(stages: Iterable[pipelining.PipelineStage]) -> list[Tensor]:
 
 def _is_given_back(module: Any, *, is_root: bool) -> bool:
     """Whether FSDP2 frees a module's gathered parameters after its forward; of a root only where it was told to."""
-    state = module._get_fsdp_state()
-    if is_root and state._auto_reshard_after_forward:
+    if is_root and module._get_fsdp_state()._auto_reshard_after_forward:
         return False
-    groups = getattr(state, "_fsdp_param_groups", None)
-    if groups is None:  # torch 2.11 and 2.12 have one at most
-        groups = [] if state._fsdp_param_group is None else [state._fsdp_param_group]
-    return any(group.post_forward_mesh_info is not None for group in groups)
+    return any(group.post_forward_mesh_info is not None for group in param_groups(module))
 
 
 def leaves_of(values: Iterable[Any]) -> list[Tensor]:
