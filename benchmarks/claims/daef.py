@@ -37,7 +37,7 @@ SECTIONS = {"daef": example.table}
 def be_rank(seeds: int, names: list[str]) -> None:
     """What every rank does."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    dist.init_process_group("mycel")
     for name in names:
         for seed in range(seeds):
             found = example.compare(name, seed)

@@ -70,34 +70,53 @@ def merged(meter: ByteMeter, parts: Callable[[], list[RidgeParts]]) -> RidgePart
     return closed_form.merge_over_ranks(lambda: closed_form.merge_parts(parts()), meter=meter)
 
 
+def scaled(task: Task, model: solved.DAEF) -> tuple[Tensor, Tensor]:
+    """Examples to learn from and to judge by, as DAEF sees them."""
+    return (task.train - model.center) / model.scale, (task.test - model.center) / model.scale
+
+
+def at_one_place(task: Task, epochs: int, seed: int) -> tuple[float, float, float]:
+    """Where one process has all data: seconds in which DAEF is solved for, seconds of training, its AUC."""
+    begin = time.perf_counter()
+    model = solved.fit([task.train], task.widths, solved.merged_here, seed=seed)
+    solved_s = time.perf_counter() - begin
+    train, test = scaled(task, model)
+    trained = backprop.network(train.shape[1], task.widths, seed)
+    begin = time.perf_counter()
+    backprop.train(trained, train, epochs, seed)
+    trained_s = time.perf_counter() - begin
+    return solved_s, trained_s, task.auc(backprop.errors(trained, test))
+
+
 def compare(name: str, seed: int, *, rounds: int = ROUNDS, epochs: int = EPOCHS) -> dict[str, Any]:
     """DAEF from this rank's part, an autoencoder trained on all data, and federated averaging, on one task."""
     rank, size = dist.get_rank(), dist.get_world_size()
     task, meter = Task(name, seed), ByteMeter()
     own = task.train[rank::size]
+    dist.all_reduce(torch.zeros(1))  # all are here
     begin = time.perf_counter()
     model = solved.fit([own], task.widths, partial(merged, meter), seed=seed)
     solved_s = time.perf_counter() - begin
+    one_place = torch.zeros(3, dtype=torch.float64)
+    if rank == 0:  # alone: on machines that ranks share, time counts
+        one_place[:] = torch.tensor(at_one_place(task, epochs, seed))
+    dist.broadcast(one_place, 0)
+    alone_s, trained_s, trained_auc = one_place.tolist()
     alone = solved.fit([task.train], task.widths, solved.merged_here, seed=seed)
     found = {
         "data": name,
         "seed": seed,
         "ranks": size,
+        "backend": dist.get_backend(),
         "auc": task.auc(model.errors(task.test)),
         "away": float((model.errors(task.test) - alone.errors(task.test)).abs().max()),
         "solved_s": solved_s,
+        "alone_s": alone_s,
         "bytes": meter.total(),
+        "trained_s": trained_s,
+        "trained_auc": trained_auc,
     }
-    train, test = ((x - alone.center) / alone.scale for x in (task.train, task.test))
-    reference = torch.zeros(2, dtype=torch.float64)  # one rank trains it: on machines that ranks share, time counts
-    if rank == 0:
-        trained = backprop.network(train.shape[1], task.widths, seed)
-        begin = time.perf_counter()
-        backprop.train(trained, train, epochs, seed)
-        reference[0] = time.perf_counter() - begin
-        reference[1] = task.auc(backprop.errors(trained, test))
-    dist.broadcast(reference, 0)
-    found |= {"trained_s": float(reference[0]), "trained_auc": float(reference[1])}
+    train, test = scaled(task, alone)
     averaged = backprop.network(train.shape[1], task.widths, seed)
     best, sent = 0.0, 0
     for number, sent in enumerate(
@@ -112,22 +131,28 @@ def compare(name: str, seed: int, *, rounds: int = ROUNDS, epochs: int = EPOCHS)
     return {**found, "fedavg_auc": best}
 
 
-HEADINGS = "| data | DAEF: AUC | s | KB a rank | trained: AUC | s | FedAvg: best AUC | rounds | KB a rank |"
+HEADINGS = (
+    "| data | DAEF: AUC | ms at one place | ms over ranks | KB a rank | trained at one place: AUC | ms "
+    "| FedAvg: best AUC | rounds | KB a rank |"
+)
 
 
 def table(lines: list[dict[str, Any]]) -> str:
-    """Markdown: means over seeds."""
-    rows = [HEADINGS, "|" + "---|" * 9]
+    """Markdown: means over seeds, of times medians."""
+    rows = [HEADINGS, "|" + "---|" * 10]
     for name in dict.fromkeys(line["data"] for line in lines):
         own = [line for line in lines if line["data"] == name]
 
         def mean(key: str, own: list[dict[str, Any]] = own) -> float:
             return statistics.mean(line[key] for line in own)
 
+        def ms(key: str, own: list[dict[str, Any]] = own) -> float:
+            return 1e3 * statistics.median(line[key] for line in own)
+
         there = sum(line["fedavg_there"] for line in own)
         rows.append(
-            f"| {name} | {mean('auc'):.3f} | {mean('solved_s'):.3f} | {mean('bytes') / 1e3:.1f} "
-            f"| {mean('trained_auc'):.3f} | {mean('trained_s'):.2f} | {mean('fedavg_auc'):.3f} "
+            f"| {name} | {mean('auc'):.3f} | {ms('alone_s'):.1f} | {ms('solved_s'):.1f} | {mean('bytes') / 1e3:.1f} "
+            f"| {mean('trained_auc'):.3f} | {ms('trained_s'):.0f} | {mean('fedavg_auc'):.3f} "
             f"({there} of {len(own)} reach DAEF's) | {mean('fedavg_rounds'):.0f} | {mean('fedavg_bytes') / 1e3:.1f} |"
         )
     return "\n".join(rows) + "\n"
@@ -142,14 +167,14 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if "RANK" in os.environ:
-        dist.init_process_group("gloo")
+        dist.init_process_group("mycel")
     else:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     lines = [compare(name, seed) for name in options.data for seed in range(options.seeds)]
     if dist.get_rank() == 0:
         print(table(lines))
         if options.write:
-            head = f"{dist.get_world_size()} ranks, {options.seeds} seeds; times with all ranks on one machine.\n\n"
+            head = f"{dist.get_world_size()} ranks on one machine, {options.seeds} seeds; times are medians.\n\n"
             (HERE / "table.md").write_text(head + table(lines), encoding="utf-8")
     dist.destroy_process_group()
 

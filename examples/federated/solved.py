@@ -12,7 +12,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
@@ -62,12 +62,10 @@ def fit(parts: list[Tensor], widths: list[int], merge: Merge, *, ridge: float = 
         ridge: of every ridge layer.
         seed: of the random layers, the same on all ranks.
     """
-    center, scale = _moments(parts, merge)
+    center, scale, scaled = _moments(parts, merge)
     inside = [(part - center) / scale for part in parts]
     whole = inside
-    directions = closed_form.principal_directions(
-        merge(lambda: [closed_form.ridge_parts(part, None, bias=False) for part in inside]), widths[0]
-    )
+    directions = closed_form.principal_directions(scaled, widths[0])
     layers = [torch.cat([directions, directions.new_zeros(1, widths[0])])]
     for before, after in pairwise(widths):
         inside = [torch.sigmoid(_affine(part, layers[-1])) for part in inside]
@@ -86,13 +84,20 @@ def _back(inside: list[Tensor], random: Tensor) -> list[RidgeParts]:
     return [closed_form.ridge_parts(torch.sigmoid(_affine(h, random)), h) for h in inside]
 
 
-def _moments(parts: list[Tensor], merge: Merge) -> tuple[Tensor, Tensor]:
-    """Mean and spread of each input over all examples: a ridge layer's second moments with a constant have both."""
-    merged = merge(lambda: [closed_form.ridge_parts(part, None, form="sums") for part in parts])
-    sums = merged.as_sums().second[0]
-    mean = sums[-1, :-1] / merged.num_examples
-    variance = sums.diagonal()[:-1] / merged.num_examples - mean.square()
-    return mean, variance.clamp(min=1e-12).sqrt()
+def _moments(parts: list[Tensor], merge: Merge) -> tuple[Tensor, Tensor, RidgeParts]:
+    """Mean and spread of each input over all examples, and what all examples that are centred and scaled say.
+
+    A ridge layer's second moments with a constant have all three, so one exchange does for them. Inputs that never
+    change keep their scale.
+    """
+    merged = merge(lambda: [closed_form.ridge_parts(part, None, form="sums") for part in parts]).as_sums()
+    sums = merged.second[0] / merged.num_examples
+    mean = sums[-1, :-1]
+    covariance = sums[:-1, :-1] - torch.outer(mean, mean)
+    variance, rounding = covariance.diagonal(), 1e-12 * sums.diagonal()[:-1]
+    scale = torch.where(variance > rounding, variance, 1.0).sqrt()
+    second = covariance * merged.num_examples / torch.outer(scale, scale)
+    return mean, scale, replace(merged, second=second.unsqueeze(0), moment=merged.moment[:-1], bias=False)
 
 
 def merged_here(parts: Callable[[], list[RidgeParts]]) -> RidgeParts:
