@@ -29,6 +29,14 @@ def test_pairs_of_compiled_programs_are_replaced_with_the_same_bits(run_ranks: R
         assert all(found["same"]) and len(found["same"]) >= 4, found
 
 
+def test_a_rank_whose_tiles_have_other_bits_multiplies_at_once(run_ranks: RunRanks) -> None:
+    found = run_ranks(2, "overlap_torch", "compiled", True, 2, (16, 12), True)
+    assert [set(each["at_once"]) for each in found] == [{True}, {False}]
+    for each in found:
+        assert len(each["replaced"]) == 4 and all(each["same"]), each
+    assert found[0]["explained"].count("multiplied at once") == 4
+
+
 @long
 def test_pairs_that_do_not_pay_are_left_alone_and_listed(run_ranks: RunRanks) -> None:
     for found in run_ranks(2, "overlap_torch", "compiled", True, None):

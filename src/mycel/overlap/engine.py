@@ -31,6 +31,7 @@ def gather_product(
     rows: Sequence[int],
     tiles: int,
     keep: bool,
+    at_once: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """The rows of all ranks times a matrix.
 
@@ -45,6 +46,7 @@ def gather_product(
         rows: of each rank.
         tiles: in how many parts every rank's rows travel.
         keep: whether the gathered rows are wanted as well.
+        at_once: multiply when all rows are there: this rank's business alone, ranks need not agree on it.
 
     Returns:
         The product, ``[sum(rows), columns]``, and the gathered rows, ``[sum(rows), inner]``.
@@ -58,14 +60,15 @@ def gather_product(
         whole = across.gather(x).wait().view(num_rows, x.shape[1])
         return _product(whole, weight, bias), whole if keep else None
     product = x.new_empty(num_rows, weight.shape[1])
-    everything = x.new_empty(num_rows, x.shape[1]) if keep else None
+    everything = x.new_empty(num_rows, x.shape[1]) if keep or at_once else None
     begins = [tile.starts[across.rank] - own for tile in cuts]
     sent = (
         padded(x[begin : begin + tile.counts[across.rank]], tile.most)
         for begin, tile in zip(begins, cuts, strict=True)
     )
     under_way = [across.gather(part) for part in sent]
-    _product(x, weight, bias, product[own : own + x.shape[0]])
+    if not at_once:
+        _product(x, weight, bias, product[own : own + x.shape[0]])
     if everything is not None:
         everything[own : own + x.shape[0]] = x
     for tile, pending in zip(cuts, under_way, strict=True):
@@ -74,10 +77,14 @@ def gather_product(
             if rank == across.rank or not count:
                 continue
             part = arrived[rank, :count]
-            _product(part, weight, bias, product[start : start + count])
+            if not at_once:
+                _product(part, weight, bias, product[start : start + count])
             if everything is not None:
                 everything[start : start + count] = part
-    return product, everything
+    if at_once:
+        assert everything is not None
+        _product(everything, weight, bias, product)
+    return product, everything if keep else None
 
 
 def product_scatter(
@@ -90,6 +97,7 @@ def product_scatter(
     finish: Finish | None = None,
     beside: Callable[[], None] | None = None,
     bias: Tensor | None = None,
+    at_once: bool = False,
 ) -> Tensor:
     """This rank's rows of the ranks' sum of products.
 
@@ -103,6 +111,7 @@ def product_scatter(
             where it has no rows of the tile.
         beside: what else to compute, once, while the last tile travels.
         bias: shape ``[columns]``, this rank's, added to its product before the sum.
+        at_once: multiply all rows before any is sent: this rank's business alone, ranks need not agree on it.
 
     Returns:
         Shape ``[rows[rank], columns]``.
@@ -116,6 +125,8 @@ def product_scatter(
         if finish is not None:
             finish(out, 0, own)
         return out
+    if at_once:
+        x, weight, bias = _product(x, weight, bias), None, None
     out = x.new_empty(own, columns)
     offset = sum(rows[: across.rank])
     under_way: list[tuple[int, int, Pending[Tensor]]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
+import mycel.overlap.compiled as module
 from mycel.errors import UsageError
 from mycel.overlap import OverlappedColwise, OverlappedRowwise, compile_pass
 
@@ -69,9 +71,17 @@ def styles(rank: int, size: int, shape: tuple[int, ...], dim: int) -> dict[str, 
 
 
 def compiled(
-    rank: int, size: int, bias: bool, tiles: int | None, shape: tuple[int, ...] = (16, DIM)
+    rank: int, size: int, bias: bool, tiles: int | None, shape: tuple[int, ...] = (16, DIM), other_bits: bool = False
 ) -> dict[str, Any]:
-    """A parallel MLP compiled with and without the pass: what was found, and whether all bits are the same."""
+    """A parallel MLP compiled with and without the pass: what was found, and whether all bits are the same.
+
+    Args:
+        rank, size: of the group.
+        bias: of both layers.
+        tiles: as given to the pass.
+        shape: of the input.
+        other_bits: rank 0's products in tiles pass for ones with other bits.
+    """
     mesh = init_device_mesh("cpu", (size,))
     plan = {"up": ColwiseParallel(input_layouts=Shard(0)), "down": RowwiseParallel(output_layouts=Shard(0))}
     torch.manual_seed(rank)
@@ -83,7 +93,8 @@ def compiled(
         torch._dynamo.reset()
         given = x.clone().requires_grad_()
         if overlapped:
-            with compile_pass(tiles=tiles) as found:
+            forced = {"return_value": True} if other_bits and rank == 0 else {"wraps": module._has_other_bits}
+            with compile_pass(tiles=tiles) as found, patch.object(module, "_has_other_bits", **forced):
                 y = torch.compile(parallel)(given)
                 y.backward(upstream)
         else:
@@ -93,6 +104,7 @@ def compiled(
     assert found is not None
     return {
         "replaced": [f.collective for f in found.found if f.is_replaced],
+        "at_once": [f.at_once for f in found.found],
         "left": [f.explain() for f in found.found if not f.is_replaced],
         "same": [torch.equal(a, b) for a, b in zip(results[0], results[-1], strict=True)],
         "explained": found.explain(),
