@@ -34,6 +34,8 @@ _INNER, _COLUMNS = 512, 512
 #: Bytes of measured collectives, of the whole array.
 _SMALL, _LARGE = 1 << 13, 1 << 20
 _REPEATS = 5
+#: Seconds that a measured exchange of many bytes may take.
+_LONGEST_S = 0.01
 #: Exchanges one after the other, for what each costs beyond its bytes.
 _TURNS = 4
 
@@ -83,12 +85,15 @@ class Network:
         source: where that comes from, in words.
         host_s: that a rank is held up by starting and awaiting one more exchange beside a product.
         turn_s: between the end of an exchange and the beginning of the next one that was started meanwhile.
+        hidden: of what a product and an exchange could save by going on at the same time, the share that they do:
+            what moves bytes may need the processors that multiply.
     """
 
     seconds: Callable[[Exchange, int], float]
     source: str
     host_s: float = 1.5e-4
     turn_s: float = 0.0
+    hidden: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,7 +195,49 @@ def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.de
         network,
         host_s=max(0.0, found["beside"] - found["products"]) / _TURNS,
         turn_s=max(0.0, found["exchanges"] / _TURNS - alone_s),
+        hidden=_hidden(network, group, device, found["products"] / _TURNS),
     )
+
+
+def _hidden(network: Network, group: dist.ProcessGroup, device: torch.device, product_s: float) -> float:
+    """Of the shorter of an exchange and products that take as long, the share that the longer one hides.
+
+    Args:
+        network: without overheads.
+        group: the ranks.
+        device: where products are computed.
+        product_s: of the measured product.
+    """
+    num_bytes = _LARGE
+    while num_bytes > _SMALL and network.seconds("reduce_scatter", num_bytes) > _LONGEST_S:
+        num_bytes //= 2
+    part = torch.zeros(num_bytes // 4 // dist.get_world_size(group), device=device)
+    whole = part.new_zeros(part.numel() * dist.get_world_size(group))
+    count = max(1, round(network.seconds("reduce_scatter", num_bytes) / max(product_s, 1e-6)))
+    weight = torch.ones(_INNER, _COLUMNS, device=device)
+    x, out = weight.new_ones(_ROWS[-2], _INNER), weight.new_empty(_ROWS[-2], _COLUMNS)
+
+    def products() -> None:
+        for _ in range(count):
+            torch.mm(x, weight, out=out)
+
+    def exchange(beside: Callable[[], None]) -> None:
+        work = reduce_scatter_single(part, whole, group=group, async_op=True)
+        beside()
+        work.wait()
+
+    found = _slowest(
+        {
+            "products": _middle(products, device),
+            "exchange": _middle(lambda: exchange(lambda: None), device),
+            "both": _middle(lambda: exchange(products), device),
+        },
+        group,
+        device,
+    )
+    shorter = min(found["products"], found["exchange"])
+    saved = found["products"] + found["exchange"] - found["both"]
+    return min(1.0, max(0.0, saved / max(shorter, 1e-9)))
 
 
 def _measured_products(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> Products:

@@ -84,7 +84,7 @@ class _Model:
         steps = [(before / tiles + self.network.host_s, exchanges[0]), (after / tiles, 0.0)]
         if len(exchanges) > 1:
             steps[1] = (after / tiles + self.network.host_s, exchanges[1])
-        return makespan(steps, tiles)
+        return makespan(steps, tiles, hidden=self.network.hidden)
 
     def exchange(self, node: Node, tiles: int = 1) -> float:
         """Of a tile of a collective."""
