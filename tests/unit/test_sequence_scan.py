@@ -17,7 +17,7 @@ from mycel.errors import UsageError
 from mycel.planning.sequence import Layout, contiguous, per_document_zigzag, zigzag
 from mycel.sequence import SequenceContext
 from mycel.sequence.scan import WAYS, explain_scan, scan, start_scan
-from mycel.sequence.scan.choice import predict
+from mycel.sequence.scan.choice import _candidates, predict
 from mycel.sequence.scan.line import Line, line_of
 from mycel.sequence.scan.maps import Maps, Shape
 from mycel.sequence.scan.messages import total_bytes
@@ -225,3 +225,8 @@ def test_what_is_wrong_is_caught(wrong: Any, way: str, monkeypatch: pytest.Monke
     with pytest.raises((AssertionError, RuntimeError)):
         compare(layout, 2, [way], 2)
     call._line.cache_clear()
+
+
+def test_what_predictions_cannot_tell_apart_is_measured() -> None:
+    assert _candidates({"chain": 0.1, "doubling": 0.15, "all_gather": 0.17}) == ["chain", "doubling"]
+    assert _candidates({"chain": 6e-3, "doubling": 1e-3, "all_gather": 12e-3}) == ["chain", "doubling"], "quick ones"

@@ -32,6 +32,8 @@ __all__ = ["Choice", "choose", "explain_scan", "predict"]
 
 #: Ways whose prediction is within this factor of the least are measured.
 _NEAR = 1.6
+#: Seconds: so are ways predicted to be this quick, of which hosts may cost more than the wires that are modelled.
+_QUICK_S = 0.01
 _TRIALS = 3
 
 
@@ -104,14 +106,19 @@ def _chosen(
     names = [name for name in WAYS if name != "two_levels" or has_levels]
     predicted = {} if topology is None else predict(topology, line, shape, like.element_size(), where, names)
     if predicted:
-        best = min(predicted.values())
-        names = [name for name in names if predicted[name] <= _NEAR * best]
+        names = _candidates(predicted)
     if len(names) == 1:
         return Choice(way=names[0], nodes=where, predicted_s=predicted)
     measured = _measured(context, line, shape, like, where, names)
     return Choice(
         way=min(names, key=lambda name: measured[name]), nodes=where, predicted_s=predicted, measured_s=measured
     )
+
+
+def _candidates(predicted: Mapping[str, float]) -> list[str]:
+    """Ways that predictions cannot tell from the best."""
+    most = max(_QUICK_S, _NEAR * min(predicted.values()))
+    return [name for name, seconds in predicted.items() if seconds <= most]
 
 
 def predict(
