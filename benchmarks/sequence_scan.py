@@ -2,9 +2,10 @@
 
     python benchmarks/sequence_scan.py [--only star8,torus_2x4] [--sizes 16384,1048576] [--rounds 7] [--record]
 
-For each fabric and size: the median milliseconds of every way and of the choice that mycel makes by itself, what the
-model says beside it, and the bytes of one scan by the interfaces' counters beside the formula. With ``--record``
-lines replace those of the last run and the table of the page is written.
+For each fabric and size: the median milliseconds of every way and of the choice that mycel makes by itself, of the
+published ways (LASP's chain of sends, LASP-2's all_gather) over Gloo as well, what the model says beside it, and the
+bytes of one scan by the interfaces' counters beside the formula. With ``--record`` lines replace those of the last
+run and the table of the page is written.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from moe_ranks import is_rank, join, mark, on_cluster, say, step_s
 from mycel.comm import nodes_of
@@ -35,7 +37,9 @@ from record import RECORDED, ROOT, cluster_file, conclude, markdown
 
 OUTPUT = RECORDED / "sequence_scan.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "sequence_scan.md"
-FABRICS = ("star8", "torus_2x4", "two_boxes")
+FABRICS = ("star8", "torus_2x4", "two_boxes", "shared_uplink", "ring8", "two_slow_nics")
+#: Ways as published, which are measured over Gloo too.
+PUBLISHED = ("chain", "all_gather")
 SIZES = (1 << 14, 1 << 18, 1 << 20, 1 << 22)
 #: Of a state; a head has 16 KiB of float32.
 KEYS = 64
@@ -62,12 +66,16 @@ def be_rank(fabric: str, sizes: Sequence[int], rounds: int) -> None:
     for num_bytes in sizes:
         shape = shape_of(num_bytes)
         transition, update = torch.rand(1, shape.heads), torch.randn(1, shape.heads, KEYS, KEYS)
-        spent: dict[str, list[float]] = {name: [] for name in (*WAYS, "auto")}
+        names = (*WAYS, "auto") if dist.get_backend() == "mycel" else PUBLISHED
+        spent: dict[str, list[float]] = {name: [] for name in names}
         for turn in range(rounds + 1):
             for name, found in spent.items():
                 seconds = step_s(partial(scan, transition, update, context, way=name, nodes=nodes))
                 if turn:  # the first one connects, and measures for the choice
                     found.append(seconds)
+        if dist.get_backend() != "mycel":
+            say(size=num_bytes, seconds=spent)
+            continue
         own = f"{shape.heads} states"
         chosen = [
             text for text in explain_scan(context).splitlines() if text.startswith(own) and "as asked" not in text
@@ -84,6 +92,10 @@ def lines_of(fabric: str, sizes: Sequence[int], rounds: int) -> list[dict[str, A
     topology = load_topology(cluster_file(fabric))
     arguments = [fabric, ",".join(map(str, sizes)), str(rounds)]
     heard = on_cluster(topology, Path(__file__), arguments, timeout_s=600.0)
+    over_gloo = {
+        said["size"]: {name: 1e3 * median(seconds) for name, seconds in said["seconds"].items()}
+        for said in on_cluster(topology, Path(__file__), arguments, timeout_s=600.0, backend="gloo")
+    }
     crossed = {line["mark"]: line["crossed"] for line in heard if "mark" in line}
     nodes, count = nodes_for(topology), topology.num_ranks
     named = nodes_of(topology)
@@ -104,6 +116,7 @@ def lines_of(fabric: str, sizes: Sequence[int], rounds: int) -> list[dict[str, A
                 "fabric": fabric,
                 "size": num_bytes,
                 "ms": {name: 1e3 * median(seconds) for name, seconds in said["seconds"].items()},
+                "gloo_ms": over_gloo[num_bytes],
                 "chosen": said["said"].rpartition(": ")[2],
                 "modelled_ms": {n: 1e3 * s for n, s in predict(topology, line, shape, 4, nodes).items()},
                 "counted": counted,
@@ -117,20 +130,32 @@ def table(lines: list[dict[str, Any]]) -> str:
     """Milliseconds by way; ratios to the chain and to the gather; bytes that cables carried over the formula."""
     rows = []
     for line in lines:
-        ms, auto = line["ms"], line["ms"]["auto"]
+        ms, auto, gloo = line["ms"], line["ms"]["auto"], line["gloo_ms"]
+        best = min(ms[name] for name in WAYS)
         ratios = [c / line["formula"][n] for n, c in line["counted"].items() if line["formula"][n] and c]
         rows.append(
             (
                 line["fabric"],
                 f"{line['size'] >> 10} KiB",
+                *(f"{gloo[name]:.1f}" for name in PUBLISHED),
                 *(f"{ms[name]:.1f}" for name in WAYS),
                 f"{auto:.1f} ({line['chosen']})",
+                f"{ms[line['chosen']] / best:.2f}",
                 f"{line['modelled_ms'][line['chosen']]:.1f}" if line["chosen"] in line["modelled_ms"] else "-",
+                f"{gloo['chain'] / auto:.2f}, {gloo['all_gather'] / auto:.2f}",
                 f"{ms['chain'] / auto:.2f}, {ms['all_gather'] / auto:.2f}",
                 f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-",
             )
         )
-    headings = ("fabric", "state", *WAYS, "chosen", "modelled", "chain, gather to it", "bytes to the formula")
+    headings = (
+        "fabric",
+        "state",
+        *(f"{name} over Gloo" for name in PUBLISHED),
+        *WAYS,
+        "chosen",
+        "its way to the best",
+    )
+    headings += ("modelled", "Gloo's chain, gather to it", "chain, gather to it", "bytes to the formula")
     return markdown(headings, rows)
 
 
