@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
@@ -33,9 +33,9 @@ _ROWS = (16, 64, 256, 1024)
 _INNER, _COLUMNS = 512, 512
 #: Bytes of measured collectives, of the whole array.
 _SMALL, _LARGE = 1 << 13, 1 << 20
-_REPEATS = 5
+_REPEATS = 7
 #: Seconds that a measured exchange of many bytes may take.
-_LONGEST_S = 0.01
+_LONGEST_S = 0.025
 #: Exchanges one after the other, for what each costs beyond its bytes.
 _TURNS = 4
 
@@ -163,81 +163,70 @@ def _measured(group: dist.ProcessGroup, device: torch.device) -> Network:
 
 
 def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.device) -> Network:
-    """What many small exchanges cost beyond what the model says of each, alone and beside a product."""
+    """What exchanges cost beyond what the model says of each: many small ones, alone and beside products, and how
+    much of a long one products hide. Ways are run in turns and compared turn by turn: what else runs on the
+    processors comes and goes.
+    """
     part = torch.zeros(_SMALL // 4, device=device)
     wholes = [part.new_zeros(part.numel() * dist.get_world_size(group)) for _ in range(_TURNS)]
     weight = torch.ones(_INNER, _COLUMNS, device=device)
     x = weight.new_ones(_ROWS[-2], _INNER)  # not the longest: of two long times the difference is noise
     out = weight.new_empty(_ROWS[-2], _COLUMNS)
 
-    def exchange(product: bool) -> None:
-        works = [all_gather_single(whole, part, group=group, async_op=True) for whole in wholes]
-        for work in works:
-            if product:
-                torch.mm(x, weight, out=out)
-            work.wait()
-
-    def products() -> None:
-        for _ in wholes:
-            torch.mm(x, weight, out=out)
-
-    found = _slowest(
-        {
-            "exchanges": _middle(lambda: exchange(False), device),
-            "beside": _middle(lambda: exchange(True), device),
-            "products": _middle(products, device),
-        },
-        group,
-        device,
-    )
-    alone_s = network.seconds("all_gather", wholes[0].nbytes)
-    return replace(
-        network,
-        host_s=max(0.0, found["beside"] - found["products"]) / _TURNS,
-        turn_s=max(0.0, found["exchanges"] / _TURNS - alone_s),
-        hidden=_hidden(network, group, device, found["products"] / _TURNS),
-    )
-
-
-def _hidden(network: Network, group: dist.ProcessGroup, device: torch.device, product_s: float) -> float:
-    """Of the shorter of an exchange and products that take as long, the share that the longer one hides.
-
-    Args:
-        network: without overheads.
-        group: the ranks.
-        device: where products are computed.
-        product_s: of the measured product.
-    """
-    num_bytes = _LARGE
-    while num_bytes > _SMALL and network.seconds("reduce_scatter", num_bytes) > _LONGEST_S:
-        num_bytes //= 2
-    part = torch.zeros(num_bytes // 4 // dist.get_world_size(group), device=device)
-    whole = part.new_zeros(part.numel() * dist.get_world_size(group))
-    count = max(1, round(network.seconds("reduce_scatter", num_bytes) / max(product_s, 1e-6)))
-    weight = torch.ones(_INNER, _COLUMNS, device=device)
-    x, out = weight.new_ones(_ROWS[-2], _INNER), weight.new_empty(_ROWS[-2], _COLUMNS)
-
-    def products() -> None:
+    def products(count: int) -> None:
         for _ in range(count):
             torch.mm(x, weight, out=out)
 
-    def exchange(beside: Callable[[], None]) -> None:
-        work = reduce_scatter_single(part, whole, group=group, async_op=True)
-        beside()
+    def small(each: int) -> None:
+        works = [all_gather_single(whole, part, group=group, async_op=True) for whole in wholes]
+        for work in works:
+            products(each)
+            work.wait()
+
+    beside, alone, exchanges = _in_turns([lambda: small(1), lambda: products(_TURNS), lambda: small(0)], device)
+    (product_s,) = _slowest({"product": statistics.median(alone) / _TURNS}, group, device).values()
+    num_bytes = _LARGE
+    while num_bytes > _SMALL and network.seconds("reduce_scatter", num_bytes) > _LONGEST_S:
+        num_bytes //= 2
+    count = max(1, round(network.seconds("reduce_scatter", num_bytes) / max(product_s, 1e-6)))
+    whole = torch.zeros(num_bytes // 4, device=device)
+    own = whole.new_zeros(whole.numel() // dist.get_world_size(group))
+    whole = whole[: own.numel() * dist.get_world_size(group)]
+
+    def long(count: int) -> None:
+        work = reduce_scatter_single(own, whole, group=group, async_op=True)
+        products(count)
         work.wait()
 
+    both, computed, moved = _in_turns([lambda: long(count), lambda: products(count), lambda: long(0)], device)
+    shares = [(c + m - b) / max(min(c, m), 1e-9) for b, c, m in zip(both, computed, moved, strict=True)]
     found = _slowest(
         {
-            "products": _middle(products, device),
-            "exchange": _middle(lambda: exchange(lambda: None), device),
-            "both": _middle(lambda: exchange(products), device),
+            "host": statistics.median(b - a for b, a in zip(beside, alone, strict=True)) / _TURNS,
+            "exchange": statistics.median(exchanges) / _TURNS,
+            "lost": 1 - statistics.median(shares),
         },
         group,
         device,
     )
-    shorter = min(found["products"], found["exchange"])
-    saved = found["products"] + found["exchange"] - found["both"]
-    return min(1.0, max(0.0, saved / max(shorter, 1e-9)))
+    return replace(
+        network,
+        host_s=max(0.0, found["host"]),
+        turn_s=max(0.0, found["exchange"] - network.seconds("all_gather", wholes[0].nbytes)),
+        hidden=min(1.0, max(0.0, 1 - found["lost"])),
+    )
+
+
+def _in_turns(ways: Sequence[Callable[[], None]], device: torch.device) -> list[list[float]]:
+    """Seconds of each way in each turn."""
+    spent: list[list[float]] = [[] for _ in ways]
+    for turn in range(_REPEATS + 1):  # the first one may have to connect, or to compile
+        for found, way in zip(spent, ways, strict=True):
+            begin = _now(device)
+            way()
+            if turn:
+                found.append(_now(device) - begin)
+    return spent
 
 
 def _measured_products(group: dist.ProcessGroup, dtype: torch.dtype, device: torch.device) -> Products:
