@@ -162,7 +162,7 @@ def border_lost(case: Case, chance: random.Random) -> Mutant | None:
 
 
 def counted(found: Blocks, layout: Layout, mask: Mask) -> np.ndarray[Any, Any]:
-    """How often each query meets each key, tokens of rank 0 first."""
+    """How often each query meets each key, tokens of rank 0 first; keys that a rank does not have are none."""
     at = np.concatenate([[0], np.cumsum(layout.tokens)])
     total = np.zeros((at[-1], at[-1]))
     for a, of_rank in enumerate(found):
@@ -174,7 +174,8 @@ def counted(found: Blocks, layout: Layout, mask: Mask) -> np.ndarray[Any, Any]:
                 elif block.sees == "some":
                     seen = block.visible(mask, torch.device("cpu")).numpy()
                 q, k = at[a] + block.query, at[b] + block.key
-                total[q : q + block.num_queries, k : k + block.num_keys] += seen
+                there = max(0, min(block.num_keys, layout.tokens[b] - block.key))
+                total[q : q + block.num_queries, k : k + there] += seen[:, :there]
     return total
 
 
@@ -294,8 +295,12 @@ def stale_keys(case: Case, chance: random.Random) -> Mutant | None:
 
 
 def ring_too_far(case: Case, chance: random.Random) -> Mutant | None:
-    """After the first step a rank takes what is here for that of the rank one further."""
-    if not crosses(case):
+    """After the first step a rank takes what is here for that of the rank one further, where that is unlike."""
+    found, size = blocks_of(case.layout, case.mask), case.layout.num_ranks
+    taken = tuple(
+        tuple(row[b] if a == b else row[(b - 1) % size] for b in range(size)) for a, row in enumerate(found)
+    )
+    if not changes_something(found, taken, case.layout, case.mask):
         return None
     right = replace(case, way="ring")
     original = ring.Ring.whose
@@ -363,8 +368,16 @@ def of_layout(kind: str, case: Case, name: str, change: Callable[[Layout, int, A
 
 
 def positions_too_far(case: Case, chance: random.Random) -> Mutant | None:
-    """Tokens of one rank are one place further in their documents."""
-    rank = chance.randrange(case.layout.num_ranks)
+    """Tokens of one rank are one place further in their documents; some have a next one, which they predict."""
+    documents = case.layout.documents
+    matters = [
+        rank
+        for rank, held in enumerate(case.layout.ranks)
+        if any(len(part) and part.start < documents[part.document] - 1 for part in held)
+    ]
+    if not matters:
+        return None
+    rank = chance.choice(matters)
     return of_layout("a shift one too far: of positions", case, "positions", lambda _, r, found: found + (r == rank))
 
 
