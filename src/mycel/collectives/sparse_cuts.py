@@ -18,7 +18,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import combinations, groupby
+from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
@@ -53,9 +53,8 @@ def sparsest_cut(graph: FlowGraph, capacity: IntArray, starts: IntArray, demands
     if len(starts) == len(graph.ranks) and (demands[~np.eye(len(starts), dtype=np.bool_)] == demands[0, -1]).all():
         pairs = _Alike(graph.ranks, int(demands[0, -1]))
     else:
-        ends = (np.broadcast_to(of, demands.shape) for of in (starts[:, None], graph.ranks[None]))
-        wanted = demands > 0
-        pairs = _Pairs(*(of[wanted] for of in (*ends, demands)), graph.num_vertices)
+        row, column = np.nonzero(demands)
+        pairs = _Pairs(starts[row], graph.ranks[column], demands[row, column], graph.num_vertices)
     links = _Pairs(graph.tail, graph.head, capacity, graph.num_vertices)
     best: tuple[float, BoolArray] | None = None
     for line in _lines(graph, capacity):
@@ -92,10 +91,10 @@ class _Pairs:
     def over(self, place: IntArray) -> tuple[Floats, Floats]:
         """What goes over each place of a line forwards, and backwards, shape ``[vertices - 1]``."""
         tail, head = place[self.tail], place[self.head]
-        found = []
+        found: list[Floats] = []
         for start, stop in ((tail, head), (head, tail)):
             is_so = start < stop
-            steps = np.bincount(start[is_so], self.amount[is_so], minlength=self.count)
+            steps: Floats = np.bincount(start[is_so], self.amount[is_so], minlength=self.count).astype(np.float64)
             steps -= np.bincount(stop[is_so], self.amount[is_so], minlength=self.count)
             found.append(np.cumsum(steps)[:-1])
         return found[0], found[1]
@@ -113,23 +112,21 @@ def _lines(graph: FlowGraph, capacity: IntArray) -> Iterator[Floats]:
 
 def _slowest(graph: FlowGraph, capacity: IntArray) -> list[Floats]:
     """Eigenvectors of the Laplacian's smallest eigenvalues, zero and those of which there are many excepted."""
-    count = graph.num_vertices
-    wanted = min(_VECTORS + 2, count - 1)
-    values, vectors = _eigen(graph, capacity / capacity.max(), wanted)
-    numbers = range(1, wanted)
+    values, vectors = _eigen(graph, capacity / capacity.max())
     groups: list[list[int]] = []
-    for number in numbers:
+    for number in range(1, len(values)):
         if groups and values[number] - values[groups[-1][-1]] <= _APART * values[number]:
             groups[-1].append(number)
         else:
             groups.append([number])
-    if wanted < count and len(groups) > 1:
+    if len(values) < graph.num_vertices:
         groups.pop()  # which may go on behind those that were found
     kept = [number for group in groups if len(group) <= 2 for number in group]
     return [vectors[:, number] for number in kept[:_VECTORS]]
 
 
-def _eigen(graph: FlowGraph, width: Floats, wanted: int) -> tuple[Floats, Floats]:
+def _eigen(graph: FlowGraph, width: Floats) -> tuple[Floats, Floats]:
+    """The smallest eigenvalues, in rising order, and their vectors, one a column."""
     from scipy.sparse import coo_array, diags_array
     from scipy.sparse.linalg import eigsh
 
@@ -139,10 +136,10 @@ def _eigen(graph: FlowGraph, width: Floats, wanted: int) -> tuple[Floats, Floats
     laplacian = diags_array(joined.sum(axis=1)) - joined
     if count <= _MOST_DENSE:
         values, vectors = np.linalg.eigh(laplacian.toarray())
-        return values[:wanted], vectors[:, :wanted]
+        return values[: _VECTORS + 2], vectors[:, : _VECTORS + 2]
     # Nearest to a number below zero, where the matrix can be inverted.
     below = -1e-3 * float(laplacian.diagonal().mean())
     start = np.random.default_rng(0).standard_normal(count)
-    values, vectors = eigsh(laplacian.tocsc(), k=wanted, sigma=below, which="LM", v0=start)
+    values, vectors = eigsh(laplacian.tocsc(), k=_VECTORS + 2, sigma=below, which="LM", v0=start)
     order = np.argsort(values)
     return values[order], vectors[:, order]
