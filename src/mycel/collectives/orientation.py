@@ -48,7 +48,7 @@ ENOUGH = Fraction(98, 100)
 #: Trees times ranks up to which numbers of trees are tried; of trees by levels, where they fit exactly and where not;
 #: fewest and most trees that do not fit exactly, and how many numbers of them.
 _LARGEST = 120_000
-_LARGEST_LEVELS, _LARGEST_NEAR = 1 << 22, 1 << 18
+_LARGEST_LEVELS, _LARGEST_NEAR = 1 << 20, 1 << 19
 _FEWEST = 16
 _MOST = 1024
 _NUMBERS = 3
@@ -157,17 +157,20 @@ def with_whole_trees(
     return division
 
 
-def level_forests(topology: Topology, division: Division) -> Iterator[tuple[LevelTrees, Fraction]]:
+def level_forests(
+    topology: Topology, division: Division, *, fewest_first: bool = False
+) -> Iterator[tuple[LevelTrees, Fraction]]:
     """Trees by levels, exactly at the limit, then nearly, and the units that a unit of capacity is.
 
     Args:
         topology: a fabric whose links are as wide as their opposites.
         division: how its links are divided.
+        fewest_first: in the order of how many trees there are, instead.
     """
     if topology.switches:
         return
     numbers = numbers_of_trees(topology, division, largest=_LARGEST_LEVELS, largest_near=_LARGEST_NEAR)
-    for trees, scale, _ in numbers:
+    for trees, scale, _ in sorted(numbers) if fewest_first else numbers:
         units = as_int64([floor(link.capacity * scale) for link in topology.links])
         least = ceil(ENOUGH * division.limit * scale)
         found = grow_levels(topology, units, wanted=trees, least=min(trees, least))
@@ -199,7 +202,7 @@ def with_level_trees(topology: Topology, division: Division) -> Division:
 
 
 def numbers_of_trees(
-    topology: Topology, division: Division, *, largest: int = _LARGEST, largest_near: int = _LARGEST
+    topology: Topology, division: Division, *, largest: int | None = None, largest_near: int | None = None
 ) -> Iterator[tuple[int, Fraction, bool]]:
     """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
 
@@ -208,10 +211,10 @@ def numbers_of_trees(
     Args:
         topology: a fabric whose links are as wide as their opposites.
         division: how its links are divided.
-        largest: trees times ranks that fit exactly.
-        largest_near: trees times ranks of those that do not.
+        largest: trees times ranks that fit exactly, if other than usual.
+        largest_near: the same of those that do not.
     """
-    limit = division.limit
+    limit, largest, largest_near = division.limit, largest or _LARGEST, largest_near or _LARGEST
     unit = lcm(*((link.capacity / limit).denominator for link in topology.links))
     for trees in (unit, 2 * unit):
         if trees * topology.num_ranks <= largest:

@@ -6,7 +6,8 @@ where links are alike both ways, half of the mean of a division and of itself tu
 is a tree's root is then free as well: as many links are used whichever rank it is, so that trees are rooted in their
 middle, at half of their depth.
 
-Nor is it of importance to whom the programme gave a link. A fabric whose links hold whole trees, T of them in all,
+Trees by levels (``mycel.collectives.level_trees``) are tried first, as none are less deep. Where they stay behind:
+it is of no importance to whom the programme gave a link. A fabric whose links hold whole trees, T of them in all,
 can be oriented such that every rank is reached by T (Frank's theorem on orientations); what the programme found says
 how, about. It is rounded, each link's two ways summing up to all that it has; rounding is mended at switches, and by
 turning round single ways from a rank that can do without to one that cannot. So few trees suffice, where the
@@ -55,7 +56,7 @@ def grow_both_ways(
     if not is_alike_both_ways(topology):
         return None
     nearly: list[Forest] = []
-    for by_levels, scale in level_forests(topology, division):
+    for by_levels, scale in level_forests(topology, division, fewest_first=within < 1):
         share = len(by_levels.roots) / (division.limit * scale)
         if share == 1:
             return _both(_by_levels(topology, by_levels))
