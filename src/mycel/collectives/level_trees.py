@@ -27,8 +27,8 @@ from mycel.topology.model import Topology
 
 __all__ = ["LevelTrees", "grow_levels"]
 
-#: Rounds of moves, over all trees given up.
-_MOST_ROUNDS = 200
+#: Trees times ranks, summed over all times that they are gone through: some seconds.
+_MOST_WORK = 500_000_000
 #: What is farther than all links.
 _FAR = 1 << 30
 
@@ -116,14 +116,12 @@ def _choose(
     """Of each tree and rank, the place of its link among its neighbours', -1 at roots; and how many trees fit."""
     load = np.zeros(len(room), dtype=np.int64)
     chosen = _begin(near, edge, distance, roots, room, load)
-    count, left = len(roots), _MOST_ROUNDS
-    while count >= least:
-        over, rounds = _move(near, edge, distance, roots[:count], room, load, chosen, left)
-        left -= rounds
+    count, left = len(roots), _MOST_WORK
+    while count >= least and left > 0:
+        over, passes = _move(near, edge, distance, roots[:count], room, load, chosen, left // chosen[:count].size)
         if not over:
             return chosen, count
-        if left <= 0:
-            break
+        left -= max(passes, 1) * chosen[:count].size
         # Each tree has a link fewer than ranks: so many at least are too many.
         for _ in range(-(-over // (len(near) - 1))):
             count -= 1
@@ -185,17 +183,18 @@ def _move(
     room: IntArray,
     load: IntArray,
     chosen: IntArray,
-    most_rounds: int,
+    most: int,
 ) -> tuple[int, int]:
-    """Moves choices until no link has too many, or none can be moved; how many are too many, and rounds."""
+    """Moves choices until no link has too many, or none can be moved; how many are too many, and passes over all."""
     far = np.empty(len(room), dtype=np.int64)
-    for turn in range(most_rounds):
+    passes, moves = 0, 1
+    while True:
         over = 0
         for e in range(len(room)):
             over += max(0, load[e] - room[e])
             far[e] = 0 if load[e] < room[e] else _FAR
-        if over == 0:
-            return 0, turn
+        if over == 0 or moves == 0 or passes >= most:
+            return over, passes
         # How many moves each link is from one that has room.
         level = 0
         is_more = True
@@ -214,9 +213,11 @@ def _move(
                             far[edge[v, chosen[t, v]]] = level + 1
                             is_more = True
                             break
+            passes += 1
             level += is_more
         moves = 0
         for step in range(level, 0, -1):
+            passes += 1
             for t in range(len(roots)):
                 there = distance[roots[t]]
                 for v in range(len(near)):
@@ -239,6 +240,3 @@ def _move(
                             load[now] -= 1
                             moves += 1
                             break
-        if moves == 0:
-            return over, turn + 1
-    return over, most_rounds

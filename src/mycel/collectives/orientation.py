@@ -46,9 +46,12 @@ _LITTLE_WORK = 20_000_000
 #: Share of the limit that whole trees must reach where they do not fit exactly, or are too many.
 ENOUGH = Fraction(98, 100)
 #: Trees times ranks up to which numbers of trees are tried; of trees by levels, where they fit exactly and where not;
-#: fewest and most trees that do not fit exactly, and how many numbers of them.
+#: of these, numbers for which none are found; fewest and most trees that do not fit exactly, and how many numbers.
 _LARGEST = 120_000
 _LARGEST_LEVELS, _LARGEST_NEAR = 1 << 20, 1 << 19
+_MOST_FAILURES = 3
+#: Ranks up to which forests grown link by link are shallow too, and have fewer trees.
+_SMALL = 32
 _FEWEST = 16
 _MOST = 1024
 _NUMBERS = 3
@@ -167,15 +170,18 @@ def level_forests(
         division: how its links are divided.
         fewest_first: in the order of how many trees there are, instead.
     """
-    if topology.switches:
+    if topology.switches or topology.num_ranks <= _SMALL:
         return
     numbers = numbers_of_trees(topology, division, largest=_LARGEST_LEVELS, largest_near=_LARGEST_NEAR)
+    failures = 0
     for trees, scale, _ in sorted(numbers) if fewest_first else numbers:
         units = as_int64([floor(link.capacity * scale) for link in topology.links])
         least = ceil(ENOUGH * division.limit * scale)
         found = grow_levels(topology, units, wanted=trees, least=min(trees, least))
         if found is not None:
             yield found, scale
+        elif (failures := failures + 1) == _MOST_FAILURES:
+            return
 
 
 def with_level_trees(topology: Topology, division: Division) -> Division:
