@@ -106,7 +106,7 @@ def test_numbers_play_no_part_at_size(boxes: int) -> None:
 
 
 def test_what_is_not_exact_says_so(everything_is_large: None) -> None:
-    topology = unlike(5, 9)
+    topology = unlike(2, 9)
     best = bound(topology, pairs(9))
     assert best.reached < best.algbw and not best.is_exact
     assert "is known to be reached" in best.explain()

@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
+from mycel.collectives.sparse_cuts import sparsest_cut
 from mycel.collectives.symmetry import find_classes
 from mycel.compiled import compiled
 from mycel.topology.model import Topology
@@ -93,6 +94,8 @@ def bracket_flow(fabric: Topology, sources: IntArray, demands: IntArray) -> Flow
         (Fraction(1, 1), Fraction(1, 1))
     """
     search = _Search(_Router(fabric, sources, demands))
+    if not search.is_close():
+        search.by_lines()
     if not search.is_close():
         search.by_weights()
     if not search.is_close():
@@ -166,6 +169,13 @@ class _Search:
     def rounds(self) -> int:
         router = self.router
         return max(10, min(_MOST_ROUNDS, _WORK // (len(router.starts) * len(router.capacity))))
+
+    def by_lines(self) -> None:
+        """A price on the links of the sparsest cut along lines through the fabric."""
+        router = self.router
+        cut = sparsest_cut(router.graph, router.whole, router.starts, router.demands)
+        if cut is not None:
+            self.route(cut.astype(np.int64))
 
     def by_weights(self) -> None:
         """Links get dearer with what they carry; each routing counts for as much as its busiest link allows."""

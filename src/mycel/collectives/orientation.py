@@ -20,25 +20,38 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from heapq import heappop, heappush
-from math import floor, inf, lcm
+from math import ceil, floor, inf, lcm
 
 import numpy as np
 
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.cutting_planes import unbalanced_switches
+from mycel.collectives.level_trees import LevelTrees, grow_levels
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64, flow_on_arcs, shortfalls
 from mycel.topology.model import Topology
 
-__all__ = ["ENOUGH", "Oriented", "is_alike_both_ways", "numbers_of_trees", "orient", "with_whole_trees"]
+__all__ = [
+    "ENOUGH",
+    "Oriented",
+    "is_alike_both_ways",
+    "level_forests",
+    "numbers_of_trees",
+    "orient",
+    "with_whole_trees",
+]
 
 #: Ranks times links, summed over all times that flows to all ranks are solved; and where only a try is asked for.
 _MOST_WORK = 400_000_000
 _LITTLE_WORK = 20_000_000
 #: Share of the limit that whole trees must reach where they do not fit exactly, or are too many.
 ENOUGH = Fraction(98, 100)
-#: Trees times ranks up to which numbers of trees are tried; fewest and most trees that do not fit exactly, and how
-#: many numbers of them.
+#: Trees times ranks up to which numbers of trees are tried; of trees by levels, where they fit exactly and where not;
+#: of these, numbers for which none are found; fewest and most trees that do not fit exactly, and how many numbers.
 _LARGEST = 120_000
+_LARGEST_LEVELS, _LARGEST_NEAR = 1 << 20, 1 << 19
+_MOST_FAILURES = 3
+#: Ranks up to which forests grown link by link are shallow too, and have fewer trees.
+_SMALL = 32
 _FEWEST = 16
 _MOST = 1024
 _NUMBERS = 3
@@ -116,9 +129,15 @@ def with_whole_trees(
     """
     if division.reached == division.limit or not is_alike_both_ways(topology):
         return division
+    by_levels = with_level_trees(topology, division)
+    if by_levels.reached == division.limit:
+        return by_levels
     made = division if division.shares else composition
     start = replace(made, limit=division.limit, groups=division.groups)
+    division = division if is_try else by_levels
     for trees, scale, _ in numbers_of_trees(topology, start):
+        if trees < scale * division.limit and by_levels.reached >= ENOUGH * division.limit:
+            break
         least = max((1 if is_try else ENOUGH) * division.limit, division.reached) * scale
         if trees <= division.reached * scale or trees < least:
             continue
@@ -141,7 +160,56 @@ def with_whole_trees(
     return division
 
 
-def numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[int, Fraction, bool]]:
+def level_forests(
+    topology: Topology, division: Division, *, fewest_first: bool = False
+) -> Iterator[tuple[LevelTrees, Fraction]]:
+    """Trees by levels, exactly at the limit, then nearly, and the units that a unit of capacity is.
+
+    Args:
+        topology: a fabric whose links are as wide as their opposites.
+        division: how its links are divided.
+        fewest_first: in the order of how many trees there are, instead.
+    """
+    if topology.switches or topology.num_ranks <= _SMALL:
+        return
+    numbers = numbers_of_trees(topology, division, largest=_LARGEST_LEVELS, largest_near=_LARGEST_NEAR)
+    failures = 0
+    for trees, scale, _ in sorted(numbers) if fewest_first else numbers:
+        units = as_int64([floor(link.capacity * scale) for link in topology.links])
+        least = ceil(ENOUGH * division.limit * scale)
+        found = grow_levels(topology, units, wanted=trees, least=min(trees, least))
+        if found is not None:
+            yield found, scale
+        elif (failures := failures + 1) == _MOST_FAILURES:
+            return
+
+
+def with_level_trees(topology: Topology, division: Division) -> Division:
+    """The division, or one of trees by levels that reaches more.
+
+    Args:
+        topology: a fabric whose links are as wide as their opposites.
+        division: what is known.
+    """
+    for found, scale in level_forests(topology, division):
+        rate = len(found.roots) / scale
+        if rate <= division.reached:
+            continue
+        place = {(link.src, link.dst): number for number, link in enumerate(topology.links)}
+        used = np.bincount(found.entered_by[found.entered_by >= 0], minlength=len(topology.links)).tolist()
+        return replace(
+            division,
+            reached=rate,
+            shares=tuple(count / scale for count in np.bincount(found.roots, minlength=topology.num_ranks).tolist()),
+            spread=tuple(count / scale for count in used),
+            reduce=tuple(used[place[link.dst, link.src]] / scale for link in topology.links),
+        )
+    return division
+
+
+def numbers_of_trees(
+    topology: Topology, division: Division, *, largest: int | None = None, largest_near: int | None = None
+) -> Iterator[tuple[int, Fraction, bool]]:
     """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
 
     And whether no fewer will do: where the division meets the limit, and whole trees can.
@@ -149,11 +217,13 @@ def numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[i
     Args:
         topology: a fabric whose links are as wide as their opposites.
         division: how its links are divided.
+        largest: trees times ranks that fit exactly, if other than usual.
+        largest_near: the same of those that do not.
     """
-    limit = division.limit
+    limit, largest, largest_near = division.limit, largest or _LARGEST, largest_near or _LARGEST
     unit = lcm(*((link.capacity / limit).denominator for link in topology.links))
     for trees in (unit, 2 * unit):
-        if trees * topology.num_ranks <= _LARGEST:
+        if trees * topology.num_ranks <= largest:
             yield trees, trees / limit, division.algbw == limit
     group = {vertex: number for number, group in enumerate(division.groups) for vertex in group}
     between = np.array(
@@ -166,7 +236,7 @@ def numbers_of_trees(topology: Topology, division: Division) -> Iterator[tuple[i
     )
     sizes, counts = np.unique(between, return_counts=True)
     near: list[tuple[Fraction, int, int]] = []
-    for most in range(_FEWEST, min(unit, _MOST, _LARGEST // topology.num_ranks)):
+    for most in range(_FEWEST, min(unit, _MOST, largest_near // topology.num_ranks)):
         scale = most / limit
         used = sum(floor(size * scale) * count for size, count in zip(sizes.tolist(), counts.tolist(), strict=True))
         trees = floor(most * Fraction(used) / (scale * int(between.sum())))

@@ -6,7 +6,8 @@ where links are alike both ways, half of the mean of a division and of itself tu
 is a tree's root is then free as well: as many links are used whichever rank it is, so that trees are rooted in their
 middle, at half of their depth.
 
-Nor is it of importance to whom the programme gave a link. A fabric whose links hold whole trees, T of them in all,
+Trees by levels (``mycel.collectives.level_trees``) are tried first, as none are less deep. Where they stay behind:
+it is of no importance to whom the programme gave a link. A fabric whose links hold whole trees, T of them in all,
 can be oriented such that every rank is reached by T (Frank's theorem on orientations); what the programme found says
 how, about. It is rounded, each link's two ways summing up to all that it has; rounding is mended at switches, and by
 turning round single ways from a rank that can do without to one that cannot. So few trees suffice, where the
@@ -23,12 +24,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
+
 from mycel.collectives.allreduce_bound import Division
 from mycel.collectives.bound import Optimum
+from mycel.collectives.level_trees import LevelTrees
 from mycel.collectives.maxflow import FlowGraph
-from mycel.collectives.orientation import ENOUGH, is_alike_both_ways, numbers_of_trees, orient
+from mycel.collectives.orientation import ENOUGH, is_alike_both_ways, level_forests, numbers_of_trees, orient
 from mycel.collectives.synth.along_links import grow_along_links
 from mycel.collectives.synth.array_forest import Forest
+from mycel.collectives.synth.logical_arcs import LogicalArcs
 from mycel.collectives.synth.middles import rooted_in_the_middle
 from mycel.topology.model import Topology
 
@@ -50,9 +55,19 @@ def grow_both_ways(
     """
     if not is_alike_both_ways(topology):
         return None
+    nearly: list[Forest] = []
+    for by_levels, scale in level_forests(topology, division, fewest_first=within < 1):
+        share = len(by_levels.roots) / (division.limit * scale)
+        if share == 1:
+            return _both(_by_levels(topology, by_levels))
+        if share * division.limit >= within * max(ENOUGH * division.limit, division.reached):
+            nearly.append(_by_levels(topology, by_levels))
+            break
     found: list[Forest] = []
     share = ENOUGH
     for trees, scale, is_exact in numbers_of_trees(topology, division):
+        if nearly and trees < division.limit * scale:
+            break
         if is_exact and found:
             continue
         least = Fraction(trees) if is_exact else within * share * division.limit * scale
@@ -63,10 +78,36 @@ def grow_both_ways(
         share = max(share, sum(forest.weights) / (division.limit * scale))
         if within == 1:
             break
+    found += nearly if within < 1 or not found else []
     if not found:
         return None
-    best = min(found, key=lambda forest: (forest.depth(), forest.num_trees))
-    return best, replace(best, is_reversed=True)
+    return _both(min(found, key=lambda forest: (forest.depth(), forest.num_trees)))
+
+
+def _both(forest: Forest) -> tuple[Forest, Forest]:
+    return forest, replace(forest, is_reversed=True)
+
+
+def _by_levels(topology: Topology, trees: LevelTrees) -> Forest:
+    """The same trees as a forest, each tree's links outwards."""
+    is_root = trees.entered_by < 0
+    used = np.unique(trees.entered_by[~is_root])
+    outwards = np.argsort(trees.levels, axis=1, kind="stable")[:, 1:]
+    loads = np.bincount(trees.entered_by[~is_root])
+    links = [(topology.links[link].src, topology.links[link].dst) for link in used.tolist()]
+    rank_of = {vertex: rank for rank, vertex in enumerate(topology.ranks)}
+    return Forest(
+        topology=topology,
+        is_reversed=False,
+        weights=tuple(np.bincount(trees.roots, minlength=topology.num_ranks).tolist()),
+        arcs=LogicalArcs.of(dict(zip(links, loads[used].tolist(), strict=True)), rank_of),
+        roots=np.sort(trees.roots, kind="stable"),
+        multiplicities=np.ones(len(trees.roots), dtype=np.int64),
+        trees=np.searchsorted(used, np.take_along_axis(trees.entered_by, outwards, axis=1))[
+            np.argsort(trees.roots, kind="stable")
+        ].astype(np.int32),
+        order=1,
+    )
 
 
 def _grow(
