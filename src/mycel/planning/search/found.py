@@ -28,6 +28,7 @@ class Candidate:
         memory: bytes that each rank of the cluster holds; 0 for one that is not used.
         binding: what keeps it from being faster.
         bound_s: that no order of its stages can be faster than.
+        replica_seconds: ``stage_seconds`` of each replica, where they have unlike many micro-batches; else empty.
 
     Raises:
         UsageError: ranks or stages that do not multiply.
@@ -41,6 +42,7 @@ class Candidate:
     memory: tuple[int, ...]
     binding: str = ""
     bound_s: float = 0.0
+    replica_seconds: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     __repr__ = brief
 
