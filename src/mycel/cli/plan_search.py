@@ -105,7 +105,7 @@ def found_told(plan: Plan, found: Found) -> list[str]:
     counts = [sum(name in layers for name in stage) for stage in plan.cut]
     lines = [
         f"{plan.model.shape.name} on {cluster.name}: {step} a step, modelled; {tokens:,.0f} tokens a second",
-        f"{ways(job)}; {job.num_micro_batches} micro-batches a replica",
+        f"{ways(job)}" + ("" if job.shares else f"; {job.num_micro_batches} micro-batches a replica"),
         f"memory: {plan.memory[fullest] / _GIB:.1f} of {cluster.memory_bytes[fullest] / _GIB:.1f} GiB on rank "
         f"{fullest} ({cluster.rank_names[fullest]}), the fullest",
         f"largest part: {plan.binding}",

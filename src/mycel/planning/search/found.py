@@ -57,6 +57,11 @@ class Candidate:
                 f"{len(self.cut)} stages of layers and {len(self.stage_seconds)} of seconds for "
                 f"{mesh.pp * self.job.chunks} stages; they must be as many"
             )
+        if len(self.replica_seconds) != len(self.job.shares):
+            raise UsageError(
+                f"seconds of {len(self.replica_seconds)} replicas for {len(self.job.shares)} shares of the batch; "
+                "they must be as many"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

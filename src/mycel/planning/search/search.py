@@ -316,9 +316,10 @@ class _Run:
         """A cut with all shares of the batch that may win; before anything is known, with the likeliest."""
         if self.known is None or self.kept:
             self._give(stages, cut, best_shares(stages, cut), is_played=not self.kept)
-            if self.known is None or self.kept:
+            if self.kept:
                 return
-        most = self.known.seconds.seconds - self._with_ending(stages, cut, 0.0)
+        known = self.known.seconds.seconds if self.known else float("inf")
+        most = known - self._with_ending(stages, cut, 0.0)
         for number, shares in enumerate(shares_below(stages, cut, most)):
             if number >= _MOST_SHARES:
                 self.loose_s = min(self.loose_s, bound)
