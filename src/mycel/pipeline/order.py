@@ -234,9 +234,7 @@ class Order:
             raise ScheduleError(f"the first {count} of {self.num_micro_batches} micro-batches; there must be one")
         if count == self.num_micro_batches:
             return self
-        rows = tuple(
-            tuple(kept for action in row for kept in _kept(action, count)) for row in self.rows
-        )
+        rows = tuple(tuple(kept for action in row for kept in _kept(action, count)) for row in self.rows)
         routes = None if self.routes is None else self.routes[:count]
         return replace(self, rows=rows, num_micro_batches=count, routes=routes)
 

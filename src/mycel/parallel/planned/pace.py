@@ -85,7 +85,6 @@ def paced(plan: Plan) -> Callable[[int, nn.Module], nn.Module]:
             trained = mycel.parallel.apply(model, plan, wrap=mycel.parallel.paced(plan))
     """
 
-
     def wrap(stage: int, module: nn.Module) -> nn.Module:
         rank = dist.get_rank() if plan.replica_seconds else plan.ranks[0]
         return Paced(module, *plan.seconds_of(plan.replica_of(rank) or 0)[stage])

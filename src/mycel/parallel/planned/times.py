@@ -30,7 +30,11 @@ def planned_actions(
     ranks = [plan.ranks[place * width + replica * mesh.tp + shard] for place in range(mesh.pp)]
     num_bytes = 2 * job.micro_batch * job.seq * plan.model.shape.hidden / (mesh.cp * mesh.tp**job.is_scattered)
     run = simulate(
-        plan.order_of(data), times, topology=topology, ranks=ranks if topology is not None else None, message_bytes=num_bytes
+        plan.order_of(data),
+        times,
+        topology=topology,
+        ranks=ranks if topology is not None else None,
+        message_bytes=num_bytes,
     )
     return {
         str(action): (start, end)

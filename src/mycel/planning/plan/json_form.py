@@ -3,8 +3,8 @@
 The form: an object with ``"format": "mycel.plan"`` and ``"version": 1``, and in it ``model`` (sizes, digest, names of
 modules and layers), ``cluster`` (name, digest, names, memory and devices of ranks), ``mesh`` (degrees and the ranks
 in its order), ``job`` (all else of ``Job``), ``cut``, ``stage_ranks``, ``layouts``, ``order`` (the JSON of orders),
-``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up`` and ``binding``. Where replicas have unlike many
-micro-batches, and only there, ``job`` has ``shares`` and the plan ``replica_seconds``.
+``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up`` and ``binding``. Where replicas have unlike
+many micro-batches, and only there, ``job`` has ``shares`` and the plan ``replica_seconds``.
 """
 
 from __future__ import annotations

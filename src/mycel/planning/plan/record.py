@@ -138,8 +138,8 @@ class PlanRecord:
             names, one of ``mycel.planning.models.json_format.LAYOUTS``; empty without tensor parallelism.
         order: what every place of the pipeline does, one row each; of a replica that has fewer micro-batches than
             another, as many of them as it has.
-        stage_seconds: forward and backward of one micro-batch on each stage, with its exchanges, on the slowest of its
-            ranks.
+        stage_seconds: forward and backward of one micro-batch on each stage, with its exchanges, on the slowest of
+            its ranks.
         predicted: time of a step.
         memory: bytes that each rank of the cluster is expected to hold; 0 for one that the plan does not use.
         limits: that the user wrote and the search kept.

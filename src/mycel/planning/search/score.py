@@ -96,9 +96,7 @@ def unhindered_seconds(
     message = stages.message_alone_s if is_alone else stages.message_s
     if is_free:
         message = (0.0,) * len(message)
-    return _extended(
-        lambda count: _play(_turns(job.mesh.pp, count, job.chunks), times, message, job.mesh.pp), stages
-    )
+    return _extended(lambda count: _play(_turns(job.mesh.pp, count, job.chunks), times, message, job.mesh.pp), stages)
 
 
 def _play(

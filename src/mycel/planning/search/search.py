@@ -326,7 +326,9 @@ class _Run:
                 break
             self._give(stages, cut, shares)
 
-    def _give(self, stages: Stages, cut: tuple[int, ...], shares: tuple[int, ...], *, is_played: bool = False) -> None:
+    def _give(
+        self, stages: Stages, cut: tuple[int, ...], shares: tuple[int, ...], *, is_played: bool = False
+    ) -> None:
         if len(set(shares)) == 1:
             return  # that is a job of its own
         shared = with_shares(stages, shares, self.memory_bytes)

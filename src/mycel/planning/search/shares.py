@@ -34,7 +34,10 @@ def shared_chain(stages: Stages) -> Chain:
     counts = Counter(stages.kind_of)
 
     def together(columns: list[tuple[float, ...]]) -> tuple[float, ...]:
-        rates = [sum(counts[k] / seconds if seconds else np.inf for k, seconds in enumerate(row)) for row in zip(*columns, strict=True)]
+        rates = [
+            sum(counts[k] / seconds if seconds else np.inf for k, seconds in enumerate(row))
+            for row in zip(*columns, strict=True)
+        ]
         return tuple(float(1.0 / rate) for rate in rates)
 
     return replace(
