@@ -221,7 +221,8 @@ class _Run:
                     if any(_are_alike(one.job, what[0].job) for one in self.kept):  # another cut of it is better
                         continue
                     if level is _Level.SHARES:
-                        self._share(*what, bound)
+                        stages, cut = what
+                        self._share(stages, cut, bound)
                     else:
                         self._play(level, *what)
             except (KeyboardInterrupt, TimeoutError):
@@ -242,7 +243,8 @@ class _Run:
             bound, level, _, what = heappop(self.heap)
             if level is _Level.SHARES:
                 assert isinstance(what, tuple)
-                self._share(*what, bound)
+                stages, cut = what
+                self._share(stages, cut, bound)
             else:
                 assert isinstance(what, int)
                 self._expand(space.job(what), bound)

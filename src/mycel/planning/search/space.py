@@ -115,7 +115,8 @@ class Space:
         if limit.key == "num_micro_batches":
             count = self.base.global_batch // (self.columns["dp"] * self.columns["micro_batch"])
             is_kept = np.isin(count, [v for v in np.unique(count) if limit.allows(int(v))])
-            return is_kept | (self.columns["shares"] == 1)  # how many are on which is not known yet
+            kept_rows: NDArray[np.bool_] = is_kept | (self.columns["shares"] == 1)  # who has how many is open yet
+            return kept_rows
         return np.ones(len(self), dtype=bool)
 
 
