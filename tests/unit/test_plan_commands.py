@@ -133,6 +133,38 @@ def test_a_plan_in_simulation_takes_what_was_predicted(texts: tuple[str, ...]) -
     assert plan.simulate().makespan < pipeline
 
 
+UNLIKE = """
+boxes:
+  - {name: fast, ranks: 2, device: {name: quick, flops: 60e12, memory: 24GiB, memory_gbps: 900},
+     inside: {bandwidth: 20 GB/s}, uplink: {to: core, bandwidth: 1 GB/s, per: box}}
+  - {name: slow, ranks: 2, device: {name: lame, flops: 20e12, memory: 24GiB, memory_gbps: 400},
+     inside: {bandwidth: 20 GB/s}, uplink: {to: core, bandwidth: 1 GB/s, per: box}}
+switches: [core]
+"""
+
+
+def test_replicas_of_unlike_speed_from_the_search_to_the_page(tmp_path: Path) -> None:
+    (tmp_path / "unlike.yaml").write_text(UNLIKE)
+    file, wanted = tmp_path / "plan.json", ("--limit", "shares=unequal", "--limit", "pp=2", "--limit", "tp=1")
+    said = run("search", str(tmp_path / "unlike.yaml"), *TINY, *wanted, "-o", str(file))
+    plan, cluster = read_plan(file), load_cluster(str(tmp_path / "unlike.yaml"))
+    first, second = plan.job.shares
+    assert f"shares {first} + {second}" in said and first != second and first + second == 16
+    assert "right" in run("check", str(file), "--cluster", str(tmp_path / "unlike.yaml"))
+    # Each replica is in one box, the fast one does more, and both are simulated: the later one is the step's.
+    assert {plan.replica_of(rank) for rank in (0, 1)} != {plan.replica_of(rank) for rank in (2, 3)}
+    assert plan.job.batches_of(plan.replica_of(0) or 0) > plan.job.batches_of(plan.replica_of(2) or 0)
+    parts = plan.predicted.parts or {}
+    pipeline = sum(parts[name] for name in ("compute", "head", "tensor", "bubble", "boundary"))
+    assert plan.simulate(cluster).makespan == pytest.approx(pipeline, rel=0.01)
+    swapped = replace(plan, replica_seconds=plan.replica_seconds[::-1], job=replace(plan.job, shares=(second, first)))
+    assert swapped.simulate().makespan == pytest.approx(plan.simulate().makespan)
+    page = render_plan(plan, run=plan.simulate(cluster))
+    assert f"of which replicas do {first}, {second}" in page and f"{max(first, second)} mb" in page
+    equal = run("search", str(tmp_path / "unlike.yaml"), *TINY, *wanted[2:], "--limit", "shares=equal", "--json")
+    assert "shares" not in json.loads(equal)["plan"]["job"]
+
+
 def test_rewrites_send_less_and_hold_less() -> None:
     cluster = load_cluster("h100:nodes=2")
     plan = by_hand(cluster, described(), job(pp=2, dp=2, tp=4, recompute="full"), (16, 16))
