@@ -8,8 +8,8 @@ Computation is paced (every stage sleeps until its modelled time is over), messa
 - ``odd``: the cluster of ``examples/clusters/odd.yaml``, 50 steps, losses against one process, and a picture of the
   planned and the measured timeline (``mycel report``).
 - ``head``: four equal ranks and a model with a heavy head: the balanced cut against the uniform one.
-- ``shares``: two ranks beside two that are half as fast: each with the whole model and as many micro-batches, the best
-  of all plans whose replicas have equally many, and what the search finds without that limit.
+- ``shares``: two ranks beside two that are half as fast: each with the whole model and as many micro-batches, the
+  best of all plans whose replicas have equally many, and what the search finds without that limit.
 - ``scatter``: stages of two ranks each that share matrices, behind one slow link: boundaries whole and in shares,
   time, and bytes by the interfaces' counters.
 - ``hugging_face``: a small Llama and a small Qwen3-MoE from configurations, unedited, on the odd cluster.
