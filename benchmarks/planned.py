@@ -1,7 +1,7 @@
 """Plans that search has found against uniform ones, measured on emulated clusters in the same run.
 
     python benchmarks/planned.py                  # all parts, eight minutes
-    python benchmarks/planned.py --only odd       # one of odd, head, shares, scatter, hugging_face
+    python benchmarks/planned.py --only odd       # one of odd, head, shares, order, scatter, hugging_face
 
 Computation is paced (every stage sleeps until its modelled time is over), messages, orders and losses are real.
 
@@ -10,6 +10,7 @@ Computation is paced (every stage sleeps until its modelled time is over), messa
 - ``head``: four equal ranks and a model with a heavy head: the balanced cut against the uniform one.
 - ``shares``: two ranks beside two that are half as fast: each with the whole model and as many micro-batches, the
   best of all plans whose replicas have equally many, and what the search finds without that limit.
+- ``order``: four equal ranks behind slow links: 1F1B against the order that was searched for the same stages.
 - ``scatter``: stages of two ranks each that share matrices, behind one slow link: boundaries whole and in shares,
   time, and bytes by the interfaces' counters.
 - ``hugging_face``: a small Llama and a small Qwen3-MoE from configurations, unedited, on the odd cluster.
@@ -28,6 +29,7 @@ from typing import Any
 from mycel.planning.cluster import load_cluster
 from mycel.planning.job import Job, Mesh
 from mycel.planning.plan.build import plan_of
+from mycel.planning.plan.orders import with_searched_order
 from mycel.planning.search import Limits, search
 from mycel.topology import parse_topology
 from paced import ratio
@@ -47,6 +49,7 @@ boxes:
   - {{name: node, count: 4, ranks: 1, uplink: {{to: core, bandwidth: 100 Mbit/s, latency: 50us, per: rank}}}}
 switches: [core]
 """
+SLOW_LINKS = EQUAL.replace("100 Mbit/s", "6 Mbit/s")
 BEHIND_A_LINK = f"""
 {FAST}
 boxes:
@@ -151,6 +154,20 @@ def shares(_: Path) -> list[dict[str, Any]]:
     return judged("shares", measure(topology, cases, rounds=ROUNDS + 1), cases, ROUNDS + 1)
 
 
+def order(_: Path) -> list[dict[str, Any]]:
+    topology = parse_topology(SLOW_LINKS, source="cluster.yaml")
+    cluster, model = load_cluster(topology), describe_model({}, SEQ, "tiny")
+    limits = ("pp=4", "chunks=1", "recompute=none")
+    kept = Limits.from_text(*limits)
+    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=kept, limit_s=SEARCH_S)
+    known = plan_of(found, None, model, cluster, limits=limits)
+    cases = [
+        Case(name=plan.order.name, plan=plan.to_json(), sizes={}, more={"held": max(plan.memory)})
+        for plan in (known, with_searched_order(known, cluster))
+    ]
+    return judged("order", measure(topology, cases, rounds=ROUNDS + 1), cases, ROUNDS + 1)
+
+
 def scatter(_: Path) -> list[dict[str, Any]]:
     topology = parse_topology(BEHIND_A_LINK, source="cluster.yaml")
     small = {"num_layers": 4}  # shared matrices cost this machine much more than the modelled device
@@ -177,6 +194,7 @@ PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "odd": odd,
     "head": head,
     "shares": shares,
+    "order": order,
     "scatter": scatter,
     "hugging_face": hugging_face,
 }

@@ -123,7 +123,7 @@ def found_told(plan: Plan, found: Found) -> list[str]:
         lines.insert(2, f"layers of stages: {shown}")
     if plan.predicted.seconds < found.best.seconds.seconds:
         known = format_seconds(found.best.seconds.seconds)
-        lines.append(f"order: {plan.order.name}; the best of known orders takes {known}, of which is said:")
+        lines.append(f"order: {plan.order.name}; by known orders the best takes {known}, and of these it is said:")
     if found.is_proved:
         lines.append(f"proved: by the model nothing is faster; {found.visited} jobs looked at in detail")
     else:

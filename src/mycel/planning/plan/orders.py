@@ -1,8 +1,8 @@
 """Searched orders for the best few of a search: kept where they are simulated to be faster and fit.
 
-A search of degrees and cuts plans with 1F1B, whose bound it prunes by. Where messages are slow beside stages, where
-stages differ, or where micro-batches are few, another order of the same stages is shorter, if memory has room for
-what it holds. Its stages, messages and room make a placement, for which the search for orders finds one; the simulator
+A search of degrees and cuts plans with 1F1B, or interleaved. Where messages are slow beside stages, where stages
+differ, or where micro-batches are few, another order of the same stages is shorter, if memory has room for what it
+holds. Stages, messages and room of a plan make a placement, for which the search for orders finds one; the simulator
 judges both. The search is bounded by work, not by time: the same plan comes out on every machine.
 """
 
@@ -26,8 +26,8 @@ from mycel.planning.models.shape import ModelShape
 from mycel.planning.plan.build import plan_of
 from mycel.planning.plan.held import held_total
 from mycel.planning.plan.plan import Plan
-from mycel.planning.predict import Prediction
 from mycel.planning.search import Found, Limits
+from mycel.planning.search.score import binding_of
 from mycel.planning.search.stages import Stages, stages_of
 
 __all__ = ["WORK", "plan_with_orders", "with_searched_order"]
@@ -105,8 +105,7 @@ def with_searched_order(plan: Plan, cluster: Cluster, *, work: float = WORK) -> 
 
 def _placement(plan: Plan, stages: Stages, room: tuple[int | None, ...]) -> Placement:
     """A plan's stages as blocks, its messages as delays, its memory in micro-batches of one stage."""
-    replica = max(range(len(plan.job.shares)), key=plan.job.batches_of) if plan.job.shares else 0
-    seconds, count = plan.seconds_of(replica), plan.num_stages
+    seconds, count = plan.seconds_of(_slowest(plan)), plan.num_stages
     unit_s = max(max(pair) for pair in seconds) / _UNITS
     places = plan.stage_places
 
@@ -175,6 +174,18 @@ def _with(plan: Plan, order: Order, stages: Stages, before_s: float, cluster: Cl
         "optimizer": update,
         "waiting": waiting,
     }
-    predicted = replace(plan.predicted, seconds=sum(parts.values()), parts=parts)
-    assert isinstance(predicted, Prediction)
-    return replace(changed, predicted=predicted, memory=tuple(memory))
+    works = [0.0] * order.ranks
+    for stage, seconds in enumerate(plan.seconds_of(_slowest(plan))):
+        works[plan.stage_places[stage]] += sum(seconds)
+    return replace(
+        changed,
+        predicted=replace(plan.predicted, seconds=sum(parts.values()), parts=parts),
+        memory=tuple(memory),
+        binding=binding_of(parts, max(range(order.ranks), key=works.__getitem__), order.ranks),
+    )
+
+
+def _slowest(plan: Plan) -> int:
+    """The replica that has most to compute."""
+    work = [sum(map(sum, plan.seconds_of(r))) * count for r, count in enumerate(plan.job.shares)]
+    return max(range(len(work)), key=work.__getitem__) if work else 0

@@ -18,7 +18,7 @@ from mycel.planning.search.found import Candidate
 from mycel.planning.search.stages import Stages
 from mycel.planning.step.wires import message_rate
 
-__all__ = ["candidate_of", "order_of", "pipeline_seconds", "unhindered_seconds"]
+__all__ = ["binding_of", "candidate_of", "order_of", "pipeline_seconds", "unhindered_seconds"]
 
 #: Actions that are played; of more, the rest is taken from the pace of the last half.
 _MOST_PLAYED = 3000
@@ -242,7 +242,7 @@ def candidate_of(stages: Stages, cut: tuple[int, ...], pipeline_s: float) -> Can
         seconds=seconds,
         stage_seconds=stages.seconds(cut),
         memory=tuple(memory),
-        binding=_binding(parts, busiest, job.mesh.pp),
+        binding=binding_of(parts, busiest, job.mesh.pp),
         bound_s=max(cut_bound(some.chain(), cut) for some in stages.replicas or (stages,)),
         replica_seconds=tuple(stages.replicas[kind].seconds(cut) for kind in stages.kind_of),
     )
@@ -256,8 +256,14 @@ def _works(stages: Stages, cut: tuple[int, ...]) -> list[float]:
     ]
 
 
-def _binding(parts: dict[str, float], busiest: int, pp: int) -> str:
-    """The largest part of a step."""
+def binding_of(parts: dict[str, float], busiest: int, pp: int) -> str:
+    """The largest part of a step, for people.
+
+    Args:
+        parts: seconds of each.
+        busiest: place of the pipeline with the most to compute.
+        pp: places.
+    """
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / sum(parts.values())
     where = f" of stage {busiest}" if pp > 1 and name in ("compute", "head", "tensor") else ""
