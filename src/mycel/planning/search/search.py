@@ -316,9 +316,10 @@ class _Run:
 
     def _share(self, stages: Stages, cut: tuple[int, ...], bound: float) -> None:
         """A cut with all shares of the batch that may win; before anything is known, with the likeliest."""
-        if self.known is None or self.kept:
-            self._give(stages, cut, best_shares(stages, cut), is_played=not self.kept)
-            if self.kept:
+        is_best_enough = bool(self.kept) or not are_all_tried(self.cluster)
+        if self.known is None or is_best_enough:
+            self._give(stages, cut, best_shares(stages, cut), is_played=self.known is None)
+            if is_best_enough:
                 return
         known = self.known.seconds.seconds if self.known else float("inf")
         most = known - self._with_ending(stages, cut, 0.0)

@@ -96,22 +96,23 @@ def shares_below(stages: Stages, cut: tuple[int, ...], seconds: float) -> Iterat
     most = [int(np.searchsorted(by_count[kind], seconds, side="left")) for kind in kinds]
     if min(most) < 1:
         return
-    before = [max((other for other in range(r) if kinds[other] == kinds[r]), default=-1) for r in range(len(kinds))]
-    later = np.concatenate([np.cumsum(most[::-1])[::-1], [0]])
+    caps = dict(zip(kinds, most, strict=True))
 
-    def grow(replica: int, left: int, shares: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    def grow(left: int, shares: tuple[int, ...], caps: dict[int, int]) -> Iterator[tuple[int, ...]]:
+        """Those that begin so; of a kind nobody has more than the one before, which ``caps`` says."""
+        replica = len(shares)
         if replica == len(kinds):
             if len(set(shares)) > 1:
                 yield shares
             return
-        others = len(kinds) - replica - 1
-        high = min(most[replica], left - others)
-        if before[replica] >= 0:
-            high = min(high, shares[before[replica]])
-        for share in range(high, max(1, left - int(later[replica + 1])) - 1, -1):
-            yield from grow(replica + 1, left - share, (*shares, share))
+        kind, others = kinds[replica], kinds[replica + 1 :]
+        for share in range(min(caps[kind], left - len(others)), 0, -1):
+            below = caps | {kind: share}
+            if left - share > sum(below[other] for other in others):
+                return  # whoever comes later cannot do the rest
+            yield from grow(left - share, (*shares, share), below)
 
-    yield from grow(0, total, ())
+    yield from grow(total, (), caps)
 
 
 def with_shares(stages: Stages, shares: tuple[int, ...], memory_bytes: tuple[int, ...]) -> Stages:
