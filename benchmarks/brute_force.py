@@ -1,7 +1,8 @@
 """The best plan of a small cluster by trying everything, as what a search is held against.
 
-Every mesh, micro-batch, policy, order of ranks and cut is held against memory and simulated: no bound, no symmetry,
-no dynamic programming. ``random_case`` makes clusters and models that are small enough, most of them unequal.
+Every mesh, micro-batch, policy, share of the batch, order of ranks and cut is held against memory and simulated: no
+bound, no symmetry, no dynamic programming. ``random_case`` makes clusters and models that are small enough, most of
+them unequal.
 """
 
 from __future__ import annotations
@@ -122,8 +123,7 @@ def brute_force(case: Case, *, is_any_enough: bool = False) -> Best | None:
     space = space_of(cluster, shape, base, case.limits)
     step_s = cluster.fit.coefficients.step_s
     best: Best | None = None
-    for row in range(len(space)):
-        job = space.job(row)
+    for job in (each for row in range(len(space)) for each in _shared(space.job(row))):
         cuts = list(_cuts(shape.num_layers, job))
         held = [_held(shape, job, cut) for cut in cuts]
         for ranks in permutations(range(cluster.num_ranks)):
@@ -142,6 +142,18 @@ def brute_force(case: Case, *, is_any_enough: bool = False) -> Best | None:
                 if best is None or seconds < best[0]:
                     best = (seconds, job, ranks, cut)
     return best
+
+
+def _shared(job: Job) -> Iterator[Job]:
+    """The job with all shares of its batch, where replicas have unequal ones."""
+    if not job.shares:
+        yield job
+        return
+    total, dp = sum(job.shares), job.mesh.dp
+    for marks in combinations(range(1, total), dp - 1):
+        shares = tuple(b - a for a, b in pairwise((0, *marks, total)))
+        if len(set(shares)) > 1:
+            yield replace(job, shares=shares)
 
 
 def _cuts(layers: int, job: Job) -> Iterator[tuple[int, ...]]:

@@ -1,13 +1,16 @@
 """Plans that search has found against uniform ones, measured on emulated clusters in the same run.
 
     python benchmarks/planned.py                  # all parts, eight minutes
-    python benchmarks/planned.py --only odd       # one of odd, head, scatter, hugging_face
+    python benchmarks/planned.py --only odd       # one of odd, head, shares, order, scatter, hugging_face
 
 Computation is paced (every stage sleeps until its modelled time is over), messages, orders and losses are real.
 
 - ``odd``: the cluster of ``examples/clusters/odd.yaml``, 50 steps, losses against one process, and a picture of the
   planned and the measured timeline (``mycel report``).
 - ``head``: four equal ranks and a model with a heavy head: the balanced cut against the uniform one.
+- ``shares``: two ranks beside two that are half as fast: each with the whole model and as many micro-batches, the
+  best of all plans whose replicas have equally many, and what the search finds without that limit.
+- ``order``: four equal ranks behind slow links: 1F1B against the order that was searched for the same stages.
 - ``scatter``: stages of two ranks each that share matrices, behind one slow link: boundaries whole and in shares,
   time, and bytes by the interfaces' counters.
 - ``hugging_face``: a small Llama and a small Qwen3-MoE from configurations, unedited, on the odd cluster.
@@ -26,6 +29,7 @@ from typing import Any
 from mycel.planning.cluster import load_cluster
 from mycel.planning.job import Job, Mesh
 from mycel.planning.plan.build import plan_of
+from mycel.planning.plan.orders import with_searched_order
 from mycel.planning.search import Limits, search
 from mycel.topology import parse_topology
 from paced import ratio
@@ -45,6 +49,7 @@ boxes:
   - {{name: node, count: 4, ranks: 1, uplink: {{to: core, bandwidth: 100 Mbit/s, latency: 50us, per: rank}}}}
 switches: [core]
 """
+SLOW_LINKS = EQUAL.replace("100 Mbit/s", "6 Mbit/s")
 BEHIND_A_LINK = f"""
 {FAST}
 boxes:
@@ -53,6 +58,20 @@ boxes:
     ranks: 2
     inside: {{bandwidth: 400 Mbit/s, latency: 50us}}
     uplink: {{to: core, bandwidth: 2 Mbit/s, latency: 50us, per: box}}
+switches: [core]
+"""
+UNLIKE = """
+boxes:
+  - name: left
+    ranks: 2
+    inside: {bandwidth: 400 Mbit/s, latency: 50us}
+    uplink: {to: core, bandwidth: 400 Mbit/s, latency: 50us, per: box}
+    device: {name: fast, flops: 2e9, memory: 8GiB, memory_gbps: 8}
+  - name: right
+    ranks: 2
+    inside: {bandwidth: 400 Mbit/s, latency: 50us}
+    uplink: {to: core, bandwidth: 400 Mbit/s, latency: 50us, per: box}
+    device: {name: slow, flops: 1e9, memory: 8GiB, memory_gbps: 4}
 switches: [core]
 """
 LLAMA = {
@@ -120,6 +139,35 @@ def head(_: Path) -> list[dict[str, Any]]:
     return judged("head", measure(topology, cases, rounds=ROUNDS), cases, ROUNDS)
 
 
+def shares(_: Path) -> list[dict[str, Any]]:
+    topology = parse_topology(UNLIKE, source="cluster.yaml")
+    cluster, model = load_cluster(topology), describe_model({}, SEQ, "tiny")
+    cases = []
+    equal = "shares=equal"
+    for name, limits in (("four equal replicas", ("dp=4", equal)), ("best of equal shares", (equal,)), ("found", ())):
+        kept = Limits.from_text(*limits)
+        found = search(cluster, model.shape, batch=12, seq=SEQ, limits=kept, limit_s=SEARCH_S)
+        plan = plan_of(found, None, model, cluster, limits=limits)
+        plan.validate(model)
+        more = {"mesh": str(plan.job.mesh), "ranks": plan.ranks, "shares": plan.job.shares}
+        cases.append(Case(name=name, plan=plan.to_json(), sizes={}, more=more))
+    return judged("shares", measure(topology, cases, rounds=ROUNDS + 1), cases, ROUNDS + 1)
+
+
+def order(_: Path) -> list[dict[str, Any]]:
+    topology = parse_topology(SLOW_LINKS, source="cluster.yaml")
+    cluster, model = load_cluster(topology), describe_model({}, SEQ, "tiny")
+    limits = ("pp=4", "chunks=1", "recompute=none")
+    kept = Limits.from_text(*limits)
+    found = search(cluster, model.shape, batch=BATCH, seq=SEQ, limits=kept, limit_s=SEARCH_S)
+    known = plan_of(found, None, model, cluster, limits=limits)
+    cases = [
+        Case(name=plan.order.name, plan=plan.to_json(), sizes={}, more={"held": max(plan.memory)})
+        for plan in (known, with_searched_order(known, cluster))
+    ]
+    return judged("order", measure(topology, cases, rounds=ROUNDS + 1), cases, ROUNDS + 1)
+
+
 def scatter(_: Path) -> list[dict[str, Any]]:
     topology = parse_topology(BEHIND_A_LINK, source="cluster.yaml")
     small = {"num_layers": 4}  # shared matrices cost this machine much more than the modelled device
@@ -145,6 +193,8 @@ def hugging_face(_: Path) -> list[dict[str, Any]]:
 PARTS: dict[str, Callable[[Path], list[dict[str, Any]]]] = {
     "odd": odd,
     "head": head,
+    "shares": shares,
+    "order": order,
     "scatter": scatter,
     "hugging_face": hugging_face,
 }

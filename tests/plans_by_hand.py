@@ -16,7 +16,7 @@ from mycel.planning.plan.held import held_total
 from mycel.planning.predict import Prediction
 from mycel.planning.search import Candidate, Found
 
-__all__ = ["FIVE", "by_hand", "described", "five_plans"]
+__all__ = ["FIVE", "by_hand", "described", "five_plans", "unequal_plan"]
 
 
 def by_hand(
@@ -41,6 +41,7 @@ def by_hand(
         stage_seconds=seconds,
         memory=(0,) * cluster.num_ranks,
         binding="compute",
+        replica_seconds=(seconds,) * len(job.shares),
     )
     found = Found(best=candidate, candidates=(candidate,))
     plan = plan_of(found, candidate, model, cluster, order=order, limits=limits)
@@ -90,6 +91,12 @@ def five_plans() -> dict[str, Plan]:
             order=folded,
         ),
     }
+
+
+def unequal_plan() -> Plan:
+    """One whose replicas have unlike many micro-batches: not every form has words for it."""
+    shared = job(pp=2, dp=2, tp=2, zero=1, shares=(40, 24))
+    return by_hand(load_cluster("h100:nodes=1"), described(), shared, (18, 14))
 
 
 #: Their names.

@@ -37,6 +37,26 @@ def test_several_directions_at_once(run_ranks: Callable[..., list[Any]]) -> None
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=120)
 
 
+def test_unequal_shares_of_the_batch(run_ranks: Callable[..., list[Any]]) -> None:
+    """Each micro-batch counts alike, whoever has it."""
+    kinds = [
+        {"dp": 2, "shares": [5, 3], "max_norm": 0.05},
+        {"dp": 2, "shares": [1, 7], "ranks": [1, 0], "zero": 2, "recompute": "full"},
+    ]
+    run_ranks(2, "planned", "trains", "tiny", kinds, preload=PRELOAD, timeout_s=120)
+
+
+def test_unequal_shares_with_other_directions(run_ranks: Callable[..., list[Any]]) -> None:
+    kinds = [
+        {"pp": 2, "dp": 2, "shares": [6, 2], "zero": 1, "counts": [3, 1], "ranks": [2, 3, 0, 1]},
+        {"pp": 2, "dp": 2, "shares": [2, 6], "chunks": 2, "max_norm": 0.05},
+        {"pp": 2, "dp": 2, "shares": [6, 2], "order": "zb_h1"},
+        {"dp": 2, "cp": 2, "shares": [5, 3], "zero": 1},
+        {"dp": 2, "tp": 2, "shares": [3, 5], "is_sequence_parallel": True, "max_norm": 0.05},
+    ]
+    run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=150)
+
+
 def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
         {"cp": 2, "max_norm": 0.05},

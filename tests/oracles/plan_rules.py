@@ -31,11 +31,22 @@ def _mesh(plan: dict[str, Any]) -> str:
         return "does not multiply"
     if len(set(ranks)) < len(ranks) or not all(0 <= rank < count for rank in ranks):
         return "a rank twice, or none of the cluster"
-    if job["global_batch"] % (mesh["dp"] * job["micro_batch"]) or job["seq"] % mesh["cp"]:
+    if not _batches(plan) or job["seq"] % mesh["cp"]:
         return "batch or tokens do not divide"
+    if "shares" in job and (mesh["ep"] > 1 or job["zero"] == 3):
+        return "unequal shares of what replicas exchange for every micro-batch"
     if len(plan["memory"]) != count or len(plan["cluster"]["memory_bytes"]) != count:
         return "sizes of memory are not one a rank"
     return ""
+
+
+def _batches(plan: dict[str, Any]) -> list[int]:
+    """Micro-batches of each replica; none where they do not make the batch."""
+    mesh, job = plan["mesh"], plan["job"]
+    each = job["global_batch"] // (mesh["dp"] * job["micro_batch"])
+    shares: list[int] = job.get("shares", [each] * mesh["dp"])
+    is_whole = min(shares) > 0 and sum(shares) * job["micro_batch"] == job["global_batch"]
+    return shares if len(shares) == mesh["dp"] and is_whole else []
 
 
 def _model(plan: dict[str, Any]) -> str:
@@ -60,8 +71,8 @@ def _cut(plan: dict[str, Any]) -> str:
 
 
 def _order(plan: dict[str, Any]) -> str:
-    order, job, mesh = plan["order"], plan["job"], plan["mesh"]
-    micro_batches = job["global_batch"] // (mesh["dp"] * job["micro_batch"])
+    order, mesh = plan["order"], plan["mesh"]
+    micro_batches = max(_batches(plan))
     if len(order["rows"]) != mesh["pp"]:
         return "not one row a place"
     rows = []
@@ -89,7 +100,10 @@ def _order(plan: dict[str, Any]) -> str:
             homes.setdefault(stage, set()).add(place)
     if any(len(places) > 1 for places in homes.values()):
         return "a stage at two places"
-    return "" if _ends(rows, stages) else "waits for ever"
+    for count in set(_batches(plan)):
+        if not _ends([[action for action in row if action[2] < count] for row in rows], stages):
+            return "waits for ever"
+    return ""
 
 
 def _ends(rows: list[list[tuple[str, int, int]]], stages: int) -> bool:
@@ -249,10 +263,18 @@ def _limits(plan: dict[str, Any]) -> str:
 
 
 def _times(plan: dict[str, Any]) -> str:
-    homes = _homes(plan)
-    job, mesh = plan["job"], plan["mesh"]
-    batches = job["global_batch"] // (mesh["dp"] * job["micro_batch"])
-    load: Counter[int] = Counter()
-    for stage, seconds in enumerate(plan["stage_seconds"]):
-        load[homes[stage]] += sum(seconds) * batches
-    return "a step is shorter than its work" if max(load.values()) > 1.01 * plan["predicted"]["seconds"] else ""
+    homes, batches = _homes(plan), _batches(plan)
+    of_replicas = plan.get("replica_seconds", [plan["stage_seconds"]] * len(batches))
+    if ("replica_seconds" in plan) != ("shares" in plan["job"]) or len(of_replicas) != len(batches):
+        return "times of replicas without shares of theirs, or the other way round"
+    for count, stages in zip(batches, of_replicas, strict=True):
+        if len(stages) != len(plan["cut"]):
+            return "not one time a stage"
+        load: Counter[int] = Counter()
+        for stage, seconds in enumerate(stages):
+            load[homes[stage]] += sum(seconds) * count
+            if sum(seconds) > 1.01 * sum(plan["stage_seconds"][stage]):
+                return "a replica is slower than the slowest"
+        if max(load.values()) > 1.01 * plan["predicted"]["seconds"]:
+            return "a step is shorter than its work"
+    return ""

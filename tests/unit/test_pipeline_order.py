@@ -342,6 +342,25 @@ def test_malformed_objects_are_refused(change: dict[str, Any], says: str) -> Non
         Order.from_json(Order.from_csv(TWO).to_json() | change)
 
 
+@pytest.mark.parametrize(
+    ("name", "ranks", "count", "chunks"),
+    [("1f1b", 4, 9, 1), ("gpipe", 3, 5, 1), ("interleaved", 2, 8, 2), ("zb_h1", 4, 8, 1), ("zb_v", 2, 6, 2)],
+)
+def test_orders_of_the_first_micro_batches(name: str, ranks: int, count: int, chunks: int) -> None:
+    whole = known_order(name, ranks, count, chunks)
+    for first in range(1, count + 1):
+        part = whole.of_first(first)
+        check(part)
+        assert part.num_micro_batches == first and part.stage_ranks == whole.stage_ranks
+        if name in ("1f1b", "gpipe"):
+            assert part == known_order(name, ranks, first, chunks)
+    overlapped = Order.from_csv("0F0,(0F1;0B0)OVERLAP_F_B,0B1\n")
+    assert overlapped.of_first(1).to_csv() == "0F0,0B0\n"
+    for wrong in (0, count + 1):
+        with pytest.raises(ScheduleError, match="there must be one"):
+            whole.of_first(wrong)
+
+
 def test_fields_that_do_not_go_together() -> None:
     for fields in (
         {"stage": -1, "kind": Kind.FORWARD, "micro_batch": 0},

@@ -337,3 +337,15 @@ def test_stages_by_name() -> None:
     }
     shared = order_of(earliest(of("M4_cap6"), find_steady(of("M4_cap6"), most_micro_batches=1).repetend.rows(2)))
     assert shared.blocks == {"S0", "T0"}
+
+
+def test_a_clock_that_counts_work() -> None:
+    """Work goes from it and from its parts alike; time does not."""
+    clock = Clock(2.0, is_counted=True)
+    part = clock.within(1.5)
+    part.count(1.0)
+    assert (clock.left_s, part.left_s, clock.gone_s) == (1.0, 0.5, 1.0)
+    clock.count(0.75)
+    assert part.left_s == 0.0 and clock.left_s == pytest.approx(0.25)
+    by_work = [find_batch(of("V4_cap4"), 5, clock=Clock(1.0, is_counted=True)).timed for _ in range(2)]
+    assert by_work[0] == by_work[1]

@@ -18,6 +18,7 @@ from mycel.planning.cluster import load_cluster
 from mycel.planning.models import load_model
 from mycel.planning.plan import Plan, plan_of, read_plan
 from mycel.planning.plan.explain import explain_plan
+from mycel.planning.plan.orders import plan_with_orders, with_searched_order
 from mycel.planning.search import Limits, search
 from mycel.report.plan import render_plan
 
@@ -131,6 +132,84 @@ def test_a_plan_in_simulation_takes_what_was_predicted(texts: tuple[str, ...]) -
     pipeline = sum(parts[name] for name in ("compute", "head", "tensor", "bubble", "boundary"))
     assert plan.simulate(cluster).makespan == pytest.approx(pipeline, rel=0.01)
     assert plan.simulate().makespan < pipeline
+
+
+UNLIKE = """
+boxes:
+  - {name: fast, ranks: 2, device: {name: quick, flops: 60e12, memory: 24GiB, memory_gbps: 900},
+     inside: {bandwidth: 20 GB/s}, uplink: {to: core, bandwidth: 1 GB/s, per: box}}
+  - {name: slow, ranks: 2, device: {name: lame, flops: 20e12, memory: 24GiB, memory_gbps: 400},
+     inside: {bandwidth: 20 GB/s}, uplink: {to: core, bandwidth: 1 GB/s, per: box}}
+switches: [core]
+"""
+
+
+def test_replicas_of_unlike_speed_from_the_search_to_the_page(tmp_path: Path) -> None:
+    (tmp_path / "unlike.yaml").write_text(UNLIKE)
+    file, wanted = tmp_path / "plan.json", ("--limit", "shares=unequal", "--limit", "pp=2", "--limit", "tp=1")
+    said = run("search", str(tmp_path / "unlike.yaml"), *TINY, *wanted, "-o", str(file))
+    plan, cluster = read_plan(file), load_cluster(str(tmp_path / "unlike.yaml"))
+    first, second = plan.job.shares
+    assert f"shares {first} + {second}" in said and first != second
+    assert (first + second) * plan.job.micro_batch == 16
+    assert "right" in run("check", str(file), "--cluster", str(tmp_path / "unlike.yaml"))
+    # Each replica is in one box, the fast one does more, and both are simulated: the later one is the step's.
+    assert {plan.replica_of(rank) for rank in (0, 1)} != {plan.replica_of(rank) for rank in (2, 3)}
+    assert plan.job.batches_of(plan.replica_of(0) or 0) > plan.job.batches_of(plan.replica_of(2) or 0)
+    parts = plan.predicted.parts or {}
+    pipeline = sum(parts[name] for name in ("compute", "head", "tensor", "bubble", "boundary"))
+    assert plan.simulate(cluster).makespan == pytest.approx(pipeline, rel=0.01)
+    swapped = replace(plan, replica_seconds=plan.replica_seconds[::-1], job=replace(plan.job, shares=(second, first)))
+    assert swapped.simulate().makespan == pytest.approx(plan.simulate().makespan)
+    page = render_plan(plan, run=plan.simulate(cluster))
+    assert f"of which replicas do {first}, {second}" in page and f"{max(first, second)} mb" in page
+    equal = run("search", str(tmp_path / "unlike.yaml"), *TINY, *wanted[2:], "--limit", "shares=equal", "--json")
+    assert "shares" not in json.loads(equal)["plan"]["job"]
+
+
+SLOW = """
+device: {name: fast, flops: 2e9, memory: 8GiB, memory_gbps: 8}
+boxes:
+  - {name: node, count: 4, ranks: 1, uplink: {to: core, bandwidth: 6 Mbit/s, latency: 50us, per: rank}}
+switches: [core]
+"""
+
+
+def test_orders_of_their_own_are_kept_where_they_are_faster(tmp_path: Path) -> None:
+    pytest.importorskip("ortools")
+    (tmp_path / "slow.yaml").write_text(SLOW)
+    cluster, model = load_cluster(str(tmp_path / "slow.yaml")), load_model("tiny")
+    limits = ("pp=4", "chunks=1", "recompute=none")
+    found = search(cluster, model.shape, batch=8, seq=64, limits=Limits.from_text(*limits))
+    known = plan_of(found, model=model, cluster=cluster, limits=limits)
+    plan = plan_with_orders(found, model, cluster, count=1, limits=limits)
+    plan.validate(model, cluster=cluster)
+    # By the simulator, on the cluster's links; all else is as it was.
+    assert plan.simulate(cluster).makespan < 0.95 * known.simulate(cluster).makespan
+    assert plan.predicted.seconds < 0.95 * known.predicted.seconds
+    assert sum((plan.predicted.parts or {}).values()) == pytest.approx(plan.predicted.seconds)
+    assert (plan.cut, plan.ranks, plan.job) == (known.cut, known.ranks, known.job)
+    assert Plan.from_json(plan.to_text()) == plan and plan.order.name == "searched"
+    # Work is counted, not time: the same again.
+    assert with_searched_order(known, cluster).order == plan.order
+    # Without room for more micro-batches than 1F1B holds nothing that holds more is taken.
+    most = max(known.memory)
+    tight = replace(known, limits=(*limits, f"memory<={most}"))
+    assert max(with_searched_order(tight, cluster).memory) <= most
+    said = run(
+        *("search", str(tmp_path / "slow.yaml"), "--model", "tiny", "--batch", "8", "--seq", "64", "--orders", "1"),
+        *(part for limit in limits for part in ("--limit", limit)),
+    )
+    assert "order: searched; by known orders the best takes" in said
+
+
+def test_equal_stages_with_fast_links_keep_their_order() -> None:
+    pytest.importorskip("ortools")
+    cluster = load_cluster("h100:nodes=1,ranks_per_node=4")
+    plan = by_hand(cluster, described(), job(pp=4, global_batch=8, recompute="full"), (8, 8, 8, 8))
+    assert with_searched_order(plan, cluster) is plan
+    alone = by_hand(cluster, described(), job(dp=4, zero=3, recompute="full"), (32,))
+    assert with_searched_order(alone, cluster) is alone
 
 
 def test_rewrites_send_less_and_hold_less() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.plans_by_hand import FIVE, five_plans
+from tests.plans_by_hand import FIVE, five_plans, unequal_plan
 
 from mycel.errors import UsageError
 from mycel.planning.models.megatron import from_megatron, megatron_arguments
@@ -228,6 +228,18 @@ def test_ranks_out_of_order_come_with_a_file_that_says_where_each_starts() -> No
         PLANS["even"].cluster.rank_names[rank] for rank in (0, 4, 1, 5, 2, 6, 3, 7)
     ]
     assert "rank_order.txt" not in PLANS["sharded"].export("csv")
+
+
+def test_unequal_shares_are_refused_but_for_the_mesh() -> None:
+    plan = unequal_plan()
+    for form in FORMS:
+        if form == "mesh":
+            assert "replica: 40, 24." in plan.export(form)["mesh.py"]
+            continue
+        with pytest.raises(
+            UsageError, match=r"micro-batches, and the plan's have 40, 24; search with --limit shares"
+        ):
+            plan.export(form)
 
 
 def test_an_unknown_form_names_the_nearest() -> None:

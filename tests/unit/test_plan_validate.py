@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 from tests.oracles.plan_rules import wrong_with
-from tests.plans_by_hand import FIVE, by_hand, described, five_plans, job
+from tests.plans_by_hand import FIVE, by_hand, described, five_plans, job, unequal_plan
 
 from mycel.errors import MycelError, UsageError
 from mycel.planning.cluster import load_cluster
 from mycel.planning.models import from_hugging_face, load_model, read_model
 from mycel.planning.plan import Plan, read_plan
 
-PLANS = five_plans()
+PLANS = five_plans() | {"unequal": unequal_plan()}
 Change = Callable[[dict[str, Any], random.Random], None]
 
 
-@pytest.mark.parametrize("name", FIVE)
+@pytest.mark.parametrize("name", [*FIVE, "unequal"])
 def test_right_plans_pass_and_survive_their_json(name: str) -> None:
     plan = PLANS[name]
     plan.validate()
@@ -197,6 +197,27 @@ def times(plan: dict[str, Any], rng: random.Random) -> None:
         pair[rng.randrange(2)] *= rng.choice([2, 100])
 
 
+def shares(plan: dict[str, Any], rng: random.Random) -> None:
+    """Other shares of the batch, or none; times of replicas that are not theirs; what goes with no shares."""
+    said = plan["job"].setdefault("shares", [plan["job"]["global_batch"]])
+    i = rng.randrange(len(said))
+    kind = rng.randrange(7)
+    if kind == 0:
+        said[i] += rng.choice([-1, 1])
+    elif kind == 1:
+        said[i], said[-1 - i] = said[i] + 1, said[-1 - i] - 1
+    elif kind == 2:
+        rng.shuffle(said)
+    elif kind == 3:
+        said.append(said.pop(i) // 2)
+    elif kind == 4:
+        plan["job"]["zero"] = 3
+    elif kind == 5:
+        del plan["job"]["shares"]
+    else:
+        plan["replica_seconds"][i][0][0] *= rng.choice([0.5, 2, 100])
+
+
 def model(plan: dict[str, Any], rng: random.Random) -> None:
     """Another model under the same name."""
     shape = plan["model"]["shape"]
@@ -206,7 +227,7 @@ def model(plan: dict[str, Any], rng: random.Random) -> None:
 
 CHANGES: list[Change] = [
     *(degree, experts, ranks, ranks, stage_ranks, cut, cut, layout, limit, limit),
-    *(memory, work, batch, batch, times, model),
+    *(memory, work, batch, batch, times, shares, model),
 ]
 PLANS_RANKS = {plan.cluster.name: plan.cluster.rank_names for plan in PLANS.values()}
 
@@ -260,6 +281,13 @@ def test_the_rules_themselves_see_what_is_wrong() -> None:
     assert judged(lambda p: p["cluster"]["memory_bytes"].__setitem__(0, 1 << 30)) == "memory"
     assert judged(lambda p: p["limits"].append("tp<=1")) == "limits"
     assert judged(lambda p: p["predicted"].update(seconds=1.0)) == "times"
+    told = PLANS["unequal"].to_json()
+    assert wrong_with(told) == ""
+    assert judged(lambda p: p["job"].update(shares=[39, 24])) == "mesh"
+    assert judged(lambda p: p["job"].update(zero=3)) == "mesh"
+    assert judged(lambda p: p["job"].update(shares=[41, 23])) == "order"
+    assert judged(lambda p: p.pop("replica_seconds")) == "times"
+    assert judged(lambda p: p["replica_seconds"][1][0].__setitem__(0, 1e9)) == "times"
 
 
 # -- fuzz -------------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from brute_force import brute_force, random_case
 from mycel.errors import UsageError
 from mycel.pipeline import known_order, simulate
 from mycel.planning.cluster import Cluster, load_cluster
-from mycel.planning.cuts import Chain, best_cut, cut_bound, cuts_below
+from mycel.planning.cuts import Chain, best_cut, cut_bound, cuts_below, one_f_one_b_bound
 from mycel.planning.job import Job, Mesh
 from mycel.planning.machines import load_machine
 from mycel.planning.memory import memory_of
@@ -23,8 +24,9 @@ from mycel.planning.predict import predict_step
 from mycel.planning.search import Candidate, Failure, Found, Limits, Trial, refine, search
 from mycel.planning.search.bounds import least_seconds, room_of
 from mycel.planning.search.score import candidate_of, pipeline_seconds, unhindered_seconds
+from mycel.planning.search.shares import best_shares, least_of_shares, shared_chain, shares_below
 from mycel.planning.search.space import space_of
-from mycel.planning.search.stages import stages_of
+from mycel.planning.search.stages import Stages, stages_of
 from mycel.topology import parse_topology
 from mycel.topology.builders import full_mesh
 
@@ -243,6 +245,92 @@ def test_slow_ranks_get_fewer_layers() -> None:
     if len(stage) == 2:
         assert stage[0] > stage[1]
     assert found.is_proved
+
+
+def test_slow_replicas_get_less_of_the_batch() -> None:
+    """Replicas of unlike speed have unlike many micro-batches, and the step is shorter than with equal ones."""
+    cluster, texts = uneven(), ("pp=1", "tp=1", "zero=1", "micro_batch=1")
+    found = search(cluster, TINY, batch=16, seq=1024, limits=Limits.from_text(*texts))
+    assert found.is_proved and found.best.job.mesh.dp == 4
+    shares = dict(zip(found.best.ranks, found.best.job.shares, strict=True))
+    assert sum(shares.values()) == 16
+    assert min(shares[0], shares[1]) > max(shares[2], shares[3])
+    equal = search(cluster, TINY, batch=16, seq=1024, limits=Limits.from_text(*texts, "shares=equal"))
+    assert equal.best.job.shares == ()
+    assert found.best.bound_s < 0.6 * equal.best.bound_s
+    assert found.best.seconds.seconds < equal.best.seconds.seconds
+    # Nobody is done sooner with one micro-batch more, given by any other replica.
+    seconds = [sum(times[0]) for times in found.best.replica_seconds]
+    slowest = max(share * each for share, each in zip(found.best.job.shares, seconds, strict=True))
+    assert all((share + 1) * each >= slowest for share, each in zip(found.best.job.shares, seconds, strict=True))
+
+
+def test_a_batch_need_not_divide_by_replicas_of_unlike_speed() -> None:
+    """Seven sequences over four replicas; ranks that are all alike are refused instead."""
+    limits = Limits.from_text("pp=1", "tp=1", "zero=1")
+    found = search(uneven(), TINY, batch=7, seq=1024, limits=limits)
+    assert sum(found.best.job.shares) == 7 and found.best.job.micro_batch == 1
+    with pytest.raises(UsageError, match="batch of"):
+        search(load_cluster("h100:nodes=1"), TINY, batch=7, seq=1024, limits=limits)
+
+
+@given(
+    counts=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    speeds=st.lists(st.lists(st.floats(0.5, 4.0), min_size=3, max_size=3), min_size=3, max_size=3),
+    pp=st.integers(1, 3),
+    total=st.integers(6, 12),
+    message=st.floats(0, 2),
+)
+@settings(max_examples=60, deadline=None)
+def test_shares_are_the_best_and_all(
+    counts: list[int], speeds: list[list[float]], pp: int, total: int, message: float
+) -> None:
+    """What the greedy hand-out reaches no other shares beat; those below a time are all there, each once."""
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)][:4]
+    layers = (2,) * pp
+    stages = shared_by_hand([tuple(row[:pp]) for row in speeds[: max(kinds) + 1]], kinds, total, message)
+    chains = [replace(stages.replicas[kind].chain(), batches=1) for kind in kinds]
+
+    def bound(shares: tuple[int, ...]) -> float:
+        return max(
+            one_f_one_b_bound(replace(chain, batches=share), layers)
+            for chain, share in zip(chains, shares, strict=True)
+        )
+
+    every = [
+        tuple(b - a for a, b in pairwise((0, *marks, total)))
+        for marks in combinations(range(1, total), len(kinds) - 1)
+    ]
+    least = min(map(bound, every))
+    assert least_of_shares(stages, layers) == pytest.approx(least)
+    best = best_shares(stages, layers)
+    assert sum(best) == total and bound(best) == pytest.approx(least)
+    assert cut_bound(shared_chain(stages), layers) <= least * (1 + 1e-9)
+    limit = least * 1.3
+
+    def alike(shares: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
+        return tuple(sorted(zip(kinds, shares, strict=True)))
+
+    listed = list(shares_below(stages, layers, limit))
+    expected = {alike(shares) for shares in every if len(set(shares)) > 1 and bound(shares) < limit}
+    assert len(listed) == len({alike(shares) for shares in listed})
+    assert {alike(shares) for shares in listed} == expected
+
+
+def shared_by_hand(speeds: list[tuple[float, ...]], kinds: list[int], total: int, message: float) -> Stages:
+    """Stages whose replicas take so long for a layer, by kind and place."""
+    cluster, pp, dp = load_cluster("h100:nodes=2"), len(speeds[0]), len(kinds)
+    each, more = divmod(total, dp)
+    shares = tuple(each + (replica < more) for replica in range(dp))
+    job = Job(mesh=Mesh(pp=pp, dp=dp), global_batch=total, micro_batch=1, seq=64, shares=shares)
+    shape, between = replace(TINY, num_layers=2 * pp), (message,) * (pp - 1)
+    plain = stages_of(cluster, shape, job, tuple(range(pp * dp)), (1 << 50,) * 16)
+    whole = replace(plain, head_s=0.0, message_s=between, message_alone_s=between)
+    replicas = tuple(
+        replace(whole, forward_s=tuple(s / 3 for s in row), backward_s=tuple(2 * s / 3 for s in row))
+        for row in speeds
+    )
+    return replace(whole, replicas=replicas, kind_of=tuple(kinds))
 
 
 def test_a_stage_stays_where_it_is_said() -> None:

@@ -17,6 +17,7 @@ from mycel.planning.job import EXECUTORS, Job, Mesh
 from mycel.planning.models import load_model
 from mycel.planning.plan import Plan, plan_of
 from mycel.planning.plan.explain import ways
+from mycel.planning.plan.orders import plan_with_orders
 from mycel.planning.search import Found, Progress, search
 from mycel.units import format_seconds
 
@@ -52,6 +53,9 @@ def register(app: typer.Typer) -> None:
         time_limit: Annotated[
             float | None, typer.Option("--time", help="Seconds for the search; the best so far is kept.")
         ] = None,
+        orders: Annotated[
+            int, typer.Option(min=0, help="For how many of the best to search an order, by the extra solver.")
+        ] = 0,
         json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
         output: Annotated[Path | None, typer.Option("-o", "--output", help="File that gets the plan.")] = None,
         page: Annotated[Path | None, typer.Option(help="File that gets the plan as a page of HTML.")] = None,
@@ -75,8 +79,12 @@ def register(app: typer.Typer) -> None:
                 limit_s=time_limit,
                 progress=lambda progress: say(_progress(progress)),
             )
+            plan = (
+                plan_with_orders(found, what, where, count=orders, limits=kept.texts, told=say)
+                if orders
+                else plan_of(found, model=what, cluster=where, limits=kept.texts)
+            )
         lasted = time.monotonic() - began
-        plan = plan_of(found, model=what, cluster=where, limits=kept.texts)
         plan.validate(cluster=where)
         if output is not None:
             write_text(plan.to_text(), output)
@@ -105,7 +113,7 @@ def found_told(plan: Plan, found: Found) -> list[str]:
     counts = [sum(name in layers for name in stage) for stage in plan.cut]
     lines = [
         f"{plan.model.shape.name} on {cluster.name}: {step} a step, modelled; {tokens:,.0f} tokens a second",
-        f"{ways(job)}; {job.num_micro_batches} micro-batches a replica",
+        f"{ways(job)}" + ("" if job.shares else f"; {job.num_micro_batches} micro-batches a replica"),
         f"memory: {plan.memory[fullest] / _GIB:.1f} of {cluster.memory_bytes[fullest] / _GIB:.1f} GiB on rank "
         f"{fullest} ({cluster.rank_names[fullest]}), the fullest",
         f"largest part: {plan.binding}",
@@ -113,6 +121,9 @@ def found_told(plan: Plan, found: Found) -> list[str]:
     if len(counts) > 1:
         shown = ", ".join(map(str, counts[:32])) + (", ..." if len(counts) > 32 else "")
         lines.insert(2, f"layers of stages: {shown}")
+    if plan.predicted.seconds < found.best.seconds.seconds:
+        known = format_seconds(found.best.seconds.seconds)
+        lines.append(f"order: {plan.order.name}; by known orders the best takes {known}, and of these it is said:")
     if found.is_proved:
         lines.append(f"proved: by the model nothing is faster; {found.visited} jobs looked at in detail")
     else:

@@ -49,7 +49,8 @@ class Pipeline:
         group: whose ranks hold the stages, in the order's numbering; ``None``: all ranks.
         device: where stages compute; ``None``: where their parameters are.
         shared: what the order's shared blocks do, by name.
-        scale_grads: whether gradients are divided by the number of micro-batches, as a loss that is a mean wants.
+        scale_grads: whether gradients are divided by the number of micro-batches, as a loss that is a mean wants; or
+            by which other number, where other pipelines that train the same parameters have other micro-batches.
         receive_ahead: how many computations before its use a message may begin to come. More hides slower links and
             holds more buffers; 0 posts each receive where the order has it.
         timeout_s: longest wait for one message; ``None``: as long as the group waits.
@@ -94,7 +95,7 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         device: torch.device | str | None = None,
         shared: Mapping[str, SharedBlock] | None = None,
-        scale_grads: bool = True,
+        scale_grads: bool | float = True,
         receive_ahead: int = 1,
         timeout_s: float | None = None,
         planned: Mapping[str, tuple[float, float]] | None = None,
@@ -104,7 +105,7 @@ class Pipeline:
         self.order = order
         self._group = group_or_all(group, "Pipeline")
         self._rank = dist.get_rank(self._group)
-        self._check(modules, shared or {}, receive_ahead, timeout_s, executor)
+        self._check(modules, shared or {}, receive_ahead, timeout_s, scale_grads, executor)
         self._device = _device_of(modules, device)
         self.losses: dict[int, Tensor] = {}
         self.flight = Flight(self._rank, order.name, planned)
@@ -113,6 +114,11 @@ class Pipeline:
         self._theirs: TheirSchedule | None = None
         name = torch_name(order)
         if executor == "torch" or (executor == "auto" and missing_names() and name is not None):
+            if type(scale_grads) is not bool:
+                raise UsageError(
+                    f"scale_grads is {scale_grads!r}, and torch's own schedules divide gradients by the number of "
+                    "micro-batches or not at all: use executor='mycel'"
+                )
             if name is None:
                 raise UsageError(f"{order.name or 'the order'} is none of torch's own: use executor='mycel'")
             self._theirs = TheirSchedule(
@@ -127,7 +133,7 @@ class Pipeline:
         modules: Mapping[int, nn.Module],
         loss: Callable[..., Tensor] | None,
         *,
-        scale_grads: bool,
+        scale_grads: bool | float,
         ahead: int,
         timeout_s: float | None,
     ) -> None:
@@ -175,6 +181,7 @@ class Pipeline:
         shared: Mapping[str, SharedBlock],
         receive_ahead: int,
         timeout_s: float | None,
+        scale_grads: bool | float,
         executor: str,
     ) -> None:
         order, size = self.order, dist.get_world_size(self._group)
@@ -214,6 +221,8 @@ class Pipeline:
             raise UsageError(f"receive_ahead is {receive_ahead!r}; expected a number of computations from 0 on")
         if timeout_s is not None and not timeout_s > 0:
             raise UsageError(f"timeout_s is {timeout_s!r}; expected seconds above 0")
+        if type(scale_grads) is not bool and not scale_grads > 0:
+            raise UsageError(f"scale_grads is {scale_grads!r}; expected whether to, or a number above 0")
         if executor not in ("auto", "mycel", "torch"):
             raise UsageError(f"executor {executor!r}; there are auto, mycel and torch")
         check(order, executor="mycel")

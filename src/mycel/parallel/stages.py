@@ -171,7 +171,7 @@ class Stage(TorchStage):
         if held.input_grads is None:
             self._held.pop(micro_batch)
 
-    def reduce(self, divisor: int) -> None:
+    def reduce(self, divisor: float) -> None:
         """Sum the parameters' gradients over replicas, where there are some, and divide by the micro-batches."""
         if self._averages_itself():
             self.average()

@@ -236,9 +236,9 @@ class TorchStage(pipelining.PipelineStage):
                 dist.all_reduce(parameter.grad, group=ddp.process_group)
                 parameter.grad.div_(size)
 
-    def reduce(self, divisor: int) -> None:
+    def reduce(self, divisor: float) -> None:
         """Sum the parameters' gradients over replicas, where there are some, and divide by the micro-batches."""
-        self.perform_reduce_grad(divisor)
+        self.perform_reduce_grad(divisor)  # type: ignore[arg-type]  # torch divides by it, whatever number it is
 
 
 class _Carried(BaseException):
@@ -258,7 +258,7 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         stage_ranks: on which rank each stage is.
         num_micro_batches: of a batch.
         loss: of an output and a target.
-        scale_grads: whether gradients are divided by the number of micro-batches.
+        scale_grads: whether gradients are divided by the number of micro-batches, or by which other number.
         perform: carries out one action, of those that are not torch's own.
         begin: called before the first action of a step.
         end: called after the last.
@@ -285,7 +285,7 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         num_micro_batches: int,
         loss: Callable[..., Tensor] | None,
         *,
-        scale_grads: bool,
+        scale_grads: bool | float,
         perform: Callable[[Action], None],
         begin: Callable[[], None],
         end: Callable[[list[Tensor] | None], None],
@@ -295,7 +295,8 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
                 f"torch {torch.__version__} has no {missing[0]}, by which orders are run; torch 2.13 does. Orders "
                 "that are torch's own, such as 1F1B, run all the same"
             )
-        super().__init__(list(stages), num_micro_batches, loss_fn=loss, scale_grads=scale_grads)
+        super().__init__(list(stages), num_micro_batches, loss_fn=loss, scale_grads=bool(scale_grads))
+        self._divisor = scale_grads if type(scale_grads) is not bool else num_micro_batches if scale_grads else 1
         self.stage_index_to_group_rank = dict(enumerate(stage_ranks))
         for stage in stages:
             stage.stage_index_to_group_rank = self.stage_index_to_group_rank
@@ -327,9 +328,9 @@ class ListRuntime(_Runtime):  # type: ignore[misc]
         return self._loss_fn is not None
 
     @property
-    def divisor(self) -> int:
+    def divisor(self) -> float:
         """Of gradients, at the end of a step."""
-        return int(self._n_microbatches) if self.scale_grads else 1
+        return self._divisor
 
     def loss_of(self, output: Any, micro_batch: int) -> Tensor:
         """The loss of a micro-batch's output.

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mycel.brief import brief
@@ -215,6 +215,29 @@ class Order:
         """
         return tuple(range(self.num_stages)) if self.routes is None else self.routes[micro_batch]
 
+    def of_first(self, count: int) -> Order:
+        """The same for fewer micro-batches: those from ``count`` on are left out.
+
+        What is left keeps its sequence, so it waits for nothing that is not there: of a right order it is one.
+
+        Args:
+            count: from 1 to ``num_micro_batches``.
+
+        Raises:
+            ScheduleError: there are not so many.
+
+        Examples:
+            >>> Order.from_csv("0F0,0F1,0B0,0B1\\n").of_first(1).to_csv()
+            '0F0,0B0\\n'
+        """
+        if not 1 <= count <= self.num_micro_batches:
+            raise ScheduleError(f"the first {count} of {self.num_micro_batches} micro-batches; there must be one")
+        if count == self.num_micro_batches:
+            return self
+        rows = tuple(tuple(kept for action in row for kept in _kept(action, count)) for row in self.rows)
+        routes = None if self.routes is None else self.routes[:count]
+        return replace(self, rows=rows, num_micro_batches=count, routes=routes)
+
     # -- files ----------------------------------------------------------------------------------------------
 
     def to_csv(self) -> str:
@@ -293,3 +316,9 @@ class Order:
         """
         is_json = text.removeprefix("\ufeff").lstrip()[:1] in ("{", "[")
         return cls.from_json(text) if is_json else cls.from_csv(text)
+
+
+def _kept(action: Action, count: int) -> tuple[Action, ...]:
+    """What is left of an action without the micro-batches from a number on; of two parts, that of the other."""
+    left = tuple(leaf for leaf in action.leaves if leaf.micro_batch is None or leaf.micro_batch < count)
+    return (action,) if len(left) == len(action.leaves) else left

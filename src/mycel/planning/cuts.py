@@ -24,7 +24,15 @@ from numpy.typing import NDArray
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["Chain", "best_cut", "cut_bound", "cuts_below", "least_flight", "one_f_one_b_bound"]
+__all__ = [
+    "Chain",
+    "best_cut",
+    "bounds_by_count",
+    "cut_bound",
+    "cuts_below",
+    "least_flight",
+    "one_f_one_b_bound",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,8 @@ class Chain:
         most: layers that fit on each stage.
         least: layers that each stage has at least.
         chunks: stages a rank; ``layer_s`` and the others are of ranks, whose layers are spread over their chunks.
+        first_layer_s, first_extra_s: the same of the first micro-batch's way through a stage, where that is not as
+            long as it works for each; empty where it is.
 
     Raises:
         UsageError: lists of different lengths, or a number below 0.
@@ -59,6 +69,8 @@ class Chain:
     most: tuple[int, ...]
     least: tuple[int, ...]
     chunks: int = 1
+    first_layer_s: tuple[float, ...] = ()
+    first_extra_s: tuple[float, ...] = ()
 
     __repr__ = brief
 
@@ -80,8 +92,9 @@ class Chain:
 
     def passed_s(self, stage: int, layers: int) -> float:
         """From the start of a stage's first work to the next stage's, and back."""
-        extra = self.extra_s[stage] if self.chunks == 1 else 0.0
-        return self.layer_s[stage] * (layers // self.chunks) + extra + 2.0 * self.message_s[stage]
+        each = (self.first_layer_s or self.layer_s)[stage]
+        extra = (self.first_extra_s or self.extra_s)[stage] if self.chunks == 1 else 0.0
+        return each * (layers // self.chunks) + extra + 2.0 * self.message_s[stage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +120,8 @@ def _table(chain: Chain) -> _Table:
             rest[stage] = work
             taken[stage] = counts
             continue
-        passed = chain.layer_s[stage] * (counts // chain.chunks) + chain.passed_s(stage, 0)
+        each = (chain.first_layer_s or chain.layer_s)[stage]
+        passed = each * (counts // chain.chunks) + chain.passed_s(stage, 0)
         later = np.where(left >= 0, rest[stage + 1][np.clip(left, 0, total)], np.inf)
         whole = np.maximum(work[None, :], passed[None, :] + later)
         taken[stage] = np.argmin(whole, axis=1)
@@ -173,6 +187,28 @@ def one_f_one_b_bound(chain: Chain, cut: tuple[int, ...]) -> float:
             around += 2.0 * chain.message_s[stage]
         most = max(most, before[stage] + -(-chain.batches // (len(cut) - stage)) * around)
     return most
+
+
+def bounds_by_count(chain: Chain, cut: tuple[int, ...], most: int) -> NDArray[np.float64]:
+    """What ``one_f_one_b_bound`` gives for 1, 2, ... micro-batches.
+
+    Args:
+        chain: what is cut; one chunk a rank.
+        cut: layers of each stage.
+        most: micro-batches.
+    """
+    counts = np.arange(1, most + 1)
+    least = counts * max(chain.message_s, default=0.0)
+    before = [0.0]
+    for stage, layers in enumerate(cut[:-1]):
+        before.append(before[-1] + chain.passed_s(stage, layers))
+    around = 0.0
+    for stage in reversed(range(len(cut))):
+        work = chain.work_s(stage, cut[stage])
+        around += work + (2.0 * chain.message_s[stage] if stage < len(cut) - 1 else 0.0)
+        rounds = -(-counts // (len(cut) - stage))
+        least = np.maximum(least, before[stage] + np.maximum(counts * work, rounds * around))
+    return least.astype(float)
 
 
 def least_flight(chain: Chain) -> float:

@@ -85,9 +85,11 @@ class Job:
         has_dropout: masks are kept for the backward pass.
         executor: who runs the pipeline, one of ``EXECUTORS``; it decides how many boundary buffers are held.
         gradient_bytes: of one gradient as it is kept and reduced.
+        shares: micro-batches of each replica in a step, where they differ; empty where all have equally many.
 
     Raises:
-        UsageError: what does not divide, with the nearest that does.
+        UsageError: what does not divide, with the nearest that does; shares that do not make the batch, or of
+            replicas that exchange something for every micro-batch.
 
     Examples:
         >>> Job(mesh=Mesh(dp=4), global_batch=64, micro_batch=2, seq=2048).num_micro_batches
@@ -96,6 +98,8 @@ class Job:
         Traceback (most recent call last):
         ...
         mycel.errors.UsageError: batch 30 does not divide into micro-batches of 2 for 4 replicas; 32 would, or 24
+        >>> Job(mesh=Mesh(dp=2), global_batch=30, micro_batch=2, seq=2048, shares=(9, 6)).num_micro_batches
+        9
     """
 
     mesh: Mesh
@@ -116,6 +120,7 @@ class Job:
     has_dropout: bool = False
     executor: Executor = "mycel"
     gradient_bytes: int = 4
+    shares: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("global_batch", "micro_batch", "seq", "chunks"):
@@ -131,7 +136,9 @@ class Job:
         if self.gradient_bytes not in (2, 4):
             raise UsageError(f"job: gradient_bytes is {self.gradient_bytes!r}; it must be 2 or 4")
         each = self.mesh.dp * self.micro_batch
-        if self.global_batch % each:
+        if self.shares:
+            self._check_shares()
+        elif self.global_batch % each:
             low = self.global_batch // each * each
             raise UsageError(
                 f"batch {self.global_batch} does not divide into micro-batches of {self.micro_batch} for "
@@ -145,10 +152,42 @@ class Job:
         if self.chunks > 1 and self.mesh.pp == 1:
             raise UsageError(f"{self.chunks} chunks a rank need a pipeline, and pp is 1: set chunks=1 or pp=2")
 
+    def _check_shares(self) -> None:
+        if len(self.shares) != self.mesh.dp:
+            raise UsageError(f"{len(self.shares)} shares of the batch for dp={self.mesh.dp} replicas; each has one")
+        for replica, share in enumerate(self.shares):
+            if isinstance(share, bool) or not isinstance(share, int) or share < 1:
+                raise UsageError(
+                    f"shares: replica {replica} has {share!r} micro-batches; it must be a whole number from 1"
+                )
+        if sum(self.shares) * self.micro_batch != self.global_batch:
+            raise UsageError(
+                f"shares of {' + '.join(map(str, self.shares))} micro-batches of {self.micro_batch} make a batch of "
+                f"{sum(self.shares) * self.micro_batch}, and it is {self.global_batch}: change one of them"
+            )
+        for what, is_there, way in (
+            (f"ep={self.mesh.ep}", self.mesh.ep > 1, "ep=1"),
+            ("zero=3", self.zero == 3, "zero=2"),
+        ):
+            # Exchanges of every micro-batch would be more on one replica than on another, and never end.
+            if is_there:
+                raise UsageError(
+                    f"unequal shares of the batch with {what}, where replicas exchange something for every "
+                    f"micro-batch: leave the shares out, or set {way}"
+                )
+
     @property
     def num_micro_batches(self) -> int:
-        """Of a step, on each replica."""
-        return self.global_batch // (self.mesh.dp * self.micro_batch)
+        """Of a step, on each replica; on the one with the most where they differ."""
+        return max(self.shares) if self.shares else self.global_batch // (self.mesh.dp * self.micro_batch)
+
+    def batches_of(self, replica: int) -> int:
+        """Micro-batches of a step on one replica.
+
+        Args:
+            replica: from 0 to ``dp - 1``.
+        """
+        return self.shares[replica] if self.shares else self.num_micro_batches
 
     def check(self, shape: ModelShape) -> None:
         """That a model can be shared so.

@@ -90,6 +90,7 @@ def _lead(plan: PlanRecord) -> str:
         else f"{mesh.num_ranks} ranks",
         ", ".join(parts) or "no parallelism",
         f"{job.global_batch} sequences of {job.seq} tokens a step in micro-batches of {job.micro_batch}",
+        f"of which replicas do {', '.join(map(str, job.shares))}" if job.shares else "",
         f"{job.chunks} stages a rank" if job.chunks > 1 else "",
         {"none": "nothing is recomputed"}.get(job.recompute, f"recomputed: {job.recompute}"),
         ("", "optimizer sharded", "optimizer and gradients sharded", "parameters sharded (FSDP)")[job.zero],
@@ -130,6 +131,7 @@ def _hue(place: int, count: int) -> int:
 
 def _cluster(plan: PlanRecord) -> str:
     note = "Every rank with its stages; ranks of one colour hold the same."
+    note += " Replicas have unlike many micro-batches (mb)." if plan.job.shares else ""
     if plan.cluster.num_ranks > _MOST_RANKS:
         return (
             f'<section><h2>Cluster</h2><p class="note">{plan.cluster.num_ranks} ranks are too many to be drawn; '
@@ -152,9 +154,11 @@ def _rank(plan: PlanRecord, rank: int, place: int | None) -> str:
     if place is None:
         return f'<div class="rank idle" title="{device}">{name}<small>idle</small></div>'
     stages = ", ".join(map(str, plan.order.stages_of(place)))
+    replica = plan.replica_of(rank) or 0
+    share = f"<small>{plan.job.batches_of(replica)} mb</small>" if plan.job.shares else ""
     return (
         f'<div class="rank" style="--hue: {_hue(place, plan.job.mesh.pp)}" title="{device}">{name}'
-        f"<small>stage {stages}</small></div>"
+        f"<small>stage {stages}</small>{share}</div>"
     )
 
 
@@ -234,6 +238,7 @@ def _runners_up(plan: PlanRecord) -> str:
 def _cells(job: Job) -> list[str]:
     degrees = [str(getattr(job.mesh, name)) for name in ("pp", "dp", "cp", "tp")]
     degrees[0] += f" x {job.chunks}" if job.chunks > 1 else ""
+    degrees[1] += f" ({' + '.join(map(str, job.shares))})" if job.shares else ""
     return [*degrees, str(job.micro_batch), job.recompute, str(job.zero)]
 
 

@@ -80,13 +80,20 @@ def plan_for(
     ranks: Sequence[int] | None = None,
     num_ranks: int | None = None,
     order: str | None = None,
+    shares: Sequence[int] = (),
     **job: Any,
 ) -> Plan:
     """A plan made by hand: stages of so many layers, on these ranks."""
     description = read_model(describe(model, torch.zeros(1, SEQ, dtype=torch.long), name="model"))
     names, layers = module_names(description), layers_among(description)
     made = Job(
-        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp, ep=ep), global_batch=BATCH, micro_batch=1, seq=SEQ, chunks=chunks, **job
+        mesh=Mesh(pp=pp, dp=dp, tp=tp, cp=cp, ep=ep),
+        global_batch=BATCH,
+        micro_batch=1,
+        seq=SEQ,
+        chunks=chunks,
+        shares=tuple(shares),
+        **job,
     )
     stages = pp * chunks
     whole = tuple(ranks or range(made.mesh.num_ranks))
@@ -116,6 +123,7 @@ def plan_for(
         stage_seconds=((0.01, 0.02),) * stages,
         predicted=Prediction(seconds=1.0, error=0.1),
         memory=(0,) * count,
+        replica_seconds=(((0.01, 0.02),) * stages,) * len(made.shares),
     )
     needed = held_total(plan)
     held = [plan.place_of(rank) for rank in range(count)]

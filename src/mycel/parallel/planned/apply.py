@@ -114,16 +114,26 @@ def apply(
             device=where,
             timeout_s=timeout_s,
             planned=planned_actions(plan, topology, replica=groups.replica, shard=groups.shard),
+            scale_grads=_counted(plan),
         )
     return Planned(plan, groups, parts, pipeline, optimizer, in_parts, max_norm, sequences, experts)
 
 
 def _order(plan: Plan, groups: Groups) -> Order:
     """The plan's order as the group numbers its ranks; up to ZeRO-2 parameters stay gathered until a step's end."""
-    order = order_of_group(plan.order, groups.pipe_places)
+    order = order_of_group(plan.order_of(groups.data), groups.pipe_places)
     if plan.job.zero in (1, 2) and _replicas(plan) > 1 and not order.has_communication:
         order = lower(order, most_gathered=plan.num_stages)
     return order
+
+
+def _counted(plan: Plan) -> bool | float:
+    """What each replica divides its gradients by, before the mean over replicas.
+
+    Where they have unlike many micro-batches, each of these counts alike: the mean of them, on all replicas.
+    """
+    shares = plan.job.shares
+    return sum(shares) / len(shares) if shares else True
 
 
 def _replicas(plan: Plan) -> int:
@@ -301,14 +311,16 @@ class Planned:
 
     def _own_part(self, value: Tensor) -> Tensor:
         assert self._groups is not None
-        each = self.plan.job.global_batch // self.plan.job.mesh.dp
-        return value[self._groups.data * each : (self._groups.data + 1) * each]
+        job, replica = self.plan.job, self._groups.data
+        begin = job.micro_batch * sum(map(job.batches_of, range(replica)))
+        return value[begin : begin + job.micro_batch * job.batches_of(replica)]
 
     def _mean_loss(self) -> Tensor:
         """Over all micro-batches of all replicas; ranks that do not have it learn it."""
-        total = torch.zeros(1, dtype=torch.float64)
+        total, job = torch.zeros(1, dtype=torch.float64), self.plan.job
         if self.pipeline is not None and self._groups is not None and not self._groups.shard and self.pipeline.losses:
-            total += torch.stack([_whole(loss) for loss in self.pipeline.losses.values()]).double().mean().cpu()
+            losses = torch.stack([_whole(loss) for loss in self.pipeline.losses.values()]).double()
+            total += losses.mean().cpu() * (losses.numel() * job.mesh.dp * job.micro_batch / job.global_batch)
         if dist.get_backend() == "nccl":
             total = total.cuda()
         dist.all_reduce(total)

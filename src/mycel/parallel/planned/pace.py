@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mycel.planning.plan import Plan
@@ -75,14 +76,20 @@ def paced(plan: Plan) -> Callable[[int, nn.Module], nn.Module]:
     """For ``apply(..., wrap=paced(plan))``: every stage lasts as long as the plan says of it.
 
     Args:
-        plan: whose ``stage_seconds`` hold; of a backward in two halves the first takes all the time.
+        plan: whose ``stage_seconds`` hold, those of this rank's replica where they differ; of a backward in two
+            halves the first takes all the time.
 
     Examples:
         ::
 
             trained = mycel.parallel.apply(model, plan, wrap=mycel.parallel.paced(plan))
     """
-    return lambda stage, module: Paced(module, *plan.stage_seconds[stage])
+
+    def wrap(stage: int, module: nn.Module) -> nn.Module:
+        rank = dist.get_rank() if plan.replica_seconds else plan.ranks[0]
+        return Paced(module, *plan.seconds_of(plan.replica_of(rank) or 0)[stage])
+
+    return wrap
 
 
 def _sleep_until(end: float) -> None:

@@ -20,8 +20,9 @@ def planned_actions(
         replica: which pipeline.
         shard: which of its ranks, where matrices are shared.
     """
-    times = {f"{stage}F": forward for stage, (forward, _) in enumerate(plan.stage_seconds)}
-    for stage, (_, backward) in enumerate(plan.stage_seconds):
+    data = replica // plan.job.mesh.cp
+    times = {f"{stage}F": forward for stage, (forward, _) in enumerate(plan.seconds_of(data))}
+    for stage, (_, backward) in enumerate(plan.seconds_of(data)):
         # Of a backward in two halves each is planned to take half of it.
         times |= {f"{stage}B": backward, f"{stage}I": backward / 2, f"{stage}W": backward / 2}
     job, mesh = plan.job, plan.job.mesh
@@ -29,7 +30,11 @@ def planned_actions(
     ranks = [plan.ranks[place * width + replica * mesh.tp + shard] for place in range(mesh.pp)]
     num_bytes = 2 * job.micro_batch * job.seq * plan.model.shape.hidden / (mesh.cp * mesh.tp**job.is_scattered)
     run = simulate(
-        plan.order, times, topology=topology, ranks=ranks if topology is not None else None, message_bytes=num_bytes
+        plan.order_of(data),
+        times,
+        topology=topology,
+        ranks=ranks if topology is not None else None,
+        message_bytes=num_bytes,
     )
     return {
         str(action): (start, end)

@@ -74,7 +74,12 @@ class Batch:
 
 
 def find_batch(
-    placement: Placement, num_micro_batches: int, *, time_limit_s: float = 30.0, told: Told | None = None
+    placement: Placement,
+    num_micro_batches: int,
+    *,
+    time_limit_s: float = 30.0,
+    clock: Clock | None = None,
+    told: Told | None = None,
 ) -> Batch:
     """The shortest schedule of a batch that time allows, and what is proved of it.
 
@@ -82,6 +87,7 @@ def find_batch(
         placement: blocks, devices and caps.
         num_micro_batches: of the batch.
         time_limit_s: for all of it.
+        clock: instead of a limit, where this is a part of a longer search, or work is counted instead of time.
         told: called as the search goes on.
 
     Raises:
@@ -104,7 +110,7 @@ def find_batch(
             f"{count} micro-batches of {len(placement.blocks)} blocks each: at most {most} are put in order; long "
             "batches repeat their steady state, whose period says what one more costs"
         )
-    search = _Search(placement, count, Clock(time_limit_s), told)
+    search = _Search(placement, count, clock or Clock(time_limit_s), told)
     try:
         search.run()
     except KeyboardInterrupt:
@@ -112,7 +118,9 @@ def find_batch(
     if search.best is None:
         if search.clock.interrupted:
             raise KeyboardInterrupt("no order was found yet")
-        raise SynthesisError(f"placement {placement.name}: no order was found in {time_limit_s:g} s; allow more time")
+        raise SynthesisError(
+            f"placement {placement.name}: no order was found in {search.clock.gone_s:.3g} s; allow more time"
+        )
     return Batch(
         timed=search.best,
         bound=min(search.bound, search.best.makespan),

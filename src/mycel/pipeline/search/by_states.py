@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Sequence
 
 from mycel.pipeline.placement import Placement
-from mycel.pipeline.search.solving import Clock
+from mycel.pipeline.search.solving import STATE_S, Clock
 from mycel.pipeline.search.states import Moves, State, count_of_ideals
 from mycel.pipeline.search.whole import Whole
 from mycel.pipeline.timed import Timed
@@ -113,6 +113,7 @@ def _walk(placement: Placement, count: int, clock: Clock, most: int | None) -> l
             if times[place] < now:
                 continue  # it was reached earlier since
             looked_at += 1
+            clock.count(STATE_S)
             if looked_at > _MOST_STATES or (not looked_at & 1023 and clock.left_s <= 0):
                 return None
             for block, after in moves.starts(state):

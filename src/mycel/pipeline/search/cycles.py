@@ -23,7 +23,7 @@ import numpy as np
 
 from mycel.pipeline.placement import Placement
 from mycel.pipeline.search.modulo import Repetend
-from mycel.pipeline.search.solving import Clock
+from mycel.pipeline.search.solving import STATE_S, Clock
 from mycel.pipeline.search.states import Moves, State
 
 __all__ = ["Circles", "find_circles"]
@@ -88,6 +88,7 @@ def _graph(placement: Placement, lead: int, clock: Clock) -> tuple[list[State], 
     edges: list[tuple[int, int, int, int, int]] = []
     is_all = True
     for place, state in enumerate(states):  # grows while it is gone through
+        clock.count(STATE_S)
         if len(states) > _MOST_STATES or (not place & 1023 and clock.left_s <= 0):
             return None
         following = [(block, 0, after) for block, after in moves.starts(state)]
@@ -124,6 +125,7 @@ def _circle(num_states: int, edges: np.ndarray, period: Fraction, clock: Clock) 
     rounds = 0
     while clock.left_s > 0:
         rounds += 1
+        clock.count(num_states * STATE_S / 100)
         ways = distance[sources] + lengths
         shortest = np.minimum.reduceat(ways, first)
         is_better = shortest < distance[into]

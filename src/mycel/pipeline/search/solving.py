@@ -10,7 +10,10 @@ from typing import Any, Literal
 from mycel.arguments import real_number
 from mycel.collectives.cp_sat import cp_sat, solve
 
-__all__ = ["Answer", "Clock"]
+__all__ = ["STATE_S", "Answer", "Clock"]
+
+#: Work that making a model is counted for, and looking at one state.
+_MODEL_S, STATE_S = 0.01, 1e-5
 
 #: What a solver says: the best there is, something, that there is nothing, or that time ran out.
 Answer = Literal["optimal", "found", "none", "late"]
@@ -25,13 +28,16 @@ class Clock:
     Args:
         time_limit_s: from now on.
         num_workers: threads of the solver. One takes turns between the solver's strategies in a fixed order.
+        is_counted: what goes is not time but work, as the solver counts its steps in seconds: with one thread the
+            same search ends at the same point on every machine. It takes some times as many seconds.
 
     Raises:
         UsageError: a limit that is not above 0.
     """
 
-    def __init__(self, time_limit_s: float, *, num_workers: int = 1) -> None:
-        self._began = time.monotonic()
+    def __init__(self, time_limit_s: float, *, num_workers: int = 1, is_counted: bool = False) -> None:
+        self._done_s: list[float] | None = [0.0] if is_counted else None  # shared with parts of it
+        self._began = self._now()
         self._deadline = self._began + real_number(time_limit_s, "time limit in seconds", above=0)
         self._num_workers = num_workers
         self._stopped = threading.Event()
@@ -42,9 +48,24 @@ class Clock:
         Args:
             seconds: from now on.
         """
-        inner = Clock(max(min(seconds, self.left_s), 1e-9), num_workers=self._num_workers)
-        inner._stopped = self._stopped
+        left_s = max(min(seconds, self.left_s), 1e-9)
+        inner = Clock(left_s, num_workers=self._num_workers)
+        inner._stopped, inner._done_s = self._stopped, self._done_s
+        inner._began = inner._now()
+        inner._deadline = inner._began + left_s
         return inner
+
+    def _now(self) -> float:
+        return time.monotonic() if self._done_s is None else self._done_s[0]
+
+    def count(self, seconds: float) -> None:
+        """Work was done beside the solver; where time goes, it has gone.
+
+        Args:
+            seconds: that it took, about, where that was found out.
+        """
+        if self._done_s is not None:
+            self._done_s[0] += seconds
 
     @property
     def interrupted(self) -> bool:
@@ -58,12 +79,12 @@ class Clock:
     @property
     def left_s(self) -> float:
         """Seconds until it ends."""
-        return 0.0 if self.interrupted else max(0.0, self._deadline - time.monotonic())
+        return 0.0 if self.interrupted else max(0.0, self._deadline - self._now())
 
     @property
     def gone_s(self) -> float:
         """Seconds since it began."""
-        return time.monotonic() - self._began
+        return self._now() - self._began
 
     def solve(
         self,
@@ -90,7 +111,10 @@ class Clock:
         if seconds <= 0:
             return "late", solver
         parameters = solver.parameters
-        parameters.max_time_in_seconds = seconds
+        if self._done_s is None:
+            parameters.max_time_in_seconds = seconds
+        else:
+            parameters.max_deterministic_time = seconds
         parameters.num_workers = self._num_workers
         parameters.random_seed = 1
         parameters.symmetry_level = 0  # 9.15 can end in an IndexError while it looks for symmetries
@@ -100,6 +124,8 @@ class Clock:
         parameters.catch_sigint_signal = False
         watch = None if found is None else _watch(cp, found)
         status = self._watched(solver, model, watch)
+        if self._done_s is not None:
+            self.count(solver.response_proto.deterministic_time + _MODEL_S)
         if status == cp.OPTIMAL:
             return "optimal", solver
         if status == cp.FEASIBLE:

@@ -71,6 +71,7 @@ def plan_of(
         limits=limits,
         runners_up=tuple(_runner_up(other) for other in found.candidates if other is not chosen)[:_RUNNERS_UP],
         binding=chosen.binding,
+        replica_seconds=chosen.replica_seconds,
     )
 
 

@@ -22,6 +22,7 @@ from mycel.planning.predict import Prediction
 from mycel.planning.search import Candidate, Found, Limits, Refusal, search
 from mycel.planning.search.places import places_of
 from mycel.planning.search.score import candidate_of, pipeline_seconds
+from mycel.planning.search.shares import best_shares, shared_chain, with_shares
 from mycel.planning.search.stages import stages_of
 from mycel.units import format_seconds
 
@@ -243,6 +244,8 @@ def explain_plan(
 def evaluate(cluster: Cluster, plan: PlanRecord, job: Job) -> Candidate | None:
     """One job with its best cut on the first of its placements, as a search would score it; ``None`` if none fits.
 
+    Of unequal shares of the batch the best for that cut are taken.
+
     Args:
         cluster: whose ranks.
         plan: of whose model.
@@ -251,9 +254,13 @@ def evaluate(cluster: Cluster, plan: PlanRecord, job: Job) -> Candidate | None:
     found: Candidate | None = None
     for ranks in islice(places_of(cluster, job.mesh), _PLACES):
         stages = stages_of(cluster, plan.model.shape, job, ranks, cluster.memory_bytes)
-        cut = best_cut(stages.chain())
+        cut = best_cut(shared_chain(stages) if job.shares else stages.chain())
         if cut is None:
             continue
+        if job.shares:
+            stages = with_shares(stages, best_shares(stages, cut), cluster.memory_bytes)
+            if any(layers > most for layers, most in zip(cut, stages.chain().most, strict=True)):
+                continue
         one = candidate_of(stages, cut, pipeline_seconds(stages, cut))
         if found is None or one.seconds.seconds < found.seconds.seconds:
             found = one
@@ -277,6 +284,7 @@ def ways(job: Job) -> str:
     parts.append(f"micro-batch {job.micro_batch}")
     parts += [f"recompute {job.recompute}"] if job.recompute != "none" else []
     parts += [f"zero {job.zero}"] if job.zero else []
+    parts += [f"shares {' + '.join(map(str, job.shares))}"] if job.shares else []
     return ", ".join(parts + (["offloaded"] if job.is_offloaded else []))
 
 
@@ -409,6 +417,8 @@ def _has(job: Job, degree: str) -> bool:
     name, _, value = degree.partition("=")
     if name == "offload":
         return job.is_offloaded == (value == "yes")
+    if name == "shares":
+        return bool(job.shares) == (value == "unequal")
     got = getattr(job.mesh, name) if hasattr(job.mesh, name) else getattr(job, name, None)
     return str(got) == value
 

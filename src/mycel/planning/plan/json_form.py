@@ -3,7 +3,8 @@
 The form: an object with ``"format": "mycel.plan"`` and ``"version": 1``, and in it ``model`` (sizes, digest, names of
 modules and layers), ``cluster`` (name, digest, names, memory and devices of ranks), ``mesh`` (degrees and the ranks
 in its order), ``job`` (all else of ``Job``), ``cut``, ``stage_ranks``, ``layouts``, ``order`` (the JSON of orders),
-``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up`` and ``binding``.
+``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up`` and ``binding``. Where replicas have unlike
+many micro-batches, and only there, ``job`` has ``shares`` and the plan ``replica_seconds``.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ FORMAT = "mycel.plan"
 _LONGEST_FILE = 1 << 26
 _MOST = 1 << 62
 _MESH = ("pp", "dp", "tp", "cp", "ep")
-_JOB = tuple(f.name for f in fields(Job) if f.name != "mesh")
+_JOB = tuple(f.name for f in fields(Job) if f.name not in ("mesh", "shares"))
 _KEYS = (
     *("format", "version", "model", "cluster", "mesh", "job", "cut", "stage_ranks", "layouts", "order"),
-    *("stage_seconds", "predicted", "memory", "limits", "runners_up", "binding"),
+    *("stage_seconds", "predicted", "memory", "limits", "runners_up", "binding", "replica_seconds"),
 )
 
 _Item = TypeVar("_Item")
@@ -49,6 +50,7 @@ def json_of(plan: PlanRecord) -> dict[str, Any]:
         plan: to be written.
     """
     model, cluster = plan.model, plan.cluster
+    unequal = {"replica_seconds": [[list(pair) for pair in replica] for replica in plan.replica_seconds]}
     return {
         "format": FORMAT,
         "version": plan.version,
@@ -88,6 +90,7 @@ def json_of(plan: PlanRecord) -> dict[str, Any]:
             for other in plan.runners_up
         ],
         "binding": plan.binding,
+        **(unequal if plan.replica_seconds else {}),
     }
 
 
@@ -106,7 +109,8 @@ def _degrees(job: Job) -> dict[str, int]:
 
 
 def _rest_of(job: Job) -> dict[str, Any]:
-    return {name: getattr(job, name) for name in _JOB}
+    shares = {"shares": list(job.shares)} if job.shares else {}
+    return {name: getattr(job, name) for name in _JOB} | shares
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -196,6 +200,9 @@ def _fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "limits": _each(data, "limits", "the plan", _text),
         "runners_up": _each(data, "runners_up", "the plan", _runner_up),
         "binding": _text(_value(data, "binding", "the plan"), "binding"),
+        "replica_seconds": _list(
+            data.get("replica_seconds", []), "replica_seconds", lambda item, at: _list(item, at, _pair)
+        ),
     }
 
 
@@ -223,7 +230,7 @@ def _cluster(data: Mapping[str, Any]) -> PlannedCluster:
 
 
 def _job(mesh: Mapping[str, Any], data: Mapping[str, Any], at: str) -> Job:
-    _only(data, _JOB, at)
+    _only(data, (*_JOB, "shares"), at)
     for name in _JOB:
         value = _value(data, name, at)
         if name.startswith(("is_", "has_")) and not isinstance(value, bool):
@@ -233,7 +240,8 @@ def _job(mesh: Mapping[str, Any], data: Mapping[str, Any], at: str) -> Job:
         elif not name.startswith(("is_", "has_")):
             whole_number(value, f"{at}: {name}", least=0, most=_MOST)
     degrees = {name: whole_number(_value(mesh, name, "mesh"), f"mesh: {name}", most=_MOST) for name in _MESH}
-    return Job(mesh=Mesh(**degrees), **{name: data[name] for name in _JOB})
+    shares = _list(data.get("shares", []), f"{at}: shares", lambda item, place: whole_number(item, place, most=_MOST))
+    return Job(mesh=Mesh(**degrees), **{name: data[name] for name in _JOB}, shares=shares)
 
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:

@@ -136,13 +136,16 @@ class PlanRecord:
         stage_ranks: ranks that hold each stage, in the order of the mesh.
         layouts: pattern of module names (``*`` is a number) and how tensor parallelism shares the modules that it
             names, one of ``mycel.planning.models.json_format.LAYOUTS``; empty without tensor parallelism.
-        order: what every place of the pipeline does, one row each.
-        stage_seconds: forward and backward of one micro-batch on each stage, with its exchanges.
+        order: what every place of the pipeline does, one row each; of a replica that has fewer micro-batches than
+            another, as many of them as it has.
+        stage_seconds: forward and backward of one micro-batch on each stage, with its exchanges, on the slowest of
+            its ranks.
         predicted: time of a step.
         memory: bytes that each rank of the cluster is expected to hold; 0 for one that the plan does not use.
         limits: that the user wrote and the search kept.
         runners_up: what lost, the fastest first.
         binding: what keeps it from being faster, as the search saw it.
+        replica_seconds: ``stage_seconds`` of each replica, where they have unlike many micro-batches; else empty.
         version: of this form.
 
     Raises:
@@ -164,6 +167,7 @@ class PlanRecord:
     limits: tuple[str, ...] = ()
     runners_up: tuple[RunnerUp, ...] = ()
     binding: str = ""
+    replica_seconds: tuple[tuple[tuple[float, float], ...], ...] = ()
     version: int = field(default=PLAN_VERSION)
 
     __repr__ = brief
@@ -185,6 +189,14 @@ class PlanRecord:
                 raise UsageError(f"{stages} stages (pp {mesh.pp} x {self.job.chunks} chunks), and {got} {what}")
         if len(self.memory) != self.cluster.num_ranks:
             raise UsageError(f"memory of {len(self.memory)} ranks, and the cluster has {self.cluster.num_ranks}")
+        if len(self.replica_seconds) != len(self.job.shares):
+            raise UsageError(
+                f"replica_seconds of {len(self.replica_seconds)} replicas, and {len(self.job.shares)} have shares of "
+                "their own of the batch; each of these has both"
+            )
+        for replica, seconds in enumerate(self.replica_seconds):
+            if len(seconds) != stages:
+                raise UsageError(f"replica_seconds of replica {replica}: {len(seconds)} pairs for {stages} stages")
 
     @property
     def num_stages(self) -> int:
@@ -204,6 +216,33 @@ class PlanRecord:
         """
         size = len(self.ranks) // self.job.mesh.pp
         return self.ranks[place * size : (place + 1) * size]
+
+    def replica_of(self, rank: int) -> int | None:
+        """Which part of the batch a rank of the cluster works on; ``None`` where the plan does not use it.
+
+        Args:
+            rank: of the cluster.
+        """
+        place = self.place_of(rank)
+        if place is None:
+            return None
+        return self.group(place).index(rank) // (self.job.mesh.cp * self.job.mesh.tp)
+
+    def seconds_of(self, replica: int) -> tuple[tuple[float, float], ...]:
+        """Forward and backward of one micro-batch on each stage of a replica.
+
+        Args:
+            replica: from 0 to ``dp - 1``.
+        """
+        return self.replica_seconds[replica] if self.replica_seconds else self.stage_seconds
+
+    def order_of(self, replica: int) -> Order:
+        """What every place of a replica's pipeline does.
+
+        Args:
+            replica: from 0 to ``dp - 1``.
+        """
+        return self.order.of_first(self.job.batches_of(replica))
 
     def place_of(self, rank: int) -> int | None:
         """Place in the pipeline of a rank of the cluster; ``None`` where the plan does not use it.

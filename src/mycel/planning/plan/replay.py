@@ -23,6 +23,8 @@ _INPUT_SHARE = 0.5
 def simulate_plan(plan: PlanRecord, cluster: Cluster | None = None) -> Run:
     """The plan's pipeline, simulated: one chain of ranks, the first replica's.
 
+    Where replicas have unlike many micro-batches it is the one that is done last.
+
     Args:
         plan: a right one.
         cluster: whose wires messages take; without one they take no time.
@@ -30,7 +32,21 @@ def simulate_plan(plan: PlanRecord, cluster: Cluster | None = None) -> Run:
     Raises:
         UsageError: the cluster has other ranks than the plan's.
     """
-    seconds = plan.stage_seconds
+    if cluster is not None and cluster.fabric is not None:
+        check_cluster(plan, cluster)
+    # Replicas of equal shares and times are simulated once.
+    differ = {(plan.job.batches_of(replica), plan.seconds_of(replica)): replica for replica in _replicas(plan)}
+    runs = [_simulated(plan, cluster, replica) for replica in sorted(differ.values())]
+    return max(runs, key=lambda run: run.makespan)
+
+
+def _replicas(plan: PlanRecord) -> range:
+    return range(plan.job.mesh.dp) if plan.job.shares else range(1)
+
+
+def _simulated(plan: PlanRecord, cluster: Cluster | None, replica: int) -> Run:
+    """The first chain of ranks of a replica."""
+    order, seconds = plan.order_of(replica), plan.seconds_of(replica)
 
     def lasts(action: Action) -> float:
         forward, backward = seconds[action.stage]
@@ -42,11 +58,11 @@ def simulate_plan(plan: PlanRecord, cluster: Cluster | None = None) -> Run:
         return backward * share
 
     if cluster is None or cluster.fabric is None:
-        return simulate(plan.order, lasts)
-    check_cluster(plan, cluster)
-    first = [plan.group(place)[0] for place in range(plan.order.ranks)]
+        return simulate(order, lasts)
+    width = plan.job.mesh.cp * plan.job.mesh.tp
+    first = [plan.group(place)[replica * width] for place in range(order.ranks)]
     sizes = _sizes(plan, cluster, first)
-    return simulate(plan.order, lasts, topology=cluster.fabric, ranks=first, message_bytes=sizes)
+    return simulate(order, lasts, topology=cluster.fabric, ranks=first, message_bytes=sizes)
 
 
 def _sizes(plan: PlanRecord, cluster: Cluster, first: list[int]) -> Callable[[Result], float]:

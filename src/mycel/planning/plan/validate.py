@@ -59,6 +59,8 @@ def check_form(plan: PlanRecord) -> Report:
     _check_stages(plan)
     _check_layouts(plan)
     report = check(plan.order, executor="torch" if plan.job.executor == "torch" else "mycel")
+    for count in sorted(set(plan.job.shares) - {plan.job.num_micro_batches}):
+        check(plan.order.of_first(count), executor="mycel")
     _check_times(plan)
     return report
 
@@ -240,6 +242,7 @@ def _check_stages(plan: PlanRecord) -> None:
         raise UsageError(
             f"the order treats {order.num_micro_batches} micro-batches, and batch {job.global_batch} over "
             f"dp={job.mesh.dp} in micro-batches of {job.micro_batch} makes {job.num_micro_batches}"
+            f"{' on the replica with the most' if job.shares else ''}"
         )
     if order.has_communication:
         raise UsageError("the order has messages among its actions; a plan's order has computations only")
@@ -293,12 +296,21 @@ def _check_layouts(plan: PlanRecord) -> None:
 
 def _check_times(plan: PlanRecord) -> None:
     """A step cannot be shorter than what the busiest place computes."""
-    load = [0.0] * plan.order.ranks
-    for stage, seconds in enumerate(plan.stage_seconds):
-        load[plan.order.rank_of(stage)] += sum(seconds) * plan.order.num_micro_batches
-    busiest = max(range(len(load)), key=load.__getitem__)
-    if load[busiest] > plan.predicted.seconds * 1.001:
-        raise UsageError(
-            f"predicted: a step of {plan.predicted.seconds:.4g} s is shorter than what place {busiest} computes in "
-            f"it, {load[busiest]:.4g} s: the prediction or stage_seconds were changed; search again"
-        )
+    for replica in range(max(1, len(plan.job.shares))):
+        load = [0.0] * plan.order.ranks
+        for stage, seconds in enumerate(plan.seconds_of(replica)):
+            load[plan.order.rank_of(stage)] += sum(seconds) * plan.job.batches_of(replica)
+        busiest = max(range(len(load)), key=load.__getitem__)
+        if load[busiest] > plan.predicted.seconds * 1.001:
+            where = f" of replica {replica}" if plan.job.shares else ""
+            raise UsageError(
+                f"predicted: a step of {plan.predicted.seconds:.4g} s is shorter than what place {busiest}{where} "
+                f"computes in it, {load[busiest]:.4g} s: the prediction or stage_seconds were changed; search again"
+            )
+    for replica, times in enumerate(plan.replica_seconds):
+        for stage, (seconds, slowest) in enumerate(zip(times, plan.stage_seconds, strict=True)):
+            if sum(seconds) > sum(slowest) * 1.001:
+                raise UsageError(
+                    f"replica_seconds: stage {stage} is said to take longer on replica {replica} than on its slowest "
+                    "ranks: the times were changed; search again"
+                )

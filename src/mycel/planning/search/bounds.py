@@ -6,7 +6,8 @@ A pipeline's time is at least the largest over stages of what comes before, ``M`
 after (``mycel.planning.cuts``). Whatever the cut, with speeds ``v(s)`` of the stages and the whole work ``W`` of a
 micro-batch, that is least where all stages are as late, at ``M W / sum of v(s) (1 - 1/M)^s``; where ranks differ,
 ``v(s)`` is the mean speed of the ``s``-th fastest part of the ranks, which no placement beats. Interleaved stages can
-start after one layer of each rank before.
+start after one layer of each rank before. Where replicas have unlike many micro-batches, each is bound so by its own
+speeds; added up, ``M`` is the mean in front, and the most that one can have below.
 
 What a rank holds is linear in its layers, so the layers that fit on every stage are known, and a cut fits where they
 add up to the model's.
@@ -146,7 +147,9 @@ def _least(p: Points, cluster: Cluster, links: Links, fullest: Numbers) -> Numbe
 
 def _speeds(p: Points, cluster: Cluster, kinds: list[Device], ones: Numbers, one: Numbers) -> tuple[Numbers, Numbers]:
     """Sum over stages of speed times what its place leaves of it, and of speed times its number."""
-    ratio = np.where(p.chunks > 1, 1.0, 1.0 - 1.0 / p.micro_batches)
+    # The replica with the most micro-batches fills its pipeline best; all others have at least one.
+    most = np.where(p.unequal > 0, (p.micro_batches - 1.0) * p.dp + 1.0, p.micro_batches)
+    ratio = np.where(p.chunks > 1, 1.0, 1.0 - 1.0 / most)
     if len(kinds) == 1:
         series = np.where(ratio < 1.0, (1.0 - ratio**p.pp) / np.maximum(1.0 - ratio, 1e-300), p.pp)
         return series, p.pp * (p.pp - 1.0) / 2.0

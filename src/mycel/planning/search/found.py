@@ -28,6 +28,7 @@ class Candidate:
         memory: bytes that each rank of the cluster holds; 0 for one that is not used.
         binding: what keeps it from being faster.
         bound_s: that no order of its stages can be faster than.
+        replica_seconds: ``stage_seconds`` of each replica, where they have unlike many micro-batches; else empty.
 
     Raises:
         UsageError: ranks or stages that do not multiply.
@@ -41,6 +42,7 @@ class Candidate:
     memory: tuple[int, ...]
     binding: str = ""
     bound_s: float = 0.0
+    replica_seconds: tuple[tuple[tuple[float, float], ...], ...] = ()
 
     __repr__ = brief
 
@@ -54,6 +56,11 @@ class Candidate:
             raise UsageError(
                 f"{len(self.cut)} stages of layers and {len(self.stage_seconds)} of seconds for "
                 f"{mesh.pp * self.job.chunks} stages; they must be as many"
+            )
+        if len(self.replica_seconds) != len(self.job.shares):
+            raise UsageError(
+                f"seconds of {len(self.replica_seconds)} replicas for {len(self.job.shares)} shares of the batch; "
+                "they must be as many"
             )
 
 

@@ -7,6 +7,7 @@
       - tp in node                # every group of that direction within one node
       - recompute=full|none       # one of several
       - offload=no                # the optimizer's state stays on the device
+      - shares=equal              # all replicas have as many micro-batches; unequal: some have more
       - memory<=70GiB             # of every rank
       - stage 0 on left           # a node's or a rank's name; stage -1 is the last
 
@@ -36,7 +37,12 @@ __all__ = ["DEGREES", "Limit", "Limits"]
 #: Directions of the mesh.
 DEGREES = ("pp", "dp", "tp", "cp", "ep")
 _NUMBERS = (*DEGREES, "micro_batch", "chunks", "zero", "num_micro_batches")
-_KEYS = (*_NUMBERS, "recompute", "offload", "memory")
+_WORDS: dict[str, tuple[str, ...]] = {
+    "recompute": RECOMPUTE,
+    "offload": ("yes", "no"),
+    "shares": ("equal", "unequal"),
+}
+_KEYS = (*_NUMBERS, *_WORDS, "memory")
 _COMPARED = re.compile(r"(\w+)\s*(<=|>=|==|=|!=|<|>)\s*(.+)")
 _INSIDE = re.compile(r"(\w+)\s+in\s+(?:a\s+)?(?:node|box)", re.IGNORECASE)
 _PLACED = re.compile(r"stage\s+(-?\d{1,6})\s+on\s+(.+)", re.IGNORECASE)
@@ -101,7 +107,7 @@ class Limit:
             if len(numbers) > 1 and sign not in ("=", "!="):
                 raise UsageError(f"limit {text!r}: several numbers go with = only")
             return Limit(text=text, key=key, sign=sign, values=numbers)
-        allowed = RECOMPUTE if key == "recompute" else ("yes", "no")
+        allowed = _WORDS[key]
         for word in words:
             if word not in allowed:
                 raise UsageError(
@@ -115,7 +121,7 @@ class Limit:
         """Whether a value of its key keeps it.
 
         Args:
-            value: a number, or a word of ``recompute`` or ``offload``.
+            value: a number, or a word of ``recompute``, ``offload`` or ``shares``.
         """
         if self.sign in ("=", "!="):
             return (value in self.values) == (self.sign == "=")
@@ -229,6 +235,7 @@ class Limits:
             **{name: getattr(job, name) for name in ("micro_batch", "chunks", "zero", "num_micro_batches")},
             "recompute": job.recompute,
             "offload": "yes" if job.is_offloaded else "no",
+            "shares": "unequal" if job.shares else "equal",
         }
         for limit in self.limits:
             if limit.key in values and not limit.allows(values[limit.key]):

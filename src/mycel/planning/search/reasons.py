@@ -39,10 +39,11 @@ def reasons(
         "recompute": space.recomputes.index(job.recompute),
         "zero": job.zero,
         "offload": int(job.is_offloaded),
+        "shares": int(bool(job.shares)),
     }
     found: dict[str, tuple[Refusal, ...]] = {}
     for name, column in space.columns.items():
-        words: tuple[str, ...] = {"recompute": space.recomputes, "offload": ("no", "yes")}.get(name, ())
+        words = space.words.get(name, ())
         for value in np.unique(column):
             if value == has[name]:
                 continue

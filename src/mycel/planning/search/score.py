@@ -13,13 +13,12 @@ from mycel.pipeline.needs import Result
 from mycel.pipeline.order import Kind, Order
 from mycel.pipeline.wires import path_between
 from mycel.planning.cuts import cut_bound
-from mycel.planning.job import Job
 from mycel.planning.predict import Prediction
 from mycel.planning.search.found import Candidate
 from mycel.planning.search.stages import Stages
 from mycel.planning.step.wires import message_rate
 
-__all__ = ["candidate_of", "order_of", "pipeline_seconds", "unhindered_seconds"]
+__all__ = ["binding_of", "candidate_of", "order_of", "pipeline_seconds", "unhindered_seconds"]
 
 #: Actions that are played; of more, the rest is taken from the pace of the last half.
 _MOST_PLAYED = 3000
@@ -90,12 +89,14 @@ def unhindered_seconds(
         is_alone: messages as fast as one alone; else as fast as all of a boundary at once.
         is_free: messages take no time.
     """
+    if stages.replicas:
+        return max(unhindered_seconds(one, cut, is_alone=is_alone, is_free=is_free) for one in stages.replicas)
     job = stages.job
     times = stages.seconds(cut)
     message = stages.message_alone_s if is_alone else stages.message_s
     if is_free:
         message = (0.0,) * len(message)
-    return _extended(lambda count: _play(_turns(job.mesh.pp, count, job.chunks), times, message, job.mesh.pp), job)
+    return _extended(lambda count: _play(_turns(job.mesh.pp, count, job.chunks), times, message, job.mesh.pp), stages)
 
 
 def _play(
@@ -121,10 +122,10 @@ def _play(
     return max(ends)
 
 
-def _extended(play: Callable[[int], float], job: Job) -> float:
+def _extended(play: Callable[[int], float], stages: Stages) -> float:
     """Played whole, or, of very many micro-batches, as far as its pace is steady."""
-    count, pp = job.num_micro_batches, job.mesh.pp
-    rounds = max(3, _MOST_PLAYED // (2 * pp * job.chunks * pp))
+    count, pp = stages.batches, stages.job.mesh.pp
+    rounds = max(3, _MOST_PLAYED // (2 * pp * stages.job.chunks * pp))
     most = rounds * pp
     if count <= most:
         return play(count)
@@ -140,10 +141,12 @@ def pipeline_seconds(stages: Stages, cut: tuple[int, ...]) -> float:
         stages: with their ranks.
         cut: layers of every place.
     """
+    if stages.replicas:
+        return max(pipeline_seconds(one, cut) for one in stages.replicas)
     job, topology = stages.job, stages.cluster.topology
     if job.mesh.pp == 1:
         (forward, backward), *_ = stages.seconds(cut)
-        return job.num_micro_batches * (forward + backward)
+        return stages.batches * (forward + backward)
     if topology is None or job.executor != "mycel":
         return unhindered_seconds(stages, cut, is_alone=False)
     times = stages.seconds(cut)
@@ -167,7 +170,7 @@ def pipeline_seconds(stages: Stages, cut: tuple[int, ...]) -> float:
             message_bytes=size,
         ).makespan
 
-    return _extended(play, job)
+    return _extended(play, stages)
 
 
 def _slowest_lane(stages: Stages) -> list[int]:
@@ -205,15 +208,12 @@ def candidate_of(stages: Stages, cut: tuple[int, ...], pipeline_s: float) -> Can
     job, cluster = stages.job, stages.cluster
     fit = cluster.fit
     gradients, update, waiting = stages.ending(cut, pipeline_s)
-    batches = job.num_micro_batches
-    works = [
-        sum(stages.layer_s(place, layers)) + (stages.head_s if place == len(cut) - 1 else 0.0)
-        for place, layers in enumerate(cut)
-    ]
+    one = max(stages.replicas or (stages,), key=lambda some: some.batches * max(_works(some, cut)))
+    works = _works(one, cut)
     busiest = max(range(len(cut)), key=lambda place: works[place])
-    tensor = batches * stages.tensor_s[busiest] * cut[busiest]
-    head = batches * stages.head_s if busiest == len(cut) - 1 else 0.0
-    load = batches * works[busiest]
+    tensor = one.batches * one.tensor_s[busiest] * cut[busiest]
+    head = one.batches * one.head_s if busiest == len(cut) - 1 else 0.0
+    load = one.batches * works[busiest]
     free = unhindered_seconds(stages, cut, is_free=True) if len(cut) > 1 else load
     free = min(free, pipeline_s)
     parts = {
@@ -242,13 +242,28 @@ def candidate_of(stages: Stages, cut: tuple[int, ...], pipeline_s: float) -> Can
         seconds=seconds,
         stage_seconds=stages.seconds(cut),
         memory=tuple(memory),
-        binding=_binding(parts, busiest, job.mesh.pp),
-        bound_s=cut_bound(stages.chain(), cut),
+        binding=binding_of(parts, busiest, job.mesh.pp),
+        bound_s=max(cut_bound(some.chain(), cut) for some in stages.replicas or (stages,)),
+        replica_seconds=tuple(stages.replicas[kind].seconds(cut) for kind in stages.kind_of),
     )
 
 
-def _binding(parts: dict[str, float], busiest: int, pp: int) -> str:
-    """The largest part of a step."""
+def _works(stages: Stages, cut: tuple[int, ...]) -> list[float]:
+    """Of every place, one micro-batch."""
+    return [
+        sum(stages.layer_s(place, layers)) + (stages.head_s if place == len(cut) - 1 else 0.0)
+        for place, layers in enumerate(cut)
+    ]
+
+
+def binding_of(parts: dict[str, float], busiest: int, pp: int) -> str:
+    """The largest part of a step, for people.
+
+    Args:
+        parts: seconds of each.
+        busiest: place of the pipeline with the most to compute.
+        pp: places.
+    """
     name = max(parts, key=lambda part: parts[part])
     share = parts[name] / sum(parts.values())
     where = f" of stage {busiest}" if pp > 1 and name in ("compute", "head", "tensor") else ""

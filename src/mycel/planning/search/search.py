@@ -28,6 +28,7 @@ from mycel.planning.search.limits import Limits
 from mycel.planning.search.places import are_all_tried, places_of
 from mycel.planning.search.reasons import nothing_fits, reasons
 from mycel.planning.search.score import candidate_of, pipeline_seconds, unhindered_seconds
+from mycel.planning.search.shares import best_shares, least_of_shares, shared_chain, shares_below, with_shares
 from mycel.planning.search.space import Space, space_of
 from mycel.planning.search.stages import Stages, stages_of
 
@@ -37,6 +38,8 @@ __all__ = ["Progress", "search"]
 _MOST_CUTS = 2000
 #: Layers times places beyond which only the best cut of a placement is simulated.
 _MOST_CHAIN = 150
+#: Shares of the batch that are looked at for one cut.
+_MOST_SHARES = 256
 #: Jobs that are looked at after the best is certain, to fill up the best few.
 _MOST_MORE = 32
 
@@ -124,7 +127,9 @@ def _base(base: Job | None, batch: int, seq: int) -> Job:
     plain = Job(mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq)
     if base is None:
         return plain
-    return replace(base, mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq, chunks=1, zero=0, recompute="none")
+    return replace(
+        base, mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq, chunks=1, zero=0, recompute="none", shares=()
+    )
 
 
 def _are_alike(one: Job, other: Job) -> bool:
@@ -138,7 +143,8 @@ class _Level(IntEnum):
     EXACT = 0
     PLAYED = 1
     CUT = 2
-    JOB = 3
+    SHARES = 3
+    JOB = 4
 
 
 @dataclass(kw_only=True)
@@ -212,7 +218,12 @@ class _Run:
                         self.kept.append(what)
                 else:
                     assert isinstance(what, tuple)
-                    if not any(_are_alike(one.job, what[0].job) for one in self.kept):  # another cut of it is better
+                    if any(_are_alike(one.job, what[0].job) for one in self.kept):  # another cut of it is better
+                        continue
+                    if level is _Level.SHARES:
+                        stages, cut = what
+                        self._share(stages, cut, bound)
+                    else:
                         self._play(level, *what)
             except (KeyboardInterrupt, TimeoutError):
                 self._push(bound, level, what)
@@ -229,9 +240,14 @@ class _Run:
                 return
             if not self.heap:
                 return
-            bound, _, _, row = heappop(self.heap)
-            assert isinstance(row, int)
-            self._expand(space.job(row), bound)
+            bound, level, _, what = heappop(self.heap)
+            if level is _Level.SHARES:
+                assert isinstance(what, tuple)
+                stages, cut = what
+                self._share(stages, cut, bound)
+            else:
+                assert isinstance(what, int)
+                self._expand(space.job(what), bound)
 
     def _tell(self, doing: str, bound: float, total: int) -> None:
         if self.progress is not None:
@@ -254,6 +270,9 @@ class _Run:
                 self.broken[text] = self.broken.get(text, 0) + 1
                 continue
             stages = stages_of(self.cluster, self.shape, job, ranks, self.memory_bytes)
+            if job.shares:
+                self._expand_shares(stages, bound, goal)
+                continue
             chain = stages.chain()
             is_long = chain.num_layers * len(chain.layer_s) > _MOST_CHAIN
             if is_long:
@@ -273,6 +292,58 @@ class _Run:
                 least = self._with_ending(stages, cut, one_f_one_b_bound(chain, cut))
                 if least < goal:
                     self._push(least, _Level.CUT, (stages, cut))
+
+    def _expand_shares(self, stages: Stages, bound: float, goal: float) -> None:
+        """Every cut of replicas with unlike many micro-batches that may win, whatever the shares."""
+        if len(stages.replicas) < 2:
+            return  # equally fast ones are best loaded alike
+        chain = shared_chain(stages)
+        if chain.num_layers * len(chain.layer_s) > _MOST_CHAIN:
+            best = best_cut(chain)
+            if best is not None:
+                least = self._with_ending(stages, best, least_of_shares(stages, best))
+                self._push(least, _Level.SHARES, (stages, best))
+                if len(best) > 1:
+                    self.loose_s = min(self.loose_s, self._with_ending(stages, best, cut_bound(chain, best)))
+            return
+        for number, (_, cut) in enumerate(cuts_below(chain, goal)):
+            if number >= _MOST_CUTS:
+                self.loose_s = min(self.loose_s, bound)
+                break
+            least = self._with_ending(stages, cut, least_of_shares(stages, cut))
+            if least < goal:
+                self._push(least, _Level.SHARES, (stages, cut))
+
+    def _share(self, stages: Stages, cut: tuple[int, ...], bound: float) -> None:
+        """A cut with all shares of the batch that may win; before anything is known, with the likeliest."""
+        is_best_enough = bool(self.kept) or not are_all_tried(self.cluster)
+        if self.known is None or is_best_enough:
+            self._give(stages, cut, best_shares(stages, cut), is_played=self.known is None)
+            if is_best_enough:
+                return
+        known = self.known.seconds.seconds if self.known else float("inf")
+        most = known - self._with_ending(stages, cut, 0.0)
+        for number, shares in enumerate(shares_below(stages, cut, most)):
+            if number >= _MOST_SHARES:
+                self.loose_s = min(self.loose_s, bound)
+                break
+            self._give(stages, cut, shares)
+
+    def _give(
+        self, stages: Stages, cut: tuple[int, ...], shares: tuple[int, ...], *, is_played: bool = False
+    ) -> None:
+        if len(set(shares)) == 1:
+            return  # that is a job of its own
+        shared = with_shares(stages, shares, self.memory_bytes)
+        most = shared.chain().most
+        fits = all(layers <= room for layers, room in zip(cut, most, strict=True))
+        if not fits or self.limits.broken_by(shared.job) is not None:
+            return
+        if is_played:
+            self._play(_Level.PLAYED, shared, cut)
+            return
+        least = max(one_f_one_b_bound(one.chain(), cut) for one in shared.replicas)
+        self._push(self._with_ending(shared, cut, least), _Level.CUT, (shared, cut))
 
     def _places(self, job: Job) -> tuple[tuple[int, ...], ...]:
         mesh = job.mesh

@@ -21,7 +21,7 @@ __all__ = ["Space", "space_of"]
 Column = NDArray[np.int64]
 #: Recomputation that is worth trying where attention never writes its scores.
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "alternate", "full")
-_COLUMNS = ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "recompute", "zero", "offload")
+_COLUMNS = ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "recompute", "zero", "offload", "shares")
 #: Sequences that a replica works on at once, at most: beyond, products are long enough and memory is short.
 _MOST_MICRO = 32
 #: Chunks a rank.
@@ -36,7 +36,8 @@ class Space:
 
     Attributes:
         base: whose other fields all jobs have.
-        columns: degrees and the rest by name; ``recompute`` is a place in ``recomputes``.
+        columns: degrees and the rest by name; ``recompute`` is a place in ``recomputes``; ``shares`` is 1 where
+            replicas have unlike many micro-batches, which of them how many is found when it is looked at.
         recomputes: policies that are looked at.
     """
 
@@ -58,6 +59,8 @@ class Space:
         at = {name: int(column[row]) for name, column in self.columns.items()}
         mesh = Mesh(**{name: at[name] for name in ("pp", "dp", "tp", "cp", "ep")})
         is_shared = mesh.tp > 1
+        each, more = divmod(self.base.global_batch // at["micro_batch"], mesh.dp)
+        shares = tuple(each + (replica < more) for replica in range(mesh.dp)) if at["shares"] else ()
         return replace(
             self.base,
             mesh=mesh,
@@ -68,7 +71,13 @@ class Space:
             is_offloaded=bool(at["offload"]),
             is_sequence_parallel=is_shared,
             is_scattered=is_shared and mesh.pp > 1,
+            shares=shares,
         )
+
+    @property
+    def words(self) -> dict[str, tuple[str, ...]]:
+        """Of the columns whose numbers stand for words, these."""
+        return {"recompute": self.recomputes, "offload": ("no", "yes"), "shares": ("equal", "unequal")}
 
     def points(self, shape: ModelShape) -> Points:
         """As the cost model takes them.
@@ -91,6 +100,7 @@ class Space:
             attention=is_kind.get("attention", none),
             alternate=is_kind.get("alternate", none),
             offloaded=of["offload"],
+            unequal=of["shares"],
             sequence_parallel=is_shared,
             scattered=is_shared * (of["pp"] > 1),
         )
@@ -99,12 +109,14 @@ class Space:
         """Rows whose numbers keep a limit; all of them where it is about places."""
         if limit.key in self.columns:
             column = self.columns[limit.key]
-            names = {"recompute": self.recomputes, "offload": ("no", "yes")}.get(limit.key)
+            names = self.words.get(limit.key)
             kept = [v for v in np.unique(column) if limit.allows(names[v] if names else int(v))]
             return np.isin(column, kept)
         if limit.key == "num_micro_batches":
             count = self.base.global_batch // (self.columns["dp"] * self.columns["micro_batch"])
-            return np.isin(count, [v for v in np.unique(count) if limit.allows(int(v))])
+            is_kept = np.isin(count, [v for v in np.unique(count) if limit.allows(int(v))])
+            kept_rows: NDArray[np.bool_] = is_kept | (self.columns["shares"] == 1)  # who has how many is open yet
+            return kept_rows
         return np.ones(len(self), dtype=bool)
 
 
@@ -126,6 +138,13 @@ def space_of(
     least = _LEAST_TOKENS if all(limit.allows(1) for limit in limits.of("cp")) else 1
     meshes = [mesh for mesh in _meshes(cluster.num_ranks) if _divides(mesh, shape, base, least)]
     rows = [row for mesh in meshes for row in _rows(mesh, shape, base, is_offload_tried=is_offload_tried)]
+    if base.executor == "mycel" and len(set(cluster.devices)) > 1:  # ranks that are alike are best loaded alike
+        meshes = [mesh for mesh in _meshes(cluster.num_ranks) if _divides(mesh, shape, base, least, is_equal=False)]
+        rows += [
+            row
+            for mesh in meshes
+            for row in _rows(mesh, shape, base, is_offload_tried=is_offload_tried, is_equal=False)
+        ]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_COLUMNS))
     recomputes = _RECOMPUTE if base.is_flash else (*_RECOMPUTE, "attention")
     space = Space(base=base, columns={name: table[:, i] for i, name in enumerate(_COLUMNS)}, recomputes=recomputes)
@@ -149,31 +168,42 @@ def _meshes(count: int) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _divides(
-    mesh: tuple[int, int, int, int], shape: ModelShape, base: Job, least_tokens: int = _LEAST_TOKENS
+    mesh: tuple[int, int, int, int],
+    shape: ModelShape,
+    base: Job,
+    least_tokens: int = _LEAST_TOKENS,
+    *,
+    is_equal: bool = True,
 ) -> bool:
     pp, dp, tp, cp = mesh
     heads = shape.num_heads % tp == 0 and (shape.num_kv_heads % tp == 0 or tp % shape.num_kv_heads == 0)
     width = base.seq % cp == 0 and (cp == 1 or base.seq // cp >= least_tokens)
-    return heads and width and pp <= shape.num_layers and base.global_batch % dp == 0
+    batch = base.global_batch % dp == 0 if is_equal else 1 < dp < base.global_batch
+    return heads and width and pp <= shape.num_layers and batch
 
 
 def _rows(
-    mesh: tuple[int, int, int, int], shape: ModelShape, base: Job, *, is_offload_tried: bool
+    mesh: tuple[int, int, int, int], shape: ModelShape, base: Job, *, is_offload_tried: bool, is_equal: bool = True
 ) -> Iterator[tuple[int, ...]]:
+    """Jobs of a mesh; with unequal shares those without what replicas would exchange for every micro-batch."""
     pp, dp, _, cp = mesh
     share = base.global_batch // dp
+    divided = share if is_equal else base.global_batch
+    levels = ((0, 1, 2, 3) if is_equal else (0, 1, 2)) if dp * cp > 1 else (0,)
     experts = [e for e in range(1, dp * cp + 1) if (dp * cp) % e == 0 and shape.num_experts % e == 0]
     recomputes = len(_RECOMPUTE) + (not base.is_flash)
-    for micro in (d for d in range(1, min(share, _MOST_MICRO) + 1) if share % d == 0):
+    for micro in (d for d in range(1, min(share, _MOST_MICRO) + 1) if divided % d == 0):
         batches = share // micro
-        for chunks in _CHUNKS:
+        if not is_equal and base.global_batch == dp * micro:
+            continue
+        for chunks in _CHUNKS if is_equal else (1,):
             if chunks > 1 and (pp == 1 or pp * chunks > shape.num_layers or batches % pp):
                 continue
-            for ep in experts if shape.num_experts else [1]:
+            for ep in experts if shape.num_experts and is_equal else [1]:
                 for recompute in range(recomputes):
-                    for zero in (0, 1, 2, 3) if dp * cp > 1 else (0,):
+                    for zero in levels:
                         for offload in (0, 1) if is_offload_tried else (0,):
-                            yield (*mesh[:3], cp, ep, micro, chunks, recompute, zero, offload)
+                            yield (*mesh[:3], cp, ep, micro, chunks, recompute, zero, offload, not is_equal)
 
 
 def _why_empty(cluster: Cluster, shape: ModelShape, base: Job, limits: Limits, masks: list[NDArray[np.bool_]]) -> str:
@@ -197,6 +227,8 @@ def _what_divides(cluster: Cluster, shape: ModelShape, base: Job, limit: Limit) 
     free = space_of(cluster, shape, base, Limits())
     if limit.key not in free.columns:
         return ""
+    if limit.key == "shares":
+        return ": only replicas of unlike speed have unequal ones, more micro-batches than there are replicas"
     if limit.key in ("recompute", "offload"):
         return ": it is not tried; 'attention' is only worth it without flash attention, offloading only by request"
     values = [int(v) for v in np.unique(free.columns[limit.key])]

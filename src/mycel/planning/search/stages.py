@@ -35,6 +35,7 @@ class Stages:
         cluster, shape, job: what and on what.
         ranks: at every place of the mesh, the pipeline outermost.
         groups: ranks of each place of the pipeline.
+        batches: micro-batches of a step, of the replica with the most.
         forward_s, backward_s: of one layer on each, with its exchanges, on its slowest rank.
         tensor_s: of both, what exchanges take.
         head_s: of head and loss on the last one, forward and backward.
@@ -46,6 +47,9 @@ class Stages:
         update_s, layer_update_s: of the optimizer, likewise.
         fixed_bytes, layer_bytes: that a rank of each holds with no layer, and for each.
         memory_bytes: that it may hold.
+        replicas: where replicas have unlike many micro-batches, the same of one replica of each kind, the one with
+            the most; replicas of a kind are equally fast.
+        kind_of: of each replica, which of them is of its kind.
     """
 
     cluster: Cluster
@@ -53,6 +57,7 @@ class Stages:
     job: Job
     ranks: tuple[int, ...]
     groups: tuple[tuple[int, ...], ...]
+    batches: int
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     tensor_s: tuple[float, ...]
@@ -68,6 +73,8 @@ class Stages:
     fixed_bytes: tuple[float, ...]
     layer_bytes: tuple[float, ...]
     memory_bytes: tuple[int, ...]
+    replicas: tuple[Stages, ...] = ()
+    kind_of: tuple[int, ...] = ()
 
     __repr__ = brief
 
@@ -84,7 +91,7 @@ class Stages:
         ]
         return Chain(
             num_layers=layers,
-            batches=self.job.num_micro_batches,
+            batches=self.batches,
             layer_s=tuple(f + b for f, b in zip(self.forward_s, self.backward_s, strict=True)),
             extra_s=tuple(
                 2.0 * chunks * blocked + (self.head_s if place == stages - 1 else 0.0)
@@ -165,13 +172,39 @@ def stages_of(
         ranks: at every place of the mesh, the pipeline outermost.
         memory_bytes: that a job may use on each rank of the cluster.
     """
-    mesh, c = job.mesh, cluster.fit.coefficients
-    size = len(ranks) // mesh.pp
+    size = len(ranks) // job.mesh.pp
     groups = tuple(ranks[i : i + size] for i in range(0, len(ranks), size))
+    whole = _stages(cluster, shape, job, ranks, groups, groups, memory_bytes)
+    if not job.shares:
+        return whole
+    width = job.mesh.cp * job.mesh.tp
+    own = [tuple(group[i : i + width] for group in groups) for i in range(0, size, width)]
+    devices = [tuple(frozenset(cluster.devices[rank] for rank in place) for place in places) for places in own]
+    kinds = list(dict.fromkeys(devices))
+    kind_of = tuple(map(kinds.index, devices))
+    replicas = []
+    for kind in range(len(kinds)):
+        one = _stages(cluster, shape, job, ranks, groups, own[kind_of.index(kind)], memory_bytes)
+        most = max(share for share, other in zip(job.shares, kind_of, strict=True) if other == kind)
+        replicas.append(replace(one, batches=most))
+    return replace(whole, replicas=tuple(replicas), kind_of=kind_of)
+
+
+def _stages(
+    cluster: Cluster,
+    shape: ModelShape,
+    job: Job,
+    ranks: tuple[int, ...],
+    groups: tuple[tuple[int, ...], ...],
+    own: tuple[tuple[int, ...], ...],
+    memory_bytes: tuple[int, ...],
+) -> Stages:
+    """The same, as fast as the slowest of some ranks of each place."""
+    mesh, c = job.mesh, cluster.fit.coefficients
     point = Points.of([(shape, job)])
     every = point.take(np.zeros(mesh.pp, dtype=int))
     links = PlaceLinks(cluster=cluster, places=groups)
-    kinds, has = _kinds(cluster, groups)
+    kinds, has = _kinds(cluster, own)
     times = [layer_times(every, kind, links, c) for kind in kinds]
     one = np.where(has, np.stack([t.forward + t.backward for t in times]), -1.0)
     slowest, at = one.argmax(axis=0), np.arange(mesh.pp)
@@ -204,6 +237,7 @@ def stages_of(
         job=job,
         ranks=ranks,
         groups=groups,
+        batches=job.num_micro_batches,
         forward_s=_column(np.stack([t.forward for t in times])[slowest, at]),
         backward_s=_column(np.stack([t.backward for t in times])[slowest, at]),
         tensor_s=_column(np.stack([t.tensor for t in times])[slowest, at]),

@@ -22,7 +22,8 @@ class Points:
 
     Attributes are those of ``ModelShape``, ``Mesh`` and ``Job`` by name; yes and no are 1 and 0. ``recompute`` is
     three columns: ``full``, ``attention``, ``alternate``. ``held`` is the layers of the stage in question, where a
-    pipeline is cut unevenly.
+    pipeline is cut unevenly. ``micro_batches`` is of the replica with the most; where replicas are ``unequal`` and
+    it is not known yet how, the mean.
     """
 
     layers: Numbers
@@ -68,6 +69,7 @@ class Points:
     torch_executor: Numbers
     megatron_executor: Numbers
     gradient_bytes: Numbers
+    unequal: Numbers
     held: Numbers | None = None
 
     def __len__(self) -> int:
@@ -180,4 +182,5 @@ def _row(shape: ModelShape, job: Job) -> list[float]:
         job.executor == "torch",
         job.executor == "megatron",
         job.gradient_bytes,
+        bool(job.shares),
     ]

@@ -12,6 +12,7 @@ from mycel.planning.plan.export.csv import csv
 from mycel.planning.plan.export.deepspeed import deepspeed
 from mycel.planning.plan.export.megatron import layout_string, megatron
 from mycel.planning.plan.export.mesh import mesh
+from mycel.planning.plan.export.places import refused
 from mycel.planning.plan.export.torchtitan import torchtitan
 from mycel.planning.plan.record import PlanRecord
 
@@ -51,4 +52,9 @@ def export_plan(plan: PlanRecord, form: str) -> dict[str, str]:
     Raises:
         UsageError: an unknown form, or a plan that its reader cannot carry out, with the reason.
     """
-    return FORMS[spelled(form, FORMS, "form of plans")](plan)
+    write = FORMS[spelled(form, FORMS, "form of plans")]
+    if plan.job.shares and form != "mesh":
+        shares = ", ".join(map(str, plan.job.shares))
+        why = f"its replicas have equally many micro-batches, and the plan's have {shares}"
+        raise refused(form, why, "search with --limit shares=equal")
+    return write(plan)

@@ -19,6 +19,7 @@ def mesh(plan: PlanRecord) -> dict[str, str]:
     names = ", ".join(f'"{name}"' for name, _ in shown) + ("," if len(shown) == 1 else "")
     sizes = ", ".join(str(length) for _, length in shown)
     ranks = ", ".join(map(str, plan.ranks))
+    shares = ", ".join(map(str, plan.job.shares))
     lines = [
         "import torch",
         "from torch.distributed.device_mesh import DeviceMesh",
@@ -26,6 +27,7 @@ def mesh(plan: PlanRecord) -> dict[str, str]:
         f"# {plan.model.shape.name} on {plan.cluster.name}: ranks of the cluster at each place of the mesh.",
         f"ranks = torch.tensor([{ranks}]).reshape({sizes})",
         f"mesh = DeviceMesh(torch.accelerator.current_accelerator().type, ranks, mesh_dim_names=({names}))",
+        *([f"# Micro-batches of {plan.job.micro_batch} of each replica: {shares}."] if plan.job.shares else []),
         "# Modules of each stage, and the ranks that hold it.",
         "stages = [",
         *(
