@@ -75,7 +75,10 @@ def test_what_is_chosen_fits_and_changes_no_bit(rows: int, part: float, ways: se
 def test_what_fits_in_no_way_says_which_is_nearest() -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(SynthesisError, match=r"nothing fits; nearest is residency.*bytes more: a smaller batch"):
+    with pytest.raises(
+        SynthesisError,
+        match=r"nothing fits; nearest is residency.* \(fullest in .+\), which needs \d+, \d+ bytes more: a smaller",
+    ):
         fit(model, optimizer, (batch(8),), budget=20_000)
     with pytest.raises(SynthesisError) as refused:
         fit(model, optimizer, (batch(8),), budget=20_000)
@@ -85,9 +88,13 @@ def test_what_fits_in_no_way_says_which_is_nearest() -> None:
         assert fitted.way.startswith("residency")
     with pytest.raises(SynthesisError):
         fit(model, optimizer, (batch(8),), budget=enough - 1)
-    for wrong in ({"budget": 0}, {"budget": 1 << 30, "micro_batches": 0}):
-        with pytest.raises(UsageError, match="at least 1 of each"):
-            fit(model, optimizer, (batch(8),), **wrong)
+    for wrong, says in (
+        ({"budget": 0}, "a budget in bytes: 0 is not at least 1"),
+        ({"budget": float("nan")}, "a budget in bytes: nan is not a whole number"),
+        ({"budget": 1 << 30, "micro_batches": 0}, "a number of micro-batches: 0 is not at least 1"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            fit(model, optimizer, (batch(8),), **wrong)  # type: ignore[arg-type]
 
 
 def hugging_face(kind: str, **sizes: Any) -> nn.Module:

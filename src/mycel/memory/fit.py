@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mycel.arguments import whole_number
 from mycel.comm.handle import Handle
 from mycel.comm.sharded import is_fully_sharded
 from mycel.errors import SynthesisError, UsageError
@@ -119,8 +120,8 @@ def fit(
         >>> fitted.way
         'residency'
     """
-    if budget < 1 or micro_batches < 1:
-        raise UsageError(f"a budget of {budget} bytes and {micro_batches} micro-batches: at least 1 of each")
+    budget = whole_number(budget, "a budget in bytes", least=1)
+    micro_batches = whole_number(micro_batches, "a number of micro-batches", least=1)
     subject = _subject(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     rounding = 512 if device.type == "cuda" else 1
@@ -145,22 +146,27 @@ def fit(
         if made:
             carrier.close()
         nearest = min(choices, key=lambda choice: choice.peak)
+        where = f" (fullest in {nearest.fullest})" if nearest.fullest else ""
         raise SynthesisError(
-            f"a budget of {budget} bytes: nothing fits; nearest is {nearest.way}, which needs {nearest.peak}, "
+            f"a budget of {budget} bytes: nothing fits; nearest is {nearest.way}{where}, which needs {nearest.peak}, "
             f"{nearest.peak - budget} bytes more: a smaller batch, or a larger budget"
         )
     best = min(fitting, key=lambda choice: choice.seconds or 0.0)
     fitted = Fitted(best.way, choices, needs, budget)
     plan = ways[best.way][1]
-    if best.way == "activations":
-        names, instance, chosen = plan
-        fitted.hold(attach(model, names, instance, chosen, link=carrier, far=lender))
-    if best.way.endswith("recomputed"):
-        fitted.hold(recomputed(subject.again))
-    if best.way.startswith("residency"):
-        fitted.hold(Residency(model, optimizer, plan, subject.blocks, carrier, far=lender, device=device))
     if made:
         fitted._held.push(lambda *_: carrier.close())
+    try:
+        if best.way == "activations":
+            names, instance, chosen = plan
+            fitted.hold(attach(model, names, instance, chosen, link=carrier, far=lender))
+        if best.way.endswith("recomputed"):
+            fitted.hold(recomputed(subject.again))
+        if best.way.startswith("residency"):
+            fitted.hold(Residency(model, optimizer, plan, subject.blocks, carrier, far=lender, device=device))
+    except BaseException:
+        fitted.close()
+        raise
     return fitted
 
 
