@@ -163,15 +163,17 @@ def flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * _PROBE_WIDTH**3 / best
 
 
-def bytes_per_s(link: Link, device: torch.device) -> float:
+def bytes_per_s(link: Link, device: torch.device, *, budget: int) -> float:
     """Of a link to near memory, the fastest of a few.
 
     Args:
         link: between far and near.
         device: where near is.
+        budget: bytes that near memory has; a small part of it is used for this.
     """
-    there = link.far(torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
-    near = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    num_bytes = max(1, min(_PROBE_BYTES, budget // 4))
+    there = link.far(torch.zeros(num_bytes, dtype=torch.uint8))
+    near = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     best = float("inf")
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
@@ -179,7 +181,7 @@ def bytes_per_s(link: Link, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - begin)
-    return _PROBE_BYTES / best
+    return num_bytes / best
 
 
 def mib(num_bytes: int) -> str:
