@@ -105,7 +105,7 @@ def test_one_budget_at_a_time() -> None:
     for _ in range(2):
         with fit(model, optimizer, (batch(8),), budget=budget):
             before = threading.active_count()
-            with pytest.raises(UsageError, match="^Model trains within a budget already; close that first$"):
+            with pytest.raises(UsageError, match=r"^Model trains within a budget already; close that first$"):
                 fit(model, optimizer, (batch(8),), budget=budget)
             assert threading.active_count() == before
     with pytest.raises(UsageError, match="a link"):

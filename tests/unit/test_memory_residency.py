@@ -398,14 +398,14 @@ def test_far_memory_that_is_full_is_named_and_leaves_the_model_as_it_was(tmp_pat
     units = [size for unit, size in enumerate(parts.sizes) if unit not in schedule.pinned]
     far = FarMemory(some)
     left[0] = sum(units) - 1
-    with pytest.raises(UsageError, match="^layers.5: far memory: no room"):
+    with pytest.raises(UsageError, match=r"^layers\.5: far memory: no room"):
         Residency(model, optimizers[1], schedule, blocks_of(model), Plain(), far=far)
     assert far.used_bytes == 0
     assert steps(model, optimizers[1], 0, 1) == steps(wanted, optimizers[0], 0, 1)
     left[0] = 1 << 30
     with Residency(model, optimizers[1], schedule, blocks_of(model), Plain(), far=far) as residency:
         left[0] = 100
-        with pytest.raises(UsageError, match="^layers.5: gradients did not get to far memory: far memory: no room"):
+        with pytest.raises(UsageError, match=r"^layers\.5: gradients did not get to far memory: far memory: no room"):
             steps(model, optimizers[1], 1, 1)
         assert near_bytes(residency) == 0
         left[0] = 1 << 30

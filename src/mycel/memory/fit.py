@@ -106,8 +106,8 @@ def fit(
         A handle: ``explain()`` says what was chosen and why, ``close()`` ends it.
 
     Raises:
-        UsageError: a budget or number of micro-batches that is not positive, a model whose sizes depend on values, one
-            that is sharded in part, or over a mesh of two dimensions, or one that trains within a budget already.
+        UsageError: a budget or number of micro-batches that is not positive, a model whose sizes depend on values,
+            one that is sharded in part, or over a mesh of two dimensions, or one that trains within a budget already.
         SynthesisError: nothing fits; the message says which way is nearest, and by how much it is too large.
 
     References:

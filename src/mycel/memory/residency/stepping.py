@@ -127,9 +127,9 @@ class Stepping:
                     there = far_like(self.far, local(value).contiguous())
                 except UsageError as error:
                     raise UsageError(
-                        f"{name} of a parameter of {tuple(parameter.shape)}, {local(value).nbytes} bytes of optimizer "
-                        f"state, did not get to far memory: {error}; if this was in a step, parameters before this "
-                        "one have made it and those after it have not"
+                        f"{name} of a parameter of {tuple(parameter.shape)}, {local(value).nbytes} bytes of the "
+                        f"optimizer's state, did not get to far memory: {error}; if this was in a step, parameters "
+                        "before this one have made it and those after it have not"
                     ) from error
                 self._moved[id(parameter), name] = there
                 _hold(state, name, there)

@@ -19,7 +19,8 @@ _STATUS = Path("/proc/self/status")
 def allocator_limit(num_bytes: int) -> Iterator[None]:
     """Let this process allocate so much more, and not a page beyond; torch raises ``RuntimeError`` there.
 
-    What ``fit`` and plans need of libraries, once, is loaded before, and does not count. What is freed counts back. Buffers of ``FarMemory`` in the host or in files are mapped as shared and do not count.
+    What ``fit`` and plans need of libraries, once, is loaded before, and does not count. What is freed counts back.
+    Buffers of ``FarMemory`` in the host or in files are mapped as shared and do not count.
     Threads that start inside need a stack each, 8 MiB, which counts.
 
     Args:
