@@ -116,8 +116,9 @@ def one_limited(micro: int, steps: int) -> None:
     near, there = torch.zeros(1), torch.zeros(1)
     link.fetch([(there, near)]).wait()  # the stacks of its threads are no memory of the model's
     link.store([(there, near)]).wait()
-    small = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU())
-    stepper(nn.Sequential(small), torch.optim.AdamW(small.parameters()), {0: rows(0)})()  # code is loaded once
+    small = Networks(width=WIDTH, layers=1)  # code is loaded once, and products keep buffers of their own
+    stepper(small, torch.optim.AdamW(small.parameters()), {0: rows(0)})()
+    del small
     with Residency(model, optimizer, schedule, blocks, link), allocator_limit(states // 4):
         begun = link.fetched_bytes
         losses = train(model, optimizer, steps, micro)

@@ -308,6 +308,33 @@ def test_recomputation_and_evaluation_in_between() -> None:
     link.close()
 
 
+def test_without_gradients_the_next_block_comes_while_one_computes() -> None:
+    model = Model()
+    optimizer = adam_w(model)
+    wanted = Model()
+    link = Plain()
+    with held(model, optimizer, link, part=0.4) as residency, torch.no_grad():
+        names = residency.schedule.parts.names
+        begun: list[tuple[str, set[str]]] = []
+        for name, layer in model.layers.named_children():
+
+            def note(module: nn.Module, args: Any, name: str = name) -> None:
+                begun.append((name, {names[index] for index, unit in residency._units.items() if unit.is_near}))
+
+            layer.register_forward_pre_hook(note)
+        assert torch.equal(model(ids(0)), wanted(ids(0)))
+        ahead = {f"layers.{index}" for index in range(6) if names.index(f"layers.{index}") in residency._units}
+        assert len(ahead) > 2
+        for name, near in begun[:-1]:
+            following = f"layers.{int(name) + 1}"
+            assert following in near or following not in ahead
+        assert residency.peak_bytes <= residency.schedule.plan.peak_bytes
+        before = link.fetched_bytes
+        assert torch.equal(model(ids(1)), wanted(ids(1)))
+        assert link.fetched_bytes - before <= sum(unit.num_bytes for unit in residency._units.values())
+    assert residency.off_schedule == 0
+
+
 def test_a_pass_that_fails_leaves_nothing() -> None:
     wanted, model = Model(), Model()
     optimizers = [adam_w(wanted), adam_w(model)]

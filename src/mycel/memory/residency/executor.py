@@ -37,7 +37,8 @@ class Residency(Handle):
     state are plain tensors in far memory of the host: ``state_dict``, clipping and checkpoints see those. Results are
     those of training without it, bit for bit, as long as the optimizer looks at each parameter for itself.
 
-    A pass in another order than the schedule's, or without gradients, keeps near what computes and nothing more.
+    A pass without gradients brings what training's forward has near: where there is room the next block's parameters
+    come while one computes. A pass in another order than the schedule's keeps near what computes and nothing more.
 
     Of a model that ``fully_shard`` has sharded, units are FSDP2's: this rank's shards are near when FSDP2 gathers
     them. What it gathers, reduces and frees, and when, stays its own business.
@@ -86,7 +87,9 @@ class Residency(Handle):
         self.far = FarMemory() if far is None else far
         self.peak_bytes, self.waited_s, self.off_schedule = 0, 0.0, 0
         self._places = order_of(schedule.moments)
-        self._at = -1
+        self._at = self._looked_at = -1
+        phases = [phase for phase, _ in schedule.moments]
+        self._first_backward = phases.index("backward") if "backward" in phases else len(phases)
         where = torch.device(device)
         parts = schedule.parts
         self._units: dict[int, Unit] = {}
@@ -100,7 +103,7 @@ class Residency(Handle):
                 optimizer,
                 self.far,
                 slice_bytes=schedule.parts.largest,
-                before=self._settle,
+                before=self._ready_to_step,
                 after=self._stale,
                 is_far=far_parameters.__contains__,
             )
@@ -180,9 +183,9 @@ class Residency(Handle):
 
     def _planned(self, phase: Phase, block: str, needed: list[int]) -> tuple[frozenset[int], int]:
         """What is near at this moment, and its place in the iteration."""
-        if phase == "forward" and not torch.is_grad_enabled():
-            return frozenset(needed), self._at
         places = self._places.get((phase, block), [])
+        if phase == "forward" and not torch.is_grad_enabled():
+            return self._looked_up(places, needed), self._at
         at = next((place for place in places if place > self._at), places[0] if places else None)
         if at is None:
             self.off_schedule += 1
@@ -190,6 +193,14 @@ class Residency(Handle):
         skipped = at != self._at + 1 and not (at == 0 and self._at in (-1, len(self.schedule.moments) - 1))
         self.off_schedule += skipped
         return (frozenset(needed) if skipped else self.schedule.plan.near[at]) - self.schedule.pinned, at
+
+    def _looked_up(self, places: list[int], needed: list[int]) -> frozenset[int]:
+        """Without gradients: what the first training forward has near there, where more is held beside it."""
+        places = [place for place in places if place < self._first_backward]
+        at = next((place for place in places if place > self._looked_at), places[0] if places else None)
+        follows = at is not None and at in (0, self._looked_at + 1)
+        self._looked_at = -1 if at is None else at
+        return self.schedule.plan.near[self._looked_at] - self.schedule.pinned if follows else frozenset(needed)
 
     def _reads(self, name: str) -> None:
         """A group's shards are read: they are near by now, unless somebody gathers out of turn."""
@@ -243,6 +254,12 @@ class Residency(Handle):
             unit.settle()
             unit.show()
         self._behind = None
+
+    def _ready_to_step(self) -> None:
+        """What is near is old after the step, and the step needs room."""
+        self._settle()
+        for unit in self._units.values():
+            unit.drop()
 
     def _stale(self) -> None:
         """Far parameters have been written: near copies are old."""
