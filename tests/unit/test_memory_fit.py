@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,10 @@ def test_what_is_chosen_fits_and_changes_no_bit(rows: int, part: float, ways: se
 def test_what_fits_in_no_way_says_which_is_nearest() -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(SynthesisError, match=r"nothing fits; nearest is residency.*bytes more: a smaller batch"):
+    with pytest.raises(
+        SynthesisError,
+        match=r"nothing fits; nearest is residency.* \(fullest in .+\), which needs \d+, \d+ bytes more: a smaller",
+    ):
         fit(model, optimizer, (batch(8),), budget=20_000)
     with pytest.raises(SynthesisError) as refused:
         fit(model, optimizer, (batch(8),), budget=20_000)
@@ -85,9 +89,55 @@ def test_what_fits_in_no_way_says_which_is_nearest() -> None:
         assert fitted.way.startswith("residency")
     with pytest.raises(SynthesisError):
         fit(model, optimizer, (batch(8),), budget=enough - 1)
-    for wrong in ({"budget": 0}, {"budget": 1 << 30, "micro_batches": 0}):
-        with pytest.raises(UsageError, match="at least 1 of each"):
-            fit(model, optimizer, (batch(8),), **wrong)
+    for wrong, says in (
+        ({"budget": 0}, "a budget in bytes: 0 is not at least 1"),
+        ({"budget": float("nan")}, "a budget in bytes: nan is not a whole number"),
+        ({"budget": 1 << 30, "micro_batches": 0}, "a number of micro-batches: 0 is not at least 1"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            fit(model, optimizer, (batch(8),), **wrong)  # type: ignore[arg-type]
+
+
+def test_one_budget_at_a_time() -> None:
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    budget = round(0.3 * needs_of(model, (batch(8),)).peak)
+    for _ in range(2):
+        with fit(model, optimizer, (batch(8),), budget=budget):
+            before = threading.active_count()
+            with pytest.raises(UsageError, match=r"^Model trains within a budget already; close that first$"):
+                fit(model, optimizer, (batch(8),), budget=budget)
+            assert threading.active_count() == before
+    with pytest.raises(UsageError, match="a link"):
+        fit(model, optimizer, (batch(8),), budget=budget, link="fast")  # type: ignore[arg-type]
+
+
+def test_a_plan_is_made_under_a_tight_limit_that_came_first() -> None:
+    """Loading numba there would never come back: the linear algebra below it waits for memory for ever."""
+    pytest.importorskip("resource")
+    done = subprocess.run(
+        [sys.executable, "-c", _UNDER_A_LIMIT], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[0] == "activations"
+
+
+_UNDER_A_LIMIT = """
+import torch
+from torch import nn
+from mycel.memory import allocator_limit, fit, needs_of
+torch.set_num_threads(1)
+make = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(8))
+model, x = nn.Sequential(*make), torch.randn(1024, 64)
+optimizer = torch.optim.AdamW(model.parameters())
+model(x).square().mean().backward()
+optimizer.step()
+needs = needs_of(model, (x,), optimizer=optimizer)
+with allocator_limit(48 << 20), fit(model, optimizer, (x,), budget=round(needs.peak * 0.7)) as fitted:
+    model(x).square().mean().backward()
+    optimizer.step()
+    print(fitted.way)
+"""
 
 
 def hugging_face(kind: str, **sizes: Any) -> nn.Module:

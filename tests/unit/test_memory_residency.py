@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from mycel.comm.pending import Pending
-from mycel.errors import SynthesisError, UsageError
+from mycel.errors import CommunicationError, SynthesisError, UsageError
 from mycel.memory.needs import blocks_of, counted_peak, needs_of, recomputed
 from mycel.memory.residency import (
     Demand,
@@ -29,7 +31,8 @@ from mycel.memory.residency import (
     schedule_of,
     search_layout,
 )
-from mycel.memory.tiers import EmulatedLink, Link
+from mycel.memory.residency.schedule import least_budget
+from mycel.memory.tiers import EmulatedLink, FarMemory, Link, in_folder
 
 # -- chunks -----------------------------------------------------------------------------------------------------
 
@@ -305,6 +308,33 @@ def test_recomputation_and_evaluation_in_between() -> None:
     link.close()
 
 
+def test_without_gradients_the_next_block_comes_while_one_computes() -> None:
+    model = Model()
+    optimizer = adam_w(model)
+    wanted = Model()
+    link = Plain()
+    with held(model, optimizer, link, part=0.4) as residency, torch.no_grad():
+        names = residency.schedule.parts.names
+        begun: list[tuple[str, set[str]]] = []
+        for name, layer in model.layers.named_children():
+
+            def note(module: nn.Module, args: Any, name: str = name) -> None:
+                begun.append((name, {names[index] for index, unit in residency._units.items() if unit.is_near}))
+
+            layer.register_forward_pre_hook(note)
+        assert torch.equal(model(ids(0)), wanted(ids(0)))
+        ahead = {f"layers.{index}" for index in range(6) if names.index(f"layers.{index}") in residency._units}
+        assert len(ahead) > 2
+        for name, near in begun[:-1]:
+            following = f"layers.{int(name) + 1}"
+            assert following in near or following not in ahead
+        assert residency.peak_bytes <= residency.schedule.plan.peak_bytes
+        before = link.fetched_bytes
+        assert torch.equal(model(ids(1)), wanted(ids(1)))
+        assert link.fetched_bytes - before <= sum(unit.num_bytes for unit in residency._units.values())
+    assert residency.off_schedule == 0
+
+
 def test_a_pass_that_fails_leaves_nothing() -> None:
     wanted, model = Model(), Model()
     optimizers = [adam_w(wanted), adam_w(model)]
@@ -314,6 +344,127 @@ def test_a_pass_that_fails_leaves_nothing() -> None:
             model(ids(0)).backward()
         model.fails = False
         assert steps(model, optimizers[1], 0, 2) == steps(wanted, optimizers[0], 0, 2)
+
+
+class Faulty(Plain):
+    """Fails from its so manieth transfer near on, or whenever something goes far, where it is told to."""
+
+    fetches: int | None = None
+    stores = True
+
+    def fetch(self, copies: Any) -> Pending[None]:
+        if self.fetches is not None:
+            self.fetches -= 1
+            if self.fetches < 0:
+                return Pending(_torn)
+        return super().fetch(copies)
+
+    def store(self, copies: Any) -> Pending[None]:
+        return super().store(copies) if self.stores else Pending(_torn)
+
+
+def _torn() -> None:
+    raise OSError("the cable is out")
+
+
+def near_bytes(residency: Residency) -> int:
+    return sum(unit._near.untyped_storage().nbytes() for unit in residency._units.values())
+
+
+@pytest.mark.parametrize("fetches", [0, 3, 6, 9, 11, None])
+def test_a_link_that_fails_is_named_and_the_next_step_is_right(fetches: int | None) -> None:
+    wanted, model = Model(), Model()
+    optimizers = [adam_w(wanted), adam_w(model)]
+    losses = steps(wanted, optimizers[0], 0, 3)
+    link = Faulty()
+    with held(model, optimizers[1], link) as residency:
+        assert steps(model, optimizers[1], 0, 1) == losses[:1]
+        used = residency.far.used_bytes
+        link.fetches, link.stores = fetches, fetches is not None
+        what = r"\d+ bytes of parameters did not come from" if fetches is not None else "gradients did not get to"
+        with pytest.raises(CommunicationError, match=rf"^\S.*: {what} far memory: the cable is out"):
+            steps(model, optimizers[1], 1, 1)
+        assert near_bytes(residency) == 0
+        link.fetches, link.stores = None, True
+        optimizers[1].zero_grad()
+        assert steps(model, optimizers[1], 1, 2) == losses[1:]
+        assert residency.far.used_bytes == used
+
+
+def test_a_pass_that_fails_waits_for_what_is_on_its_way() -> None:
+    """A transfer that is still queued must not find its place gone."""
+    wanted, model = Model(), Model()
+    optimizers = [adam_w(wanted), adam_w(model)]
+    link = EmulatedLink(bandwidth_gbps=0.02)
+    with held(model, optimizers[1], link) as residency:
+        model.fails = True
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                model(ids(0)).backward()
+        model.fails = False
+        assert steps(model, optimizers[1], 0, 2) == steps(wanted, optimizers[0], 0, 2)
+        assert near_bytes(residency) <= residency.schedule.budget
+    link.close()
+
+
+def test_far_memory_that_is_full_is_named_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    wanted, model = Model(), Model()
+    optimizers = [adam_w(wanted), adam_w(model)]
+    left = [0]
+    make = in_folder(tmp_path)
+
+    def some(num_bytes: int) -> Tensor:
+        left[0] -= num_bytes
+        if left[0] < 0:
+            raise UsageError("far memory: no room")
+        return make(num_bytes)
+
+    needs = needs_of(model, (ids(0),), optimizer=optimizers[1])
+    parts = parts_of(model, blocks_of(model))
+    schedule = schedule_of(needs, parts, least_budget(needs, parts) * 5 // 4)
+    units = [size for unit, size in enumerate(parts.sizes) if unit not in schedule.pinned]
+    far = FarMemory(some)
+    left[0] = sum(units) - 1
+    with pytest.raises(UsageError, match=r"^layers\.5: far memory: no room"):
+        Residency(model, optimizers[1], schedule, blocks_of(model), Plain(), far=far)
+    assert far.used_bytes == 0
+    assert steps(model, optimizers[1], 0, 1) == steps(wanted, optimizers[0], 0, 1)
+    left[0] = 1 << 30
+    with Residency(model, optimizers[1], schedule, blocks_of(model), Plain(), far=far) as residency:
+        left[0] = 100
+        with pytest.raises(UsageError, match=r"^layers\.5: gradients did not get to far memory: far memory: no room"):
+            steps(model, optimizers[1], 1, 1)
+        assert near_bytes(residency) == 0
+        left[0] = 1 << 30
+        optimizers[1].zero_grad()
+        assert steps(model, optimizers[1], 1, 2) == steps(wanted, optimizers[0], 1, 2)
+
+
+def test_backward_after_closing_is_refused() -> None:
+    wanted, model = Model(), Model()
+    optimizers = [adam_w(wanted), adam_w(model)]
+    residency = held(model, optimizers[1], Plain())
+    loss = model(ids(0))
+    residency.close()
+    with pytest.raises(UsageError, match="residency was closed between a forward pass and its backward pass"):
+        loss.backward()
+    assert steps(model, optimizers[1], 0, 2) == steps(wanted, optimizers[0], 0, 2)
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(200, marks=pytest.mark.long)])
+def test_steps_leave_descriptors_threads_and_far_memory_as_they_are(count: int, tmp_path: Path) -> None:
+    model = Model()
+    optimizer = adam_w(model)
+    link = EmulatedLink(bandwidth_gbps=50)
+    with held(model, optimizer, link, micro=2) as residency:
+        seen = set()
+        for step in range(count):
+            steps(model, optimizer, step, 1, 2)
+            if step > 2:
+                descriptors = sum(1 for _ in Path("/proc/self/fd").iterdir())
+                seen.add((descriptors, threading.active_count(), residency.far.held_bytes, residency.far.used_bytes))
+        assert len(seen) == 1
+    link.close()
 
 
 def test_schedulers_of_rates_and_loaded_states_are_welcome() -> None:

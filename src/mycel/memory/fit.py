@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mycel.arguments import the, whole_number
 from mycel.comm.handle import Handle
 from mycel.comm.sharded import is_fully_sharded
 from mycel.errors import SynthesisError, UsageError
@@ -23,6 +25,9 @@ from mycel.memory.ways import Choice, activations, bytes_per_s, flops_per_s, mib
 from mycel.units import format_seconds
 
 __all__ = ["Choice", "Fitted", "fit"]
+
+#: Models of which something is at work.
+_HELD: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 class Fitted(Handle):
@@ -101,8 +106,8 @@ def fit(
         A handle: ``explain()`` says what was chosen and why, ``close()`` ends it.
 
     Raises:
-        UsageError: a budget or number of micro-batches that is not positive, a model whose sizes depend on values, or
-            one that is sharded in part, or over a mesh of two dimensions.
+        UsageError: a budget or number of micro-batches that is not positive, a model whose sizes depend on values,
+            one that is sharded in part, or over a mesh of two dimensions, or one that trains within a budget already.
         SynthesisError: nothing fits; the message says which way is nearest, and by how much it is too large.
 
     References:
@@ -119,8 +124,12 @@ def fit(
         >>> fitted.way
         'residency'
     """
-    if budget < 1 or micro_batches < 1:
-        raise UsageError(f"a budget of {budget} bytes and {micro_batches} micro-batches: at least 1 of each")
+    if model in _HELD:
+        raise UsageError(f"{type(model).__name__} trains within a budget already; close that first")
+    if link is not None:
+        link = the(Link, link, "a link")  # type: ignore[type-abstract]  # of any concrete kind
+    budget = whole_number(budget, "a budget in bytes", least=1)
+    micro_batches = whole_number(micro_batches, "a number of micro-batches", least=1)
     subject = _subject(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     rounding = 512 if device.type == "cuda" else 1
@@ -131,7 +140,7 @@ def fit(
     rate = flops_per_s(device, next((p.dtype for p in model.parameters()), torch.float32))
     ways: dict[str, tuple[Choice, Any]] = {"keep": (near("keep", needs, budget, rate, micro_batches), None)}
     if needs.peak > budget or subject.group is not None:  # ranks look at the same ways, whatever each has
-        gbps = bytes_per_s(carrier, device) / 1e9
+        gbps = bytes_per_s(carrier, device, budget=budget) / 1e9
         again = needs_of(model, batch, optimizer=optimizer, loss=loss, rounding=rounding, recompute=True)
         if subject.group is None:
             ways["activations"] = activations(needs, budget, rate, gbps, micro_batches)
@@ -145,22 +154,29 @@ def fit(
         if made:
             carrier.close()
         nearest = min(choices, key=lambda choice: choice.peak)
+        where = f" (fullest in {nearest.fullest})" if nearest.fullest else ""
         raise SynthesisError(
-            f"a budget of {budget} bytes: nothing fits; nearest is {nearest.way}, which needs {nearest.peak}, "
+            f"a budget of {budget} bytes: nothing fits; nearest is {nearest.way}{where}, which needs {nearest.peak}, "
             f"{nearest.peak - budget} bytes more: a smaller batch, or a larger budget"
         )
     best = min(fitting, key=lambda choice: choice.seconds or 0.0)
     fitted = Fitted(best.way, choices, needs, budget)
     plan = ways[best.way][1]
-    if best.way == "activations":
-        names, instance, chosen = plan
-        fitted.hold(attach(model, names, instance, chosen, link=carrier, far=lender))
-    if best.way.endswith("recomputed"):
-        fitted.hold(recomputed(subject.again))
-    if best.way.startswith("residency"):
-        fitted.hold(Residency(model, optimizer, plan, subject.blocks, carrier, far=lender, device=device))
     if made:
         fitted._held.push(lambda *_: carrier.close())
+    try:
+        if best.way == "activations":
+            names, instance, chosen = plan
+            fitted.hold(attach(model, names, instance, chosen, link=carrier, far=lender))
+        if best.way.endswith("recomputed"):
+            fitted.hold(recomputed(subject.again))
+        if best.way.startswith("residency"):
+            fitted.hold(Residency(model, optimizer, plan, subject.blocks, carrier, far=lender, device=device))
+    except BaseException:
+        fitted.close()
+        raise
+    _HELD.add(model)
+    fitted._held.callback(_HELD.discard, model)
     return fitted
 
 

@@ -10,7 +10,7 @@ import torch
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory.needs import Needs
 from mycel.memory.residency import Parts, Schedule, schedule_of
-from mycel.memory.residency.schedule import least_budget
+from mycel.memory.residency.schedule import tightest
 from mycel.memory.tiers import CudaLink, EmulatedLink, Link
 from mycel.planning.residency import Block, MemoryInstance, MemoryPlan, fast_plan
 
@@ -29,12 +29,14 @@ class Choice:
         peak: bytes of near memory at most, or the least that it would need.
         seconds: of a step, modelled; ``None`` where it does not fit.
         says: what it does, or what is missing.
+        fullest: the moment that needs most.
     """
 
     way: str
     peak: int
     seconds: float | None
     says: str
+    fullest: str = ""
 
 
 # -- ways -------------------------------------------------------------------------------------------------------
@@ -52,9 +54,10 @@ def near(way: str, needs: Needs, budget: int, rate: float, micro_batches: int) -
     """
     over = needs.peak - budget
     says = "everything near" if over <= 0 else f"{over} bytes too little"
-    return Choice(
-        way=way, peak=needs.peak, seconds=None if over > 0 else _base(needs, rate, micro_batches), says=says
-    )
+    seconds = None if over > 0 else _base(needs, rate, micro_batches)
+    at = needs.fullest
+    where = f"{at.phase} of {at.block}" if at.block else at.phase
+    return Choice(way=way, peak=needs.peak, seconds=seconds, says=says, fullest=where)
 
 
 def residency(
@@ -71,15 +74,16 @@ def residency(
         gbps: of the link.
         micro_batches: backward passes of a step.
     """
-    least = least_budget(needs, parts)
+    least, where = tightest(needs, parts)
     try:
         schedule = schedule_of(needs, parts, budget, micro_batches=micro_batches)
     except SynthesisError:
-        return Choice(way=way, peak=least, seconds=None, says=f"{least - budget} bytes too little"), None
+        says = f"{where} needs {least}: {least - budget} bytes too little"
+        return Choice(way=way, peak=least, seconds=None, says=says, fullest=where), None
     moving = schedule.moved_bytes / gbps / 1e9
     seconds = max(_base(needs, rate, micro_batches), moving)
     says = f"{mib(schedule.moved_bytes)} over the link a step, {len(schedule.pinned)} units near for good"
-    return Choice(way=way, peak=schedule.peak, seconds=seconds, says=says), schedule
+    return Choice(way=way, peak=schedule.peak, seconds=seconds, says=says, fullest=where), schedule
 
 
 def _base(needs: Needs, rate: float, micro_batches: int) -> float:
@@ -102,8 +106,9 @@ def activations(
     saved = sum(block.saved for block in needs.blocks)
     outside = max(0, needs.most("activations") - saved)
     others = max(moment.total - moment.activations for moment in needs.moments) + outside
-    largest = max((block.saved + block.input for block in needs.blocks), default=0)
-    least = others + largest
+    largest = max(needs.blocks, key=lambda block: block.saved + block.input, default=None)
+    least = others + (largest.saved + largest.input if largest is not None else 0)
+    where = f"backward of {largest.name}" if largest is not None else ""
     blocks = tuple(
         Block(
             forward_us=max(1, round(block.forward_flops / rate * 1e6)),
@@ -123,10 +128,10 @@ def activations(
         plan = fast_plan(instance)
     except (UsageError, SynthesisError):
         says = f"all but activations takes {mib(others)}: {least - budget} bytes too little"
-        return Choice(way=way, peak=max(least, budget + 1), seconds=None, says=says), None
+        return Choice(way=way, peak=max(least, budget + 1), seconds=None, says=says, fullest=where), None
     counts = ", ".join(f"{policy} {count}" for policy, count in plan.counts.items())
     seconds = _base(needs, rate, micro_batches) + (plan.iteration_us - instance.ideal_us) * 1e-6 * micro_batches
-    choice = Choice(way=way, peak=budget, seconds=seconds, says=f"blocks: {counts}")
+    choice = Choice(way=way, peak=budget, seconds=seconds, says=f"blocks: {counts}", fullest=where)
     return choice, ([block.name for block in needs.blocks], instance, plan)
 
 
@@ -158,15 +163,17 @@ def flops_per_s(device: torch.device, dtype: torch.dtype) -> float:
     return 2.0 * _PROBE_WIDTH**3 / best
 
 
-def bytes_per_s(link: Link, device: torch.device) -> float:
+def bytes_per_s(link: Link, device: torch.device, *, budget: int) -> float:
     """Of a link to near memory, the fastest of a few.
 
     Args:
         link: between far and near.
         device: where near is.
+        budget: bytes that near memory has; a small part of it is used for this.
     """
-    there = link.far(torch.zeros(_PROBE_BYTES, dtype=torch.uint8))
-    near = torch.empty(_PROBE_BYTES, dtype=torch.uint8, device=device)
+    num_bytes = max(1, min(_PROBE_BYTES, budget // 4))
+    there = link.far(torch.zeros(num_bytes, dtype=torch.uint8))
+    near = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     best = float("inf")
     for _ in range(_ROUNDS):
         begin = time.perf_counter()
@@ -174,7 +181,7 @@ def bytes_per_s(link: Link, device: torch.device) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - begin)
-    return _PROBE_BYTES / best
+    return num_bytes / best
 
 
 def mib(num_bytes: int) -> str:

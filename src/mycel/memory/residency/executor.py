@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -36,7 +37,8 @@ class Residency(Handle):
     state are plain tensors in far memory of the host: ``state_dict``, clipping and checkpoints see those. Results are
     those of training without it, bit for bit, as long as the optimizer looks at each parameter for itself.
 
-    A pass in another order than the schedule's, or without gradients, keeps near what computes and nothing more.
+    A pass without gradients brings what training's forward has near: where there is room the next block's parameters
+    come while one computes. A pass in another order than the schedule's keeps near what computes and nothing more.
 
     Of a model that ``fully_shard`` has sharded, units are FSDP2's: this rank's shards are near when FSDP2 gathers
     them. What it gathers, reduces and frees, and when, stays its own business.
@@ -55,8 +57,12 @@ class Residency(Handle):
         waited_s: seconds for which computation stood still for parameters.
         off_schedule: moments that came in another order than planned.
 
+    Where a link fails or far memory is full, the pass fails with the unit's name and leaves nothing near; gradients
+    of passes before it are lost with it, so that a step begins again. The next pass works when the cause is gone.
+
     Raises:
-        UsageError: a schedule for another model, or a model that has one already.
+        UsageError: a schedule for another model, a model that has one already, or far memory without room; the model
+            is as it was.
     """
 
     def __init__(
@@ -81,29 +87,33 @@ class Residency(Handle):
         self.far = FarMemory() if far is None else far
         self.peak_bytes, self.waited_s, self.off_schedule = 0, 0.0, 0
         self._places = order_of(schedule.moments)
-        self._at = -1
+        self._at = self._looked_at = -1
+        phases = [phase for phase, _ in schedule.moments]
+        self._first_backward = phases.index("backward") if "backward" in phases else len(phases)
         where = torch.device(device)
         parts = schedule.parts
-        self._units = {
-            index: Unit(parts.names[index], self._slots(index, known, blocks), self.far, where)
-            for index in range(len(parts.names))
-            if index not in schedule.pinned
-        }
+        self._units: dict[int, Unit] = {}
+        with ExitStack() as undo:
+            for index, name in enumerate(parts.names):
+                if index not in schedule.pinned:
+                    self._units[index] = Unit(name, self._slots(index, known, blocks), self.far, where)
+                    undo.callback(self._units[index].close)
+            far_parameters = {id(slot.parameter) for unit in self._units.values() for slot in unit.slots}
+            self._stepping = Stepping(
+                optimizer,
+                self.far,
+                slice_bytes=schedule.parts.largest,
+                before=self._ready_to_step,
+                after=self._stale,
+                is_far=far_parameters.__contains__,
+            )
+            undo.pop_all()
         self._of_block = {block: [u for u in units if u in self._units] for block, units in parts.uses.items()}
         #: Of units that are gathered: those of a moment, by phase and block.
         self._gathered: dict[tuple[str, str], list[int]] = {}
         for moment, used in zip(schedule.moments, schedule.demand.uses, strict=True):
             ours = self._gathered.setdefault(moment, [])
             ours += [unit for unit in used if unit not in ours]
-        far_parameters = {id(slot.parameter) for unit in self._units.values() for slot in unit.slots}
-        self._stepping = Stepping(
-            optimizer,
-            self.far,
-            slice_bytes=schedule.parts.largest,
-            before=self._settle,
-            after=self._stale,
-            is_far=far_parameters.__contains__,
-        )
         if parts.gathered:
             self._watch = watched_groups(dict(blocks), self._begins, self._reads)
         else:
@@ -115,7 +125,7 @@ class Residency(Handle):
                 if slot.parameter.requires_grad:
                     hook = partial(self._accumulated, each, place)
                     self._hooks.append(slot.parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
-        self._in_pass = False
+        self._in_pass = self._failed = False
         self._entered: list[int] = []
         self._behind: Unit | None = None
         self._is_open = True
@@ -131,8 +141,18 @@ class Residency(Handle):
 
     def _begins(self, phase: Phase, block: str) -> None:
         """A block begins, or what is between blocks."""
+        if not self._is_open:
+            raise UsageError("residency was closed between a forward pass and its backward pass")
         if phase == "forward" and self._in_pass and not recomputing():
             self._forget()  # a backward pass that failed
+        if phase == "forward":
+            self._failed = self._failed and recomputing()
+        elif self._failed:
+            raise UsageError("memory failed in this pass: begin again with its forward pass")
+        with self._whole():
+            self._goes(phase, block)
+
+    def _goes(self, phase: Phase, block: str) -> None:
         needed = finished = self._of_block.get(block, [])
         if self.schedule.parts.gathered:
             needed = self._gathered.get((phase, block), [])
@@ -163,9 +183,9 @@ class Residency(Handle):
 
     def _planned(self, phase: Phase, block: str, needed: list[int]) -> tuple[frozenset[int], int]:
         """What is near at this moment, and its place in the iteration."""
-        if phase == "forward" and not torch.is_grad_enabled():
-            return frozenset(needed), self._at
         places = self._places.get((phase, block), [])
+        if phase == "forward" and not torch.is_grad_enabled():
+            return self._looked_up(places, needed), self._at
         at = next((place for place in places if place > self._at), places[0] if places else None)
         if at is None:
             self.off_schedule += 1
@@ -174,15 +194,24 @@ class Residency(Handle):
         self.off_schedule += skipped
         return (frozenset(needed) if skipped else self.schedule.plan.near[at]) - self.schedule.pinned, at
 
+    def _looked_up(self, places: list[int], needed: list[int]) -> frozenset[int]:
+        """Without gradients: what the first training forward has near there, where more is held beside it."""
+        places = [place for place in places if place < self._first_backward]
+        at = next((place for place in places if place > self._looked_at), places[0] if places else None)
+        follows = at is not None and at in (0, self._looked_at + 1)
+        self._looked_at = -1 if at is None else at
+        return self.schedule.plan.near[self._looked_at] - self.schedule.pinned if follows else frozenset(needed)
+
     def _reads(self, name: str) -> None:
         """A group's shards are read: they are near by now, unless somebody gathers out of turn."""
         index = self.schedule.parts.names.index(name)
         unit = self._units.get(index)
         if unit is None:
             return
-        unit.start(self.link)
-        begin = time.perf_counter()
-        unit.enter()
+        with self._whole():
+            unit.start(self.link)
+            begin = time.perf_counter()
+            unit.enter()
         self.waited_s += time.perf_counter() - begin
         if index not in self._entered:
             self._entered = [*self._entered, index]
@@ -209,13 +238,15 @@ class Residency(Handle):
         self._behind = self._units[needed[-1]] if needed else self._behind
 
     def _accumulated(self, unit: Unit, place: int, parameter: torch.Tensor) -> None:
-        unit.arrived(place, self.link)
+        with self._whole():
+            unit.arrived(place, self.link)
 
     def _end(self) -> None:
         """A backward pass is over: parameters are far ones, with their gradients."""
-        for unit in self._units.values():
-            unit.send(self.link)
-        self._settle()
+        with self._whole():
+            for unit in self._units.values():
+                unit.send(self.link)
+            self._settle()
         self._in_pass = False
 
     def _settle(self) -> None:
@@ -224,11 +255,27 @@ class Residency(Handle):
             unit.show()
         self._behind = None
 
+    def _ready_to_step(self) -> None:
+        """What is near is old after the step, and the step needs room."""
+        self._settle()
+        for unit in self._units.values():
+            unit.drop()
+
     def _stale(self) -> None:
         """Far parameters have been written: near copies are old."""
         for unit in self._units.values():
             unit.drop()
         self._at = -1
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Where something cannot move, nothing of the pass stays near."""
+        try:
+            yield
+        except Exception:
+            self._failed = True
+            self._forget()
+            raise
 
     def _forget(self) -> None:
         for unit in self._units.values():

@@ -80,15 +80,26 @@ class Demand:
         return replace(self, uses=self.uses * count, room=self.room * count, fresh=False)
 
     def with_ahead(self) -> Demand:
-        """The same, where each moment also has the next one's units near if they fit, so that they come in time."""
+        """The same, where each moment also has the next ones' units near if they fit, so that they come in time.
+
+        Between two blocks there are moments that use none: units of the second come while the first computes.
+        """
         count = len(self.uses)
-        uses = []
+        uses = list(self.uses)
         for moment, units in enumerate(self.uses):
-            following = (moment + 1) % count
+            left = count if self.fresh else count - moment
+            later = ((moment + step) % count for step in range(1, left))
+            following = next((each for each in later if self.uses[each]), None)
+            if following is None:
+                continue
             both = tuple(dict.fromkeys((*units, *self.uses[following])))
-            fits = sum(self.sizes[unit] for unit in both) <= self.room[moment]
-            uses.append(both if fits and (self.fresh or following) else units)
-        return Demand(names=self.names, sizes=self.sizes, uses=tuple(uses), room=self.room, fresh=self.fresh)
+            beside = range(moment + 1, following) if following > moment else range(moment + 1, moment + 1)
+            ahead = sum(self.sizes[unit] for unit in self.uses[following])
+            if sum(self.sizes[unit] for unit in both) <= self.room[moment] and all(
+                ahead <= self.room[each] for each in beside
+            ):
+                uses[moment] = both
+        return replace(self, uses=tuple(uses))
 
 
 @dataclass(frozen=True, kw_only=True)

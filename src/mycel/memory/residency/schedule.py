@@ -13,7 +13,7 @@ from mycel.errors import SynthesisError
 from mycel.memory.needs import Moment, Needs
 from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
 
-__all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of"]
+__all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of", "tightest"]
 
 #: Bytes that a step computes beside a slice of parameters, times the slice's: denominators and their like.
 _BESIDE = 3
@@ -211,13 +211,24 @@ def least_budget(needs: Needs, parts: Parts) -> int:
         needs: of the model's step.
         parts: its units.
     """
+    return tightest(needs, parts)[0]
+
+
+def tightest(needs: Needs, parts: Parts) -> tuple[int, str]:
+    """Bytes of near memory below which no schedule fits, and the moment that needs them.
+
+    Args:
+        needs: of the model's step.
+        parts: its units.
+    """
     far_off = 1 << 60
-    _, demand = demand_of(needs, parts, far_off)
+    moments, demand = demand_of(needs, parts, far_off)
+    step = parts.buffers + _step_bytes(needs, parts), "the step on the largest parameter"
     held = (
-        far_off - room + sum(demand.sizes[unit] for unit in units)
-        for units, room in zip(demand.uses, demand.room, strict=True)
+        (far_off - room + sum(demand.sizes[unit] for unit in units), f"{phase} of {block}" if block else phase)
+        for (phase, block), units, room in zip(moments, demand.uses, demand.room, strict=True)
     )
-    return max(*held, parts.buffers + _step_bytes(needs, parts))
+    return max((step, *held), key=lambda each: each[0])
 
 
 def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int = 1) -> Schedule:

@@ -35,7 +35,7 @@ class Stepping:
         is_far: tells parameters whose state goes far, by identity.
 
     Raises:
-        UsageError: an optimizer that needs all parameters at once.
+        UsageError: an optimizer that needs all parameters at once, or far memory without room for its state.
     """
 
     def __init__(
@@ -64,7 +64,11 @@ class Stepping:
         stepped._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # a scheduler looks for its own mark
         self._had = optimizer.__dict__.get("step")
         optimizer.step = bound  # type: ignore[method-assign]
-        self._move_state()
+        try:
+            self._move_state()
+        except UsageError:
+            self.close()
+            raise
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """As the optimizer's.
@@ -119,7 +123,14 @@ class Stepping:
                     continue
                 if self._moved.get((id(parameter), name)) is local(value):
                     continue
-                there = far_like(self.far, local(value).contiguous())
+                try:
+                    there = far_like(self.far, local(value).contiguous())
+                except UsageError as error:
+                    raise UsageError(
+                        f"{name} of a parameter of {tuple(parameter.shape)}, {local(value).nbytes} bytes of the "
+                        f"optimizer's state, did not get to far memory: {error}; if this was in a step, parameters "
+                        "before this one have made it and those after it have not"
+                    ) from error
                 self._moved[id(parameter), name] = there
                 _hold(state, name, there)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
 from mycel.comm.pending import Pending
-from mycel.errors import UsageError
+from mycel.errors import CommunicationError, MycelError, UsageError
 from mycel.memory.residency.slots import Slot
 from mycel.memory.tiers import FarMemory, Link
 
@@ -67,7 +68,7 @@ class Unit:
         waiting_for: parameters whose gradients this backward pass has not brought yet.
 
     Raises:
-        UsageError: a parameter that is not contiguous.
+        UsageError: a parameter that is not contiguous, or far memory without room; the parameters are as they were.
     """
 
     def __init__(self, name: str, slots: Iterable[Slot], far: FarMemory, device: torch.device) -> None:
@@ -78,20 +79,16 @@ class Unit:
                 raise UsageError(f"{name}: a parameter of {tuple(each.shape)} is not contiguous in memory")
         self._lender = far
         self.num_bytes = _starts(numbers)[1]
-        self._far = far.take(self.num_bytes)
+        try:
+            self._far = far.take(self.num_bytes)
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from error
         self.far = _views(self._far, numbers)
         self._near = torch.empty(self.num_bytes, dtype=torch.uint8, device=device)
         self.near = _views(self._near, self.far)
         self._near.untyped_storage().resize_(0)
         self._far_grad: Tensor | None = None
         self.far_grads: list[Tensor] = []
-        for place, (slot, there) in enumerate(zip(self.slots, self.far, strict=True)):
-            there.copy_(slot.numbers().detach())
-            grad = slot.gradient()
-            slot.be_gradient(None)
-            slot.be(there)
-            if grad is not None:
-                slot.be_gradient(self._grads()[place].copy_(grad))
         self.is_near = False
         self._coming: Pending[None] | None = None
         self._versions: tuple[int, ...] = ()
@@ -100,6 +97,18 @@ class Unit:
         self._leaving: list[tuple[int, Tensor]] = []
         self._kept: dict[int, Tensor] = {}
         self._stores: list[tuple[Pending[None], list[Tensor], list[tuple[Tensor, Tensor]]]] = []
+        try:
+            held = {place: grad for place, slot in enumerate(self.slots) if (grad := slot.gradient()) is not None}
+            gradients = {place: self._grads()[place].copy_(grad) for place, grad in held.items()}
+        except UsageError as error:
+            far.give(self._far)
+            raise UsageError(f"{name}: {error}") from error
+        for place, (slot, there) in enumerate(zip(self.slots, self.far, strict=True)):
+            there.copy_(slot.numbers().detach())
+            slot.be_gradient(None)
+            slot.be(there)
+            if place in gradients:
+                slot.be_gradient(gradients[place])
 
     def _grads(self) -> list[Tensor]:
         if self._far_grad is None:
@@ -122,15 +131,27 @@ class Unit:
                 return False
             self.drop()  # somebody has written the far ones since
         self._near.untyped_storage().resize_(self.num_bytes)
-        self._coming = link.fetch([(self._far, self._near)])
+        try:
+            self._coming = link.fetch([(self._far, self._near)])
+        except Exception as error:
+            self._near.untyped_storage().resize_(0)
+            raise self._lost(error) from error
         self._versions, self.is_near = versions, True
         return True
 
     def enter(self) -> None:
-        """Wait for them, and compute with them from now on."""
+        """Wait for them, and compute with them from now on.
+
+        Raises:
+            CommunicationError: they did not come.
+        """
         if self._coming is not None:
             coming, self._coming = self._coming, None
-            coming.wait()
+            try:
+                coming.wait()
+            except Exception as error:
+                self._renew()
+                raise self._lost(error) from error
         for slot, near in zip(self.slots, self.near, strict=True):
             slot.compute(near)
 
@@ -140,15 +161,31 @@ class Unit:
             slot.compute(there)
 
     def drop(self) -> None:
-        """Give near memory back."""
+        """Give near memory back, once nobody writes there any more."""
         if not self.is_near:
             return
         self.leave()
         if self._coming is not None:
             coming, self._coming = self._coming, None
-            coming.wait()
+            try:
+                coming.wait()
+            except Exception:  # nobody needs them any more
+                self._renew()
+                return
         self._near.untyped_storage().resize_(0)
         self.is_near = False
+
+    def _renew(self) -> None:
+        """Another near storage, in place of one that a transfer may still write to."""
+        self._near = torch.empty(self.num_bytes, dtype=torch.uint8, device=self._near.device)
+        self.near = _views(self._near, self.far)
+        self._near.untyped_storage().resize_(0)
+        self.is_near = False
+
+    def _lost(self, error: Exception) -> CommunicationError:
+        return CommunicationError(
+            f"{self.name}: {self.num_bytes} bytes of parameters did not come from far memory: {error}"
+        )
 
     # -- gradients ----------------------------------------------------------------------------------------------
 
@@ -184,30 +221,57 @@ class Unit:
 
         Args:
             link: that carries them.
+
+        Raises:
+            CommunicationError, UsageError: they cannot leave; the message says why.
         """
         if not self._leaving:
             return
-        copies, added, lent = [], [], []
-        for place, grad in self._leaving:
-            there = self._grads()[place]
-            if place in self._kept:
-                buffer = self._lender.take(grad.nbytes)
-                lent.append(buffer)
-                staged = _views(buffer, [grad])[0]
-                copies.append((staged, grad))
-                added.append((self._kept.pop(place), staged))
-                self._kept[place] = added[-1][0]
-            else:
-                copies.append((there, grad))
-                self._kept[place] = there
+        copies: list[tuple[Tensor, Tensor]] = []
+        added: list[tuple[Tensor, Tensor]] = []
+        lent: list[Tensor] = []
+        arriving: dict[int, Tensor] = {}
+        try:
+            for place, grad in self._leaving:
+                there = self._kept.get(place)
+                if there is None:
+                    arriving[place] = self._grads()[place]
+                    copies.append((arriving[place], grad))
+                else:
+                    lent.append(self._lender.take(grad.nbytes))
+                    staged = _views(lent[-1], [grad])[0]
+                    copies.append((staged, grad))
+                    added.append((there, staged))
+            pending = link.store(copies)
+        except Exception as error:
+            for buffer in lent:
+                self._lender.give(buffer)
+            raise self._stuck(error) from error
         self._leaving = []
-        self._stores.append((link.store(copies), lent, added))
+        self._kept |= arriving
+        self._stores.append((pending, lent, added))
+
+    def _stuck(self, error: Exception) -> MycelError:
+        kind = UsageError if isinstance(error, UsageError) else CommunicationError
+        return kind(f"{self.name}: gradients did not get to far memory: {error}")
 
     def settle(self) -> None:
-        """Wait until gradients that went are far, and give near memory back."""
+        """Wait until gradients that went are far, and give near memory back.
+
+        Raises:
+            CommunicationError: they did not get there.
+        """
         while self._stores:
             pending, lent, added = self._stores.pop(0)
-            pending.wait()
+            try:
+                pending.wait()
+            except Exception as error:
+                for buffer in lent:  # whatever carried them may still write there
+                    self._lender.forget(buffer)
+                if self._far_grad is not None:
+                    self._lender.forget(self._far_grad)
+                    self._far_grad = None
+                raise self._stuck(error) from error
             for there, staged in added:
                 there.add_(staged)
             for buffer in lent:
@@ -222,15 +286,14 @@ class Unit:
         self.waiting_for = set()
 
     def forget(self) -> None:
-        """Of a pass that failed nothing is left."""
+        """Of a pass that failed nothing is left near, and no gradient; what is under way ends first."""
         self._leaving, self.waiting_for = [], set()
-        self._coming = None
-        self._stores = []
+        while self._stores:
+            with suppress(MycelError):
+                self.settle()
         self.leave()
         self._kept = {}
-        if self.is_near:
-            self._near.untyped_storage().resize_(0)
-            self.is_near = False
+        self.drop()
 
     def close(self) -> None:
         """Parameters and gradients are near for good, and far buffers go back."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mycel.errors import UsageError
+from mycel.planning.residency import load_loops
 
 __all__ = ["allocator_limit"]
 
@@ -18,7 +19,8 @@ _STATUS = Path("/proc/self/status")
 def allocator_limit(num_bytes: int) -> Iterator[None]:
     """Let this process allocate so much more, and not a page beyond; torch raises ``RuntimeError`` there.
 
-    What is freed counts back. Buffers of ``FarMemory`` in the host or in files are mapped as shared and do not count.
+    What ``fit`` and plans need of libraries, once, is loaded before, and does not count. What is freed counts back.
+    Buffers of ``FarMemory`` in the host or in files are mapped as shared and do not count.
     Threads that start inside need a stack each, 8 MiB, which counts.
 
     Args:
@@ -38,6 +40,7 @@ def allocator_limit(num_bytes: int) -> Iterator[None]:
     """
     if num_bytes < 0:
         raise UsageError(f"a limit of {num_bytes} bytes: at least 0")
+    load_loops()
     try:
         import resource
 

@@ -111,8 +111,8 @@ class EmulatedLink(Link):
 
     def close(self) -> None:
         """See ``Link``."""
-        self._in.thread.shutdown()
-        self._out.thread.shutdown()
+        self._in.close()
+        self._out.close()
 
 
 class _Direction:
@@ -122,6 +122,12 @@ class _Direction:
         self.thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
         self.line, self.deadline_s = line, deadline_s
         self._asked_s = 0.0
+        self.closed = False
+
+    def close(self) -> None:
+        """Carry what was asked for, and nothing more."""
+        self.closed = True
+        self.thread.shutdown()
 
     def carry(self, copies: Copies, num_bytes: int) -> Pending[None]:
         """From the second to the first of each pair."""
@@ -130,7 +136,8 @@ class _Direction:
         try:
             future = self.thread.submit(_carry, copies, self._asked_s)
         except RuntimeError as error:
-            raise CommunicationError(f"a transfer of {num_bytes} bytes: the link is closed ({error})") from None
+            why = "the link is closed" if self.closed else "its thread cannot start"
+            raise CommunicationError(f"a transfer of {num_bytes} bytes: {why} ({error})") from None
         return Pending(partial(_result, future, self._asked_s + self.deadline_s, num_bytes))
 
 

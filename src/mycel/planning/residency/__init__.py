@@ -2,7 +2,7 @@
 
 from mycel.planning.residency.check import check_plan
 from mycel.planning.residency.instance import Block, MemoryInstance
-from mycel.planning.residency.listed import known_plans, listed_plan
+from mycel.planning.residency.listed import known_plans, listed_plan, load_loops
 from mycel.planning.residency.plan import MemoryPlan, Policy, Step
 from mycel.planning.residency.search import Progress, fast_plan, plan_memory
 
@@ -17,5 +17,6 @@ __all__ = [
     "fast_plan",
     "known_plans",
     "listed_plan",
+    "load_loops",
     "plan_memory",
 ]

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from mycel.planning.residency.instance import MemoryInstance
+from mycel.planning.residency.instance import Block, MemoryInstance
 from mycel.planning.residency.kernels import play
 from mycel.planning.residency.plan import POLICIES, MemoryPlan, Policy, Step
 
-__all__ = ["as_columns", "families", "known_plans", "listed_plan"]
+__all__ = ["as_columns", "families", "known_plans", "listed_plan", "load_loops"]
 
 Ints = NDArray[np.int64]
 #: Columns of starts, as the compiled loop has them.
@@ -90,6 +90,16 @@ def listed_plan(
         lower_bound_us=min(instance.ideal_us, time),
         source=source,
     )
+
+
+def load_loops() -> None:
+    """Have the compiled loops in this process; what they need takes memory and a second, once.
+
+    Libraries of linear algebra come with them, which never return where a limit on memory is met while they load.
+    """
+    block = Block(forward_us=1, backward_us=1, saved=1, input=1)
+    one = MemoryInstance(blocks=(block,), capacity=1, out_bytes_per_us=1.0, in_bytes_per_us=1.0)
+    listed_plan(one, ["keep"])
 
 
 def known_plans(instance: MemoryInstance) -> dict[str, MemoryPlan]:
