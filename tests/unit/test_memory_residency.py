@@ -143,6 +143,15 @@ def mutants(demand: Demand, plan: ResidencyPlan) -> list[ResidencyPlan]:
     return made
 
 
+def test_the_next_block_comes_while_one_computes_if_there_is_room() -> None:
+    """Between two blocks is a moment that needs no parameters: too short to bring any."""
+    demand = Demand(names=("a", "b"), sizes=(4, 4), uses=((0,), (), (1,), ()), room=(8, 8, 8, 8))
+    assert demand.with_ahead().uses == ((0, 1), (1,), (1,), ())
+    for room in ((7, 8, 8, 8), (8, 3, 8, 8)):
+        assert replace(demand, room=room).with_ahead().uses[0] == (0,)
+    assert replace(demand, fresh=True).with_ahead().uses == ((0, 1), (1,), (1, 0), (0,))
+
+
 def test_wrong_plans_are_refused() -> None:
     demand = up_and_down(4, lambda depth: 2, fresh=False)
     plan = by_next_use(demand)
