@@ -10,7 +10,6 @@ from links. With ``--record`` lines replace those of the last run, and the table
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from statistics import median
@@ -25,7 +24,7 @@ from mycel.collectives.spec import permutation
 from mycel.cost import bytes_per_second
 from mycel.runtime import tensor_group
 from mycel.topology import load_topology
-from record import RECORDED, ROOT, cluster_file, conclude, markdown
+from record import RECORDED, ROOT, cluster_file, markdown, sweep_fabrics
 
 OUTPUT = RECORDED / "permute.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "flow.md"
@@ -107,24 +106,8 @@ def table(lines: list[dict[str, Any]]) -> str:
     return markdown(("fabric", "block", "Gloo", "straight", "permute", "bound", "permute / bound"), rows)
 
 
-def main() -> None:
-    """Measure, and print or record; also what ranks call."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(FABRICS))
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--record", action="store_true")
-    options = parser.parse_args()
-    sizes = [int(size) for size in options.sizes.split(",")]
-    lines = [line for fabric in options.only.split(",") for line in lines_of(fabric, sizes, options.rounds)]
-    if options.record:
-        conclude(OUTPUT, PAGE, "permute", lines, table)
-    else:
-        print(table(lines))
-
-
 if __name__ == "__main__":
     if is_rank():
         be_rank([int(size) for size in sys.argv[1].split(",")], int(sys.argv[2]))
     else:
-        main()
+        sweep_fabrics(lines_of, table, OUTPUT, PAGE, doc=__doc__, fabrics=FABRICS, sizes=SIZES, rounds=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import subprocess
@@ -107,6 +108,41 @@ def conclude(
     text = table(read(output))
     print(text)
     write_section(page, name, text)
+
+
+def sweep_fabrics(
+    lines_of: Callable[[str, list[int], int], list[dict[str, Any]]],
+    table: Callable[[list[dict[str, Any]]], str],
+    output: Path,
+    page: Path,
+    *,
+    doc: str | None,
+    fabrics: Sequence[str],
+    sizes: Sequence[int],
+    rounds: int,
+) -> None:
+    """The command line of a benchmark that goes over fabrics and sizes: lines are printed, or recorded on request.
+
+    Args:
+        lines_of: measures a fabric: its name, sizes in bytes, and timed rounds.
+        table: makes Markdown of lines.
+        output: the file of its lines, named as the section of the page.
+        page: has the table.
+        doc: of the benchmark.
+        fabrics, sizes, rounds: that are taken if none are given.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(fabrics))
+    parser.add_argument("--sizes", default=",".join(map(str, sizes)))
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--record", action="store_true")
+    options = parser.parse_args()
+    wanted = [int(size) for size in options.sizes.split(",")]
+    lines = [line for fabric in options.only.split(",") for line in lines_of(fabric, wanted, options.rounds)]
+    if options.record:
+        conclude(output, page, output.stem, lines, table)
+    else:
+        print(table(lines))
 
 
 def conclude_parts(

@@ -10,7 +10,6 @@ run and the table of the page is written.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ from mycel.sequence.scan.maps import Shape
 from mycel.sequence.scan.messages import total_bytes
 from mycel.topology import load_topology
 from mycel.topology.model import Topology
-from record import RECORDED, ROOT, cluster_file, conclude, markdown
+from record import RECORDED, ROOT, cluster_file, markdown, sweep_fabrics
 
 OUTPUT = RECORDED / "sequence_scan.jsonl"
 PAGE = ROOT / "docs" / "concepts" / "sequence_scan.md"
@@ -159,26 +158,9 @@ def table(lines: list[dict[str, Any]]) -> str:
     return markdown(headings, rows)
 
 
-def main() -> int:
-    """Measures, and prints or records."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(FABRICS))
-    parser.add_argument("--sizes", default=",".join(map(str, SIZES)))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--record", action="store_true")
-    options = parser.parse_args()
-    sizes = [int(size) for size in options.sizes.split(",")]
-    lines = [line for fabric in options.only.split(",") for line in lines_of(fabric, sizes, options.rounds)]
-    if options.record:
-        conclude(OUTPUT, PAGE, "sequence_scan", lines, table)
-    else:
-        print(table(lines))
-    return 0
-
-
 if __name__ == "__main__":
     if is_rank():
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         be_rank(sys.argv[1], [int(size) for size in sys.argv[2].split(",")], int(sys.argv[3]))
     else:
-        sys.exit(main())
+        sweep_fabrics(lines_of, table, OUTPUT, PAGE, doc=__doc__, fabrics=FABRICS, sizes=SIZES, rounds=7)

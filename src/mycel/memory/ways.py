@@ -9,6 +9,7 @@ import torch
 
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory.needs import Needs
+from mycel.memory.needs.moments import moment_name
 from mycel.memory.residency import Parts, Schedule, schedule_of
 from mycel.memory.residency.schedule import tightest
 from mycel.memory.tiers import CudaLink, EmulatedLink, Link
@@ -55,8 +56,7 @@ def near(way: str, needs: Needs, budget: int, rate: float, micro_batches: int) -
     over = needs.peak - budget
     says = "everything near" if over <= 0 else f"{over} bytes too little"
     seconds = None if over > 0 else _base(needs, rate, micro_batches)
-    at = needs.fullest
-    where = f"{at.phase} of {at.block}" if at.block else at.phase
+    where = moment_name(needs.fullest.phase, needs.fullest.block)
     return Choice(way=way, peak=needs.peak, seconds=seconds, says=says, fullest=where)
 
 
@@ -108,7 +108,7 @@ def activations(
     others = max(moment.total - moment.activations for moment in needs.moments) + outside
     largest = max(needs.blocks, key=lambda block: block.saved + block.input, default=None)
     least = others + (largest.saved + largest.input if largest is not None else 0)
-    where = f"backward of {largest.name}" if largest is not None else ""
+    where = moment_name("backward", largest.name) if largest is not None else ""
     blocks = tuple(
         Block(
             forward_us=max(1, round(block.forward_flops / rate * 1e6)),

@@ -167,8 +167,8 @@ def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.de
     much of a long one products hide. Ways are run in turns and compared turn by turn: what else runs on the
     processors comes and goes.
     """
-    part = torch.zeros(_SMALL // 4, device=device)
-    wholes = [part.new_zeros(part.numel() * dist.get_world_size(group)) for _ in range(_TURNS)]
+    size, part = dist.get_world_size(group), torch.zeros(_SMALL // 4, device=device)
+    wholes = [part.new_zeros(part.numel() * size) for _ in range(_TURNS)]
     weight = torch.ones(_INNER, _COLUMNS, device=device)
     x = weight.new_ones(_ROWS[-2], _INNER)  # not the longest: of two long times the difference is noise
     out = weight.new_empty(_ROWS[-2], _COLUMNS)
@@ -189,9 +189,8 @@ def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.de
     while num_bytes > _SMALL and network.seconds("reduce_scatter", num_bytes) > _LONGEST_S:
         num_bytes //= 2
     count = max(1, round(network.seconds("reduce_scatter", num_bytes) / max(product_s, 1e-6)))
-    whole = torch.zeros(num_bytes // 4, device=device)
-    own = whole.new_zeros(whole.numel() // dist.get_world_size(group))
-    whole = whole[: own.numel() * dist.get_world_size(group)]
+    own = torch.zeros(num_bytes // 4 // size, device=device)
+    whole = own.new_zeros(own.numel() * size)
 
     def long(count: int) -> None:
         work = reduce_scatter_single(own, whole, group=group, async_op=True)
@@ -217,7 +216,7 @@ def _with_overheads(network: Network, group: dist.ProcessGroup, device: torch.de
     )
 
 
-def _in_turns(ways: Sequence[Callable[[], None]], device: torch.device) -> list[list[float]]:
+def _in_turns(ways: Sequence[Callable[[], object]], device: torch.device) -> list[list[float]]:
     """Seconds of each way in each turn."""
     spent: list[list[float]] = [[] for _ in ways]
     for turn in range(_REPEATS + 1):  # the first one may have to connect, or to compile
@@ -253,12 +252,7 @@ def _slowest(points: Mapping[K, float], group: dist.ProcessGroup, device: torch.
 
 def _middle(operation: Callable[[], Tensor | object], device: torch.device) -> float:
     """Median seconds: what else runs on the processors counts, as it will."""
-    found = []
-    for _ in range(_REPEATS + 1):  # the first one may have to connect, or to compile
-        begin = _now(device)
-        operation()
-        found.append(_now(device) - begin)
-    return statistics.median(found[1:])
+    return statistics.median(_in_turns([operation], device)[0])
 
 
 def _now(device: torch.device) -> float:

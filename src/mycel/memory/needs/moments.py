@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from mycel.brief import brief
 from mycel.errors import UsageError
 
-__all__ = ["KINDS", "Block", "Kind", "Moment", "Needs", "Phase"]
+__all__ = ["KINDS", "Block", "Kind", "Moment", "Needs", "Phase", "moment_name"]
 
 Kind = Literal["parameters", "gradients", "optimizer", "inputs", "activations", "exchanges", "temporary"]
 Phase = Literal["forward", "backward", "step"]
@@ -168,3 +168,17 @@ class Needs:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise UsageError(f"needs of a model: {type(error).__name__} {error}") from None
+
+
+def moment_name(phase: str, block: str) -> str:
+    """A moment, for people.
+
+    Args:
+        phase: of the step.
+        block: name of its module; empty for what is between blocks.
+
+    Examples:
+        >>> moment_name("backward", "layers.3"), moment_name("step", "")
+        ('backward of layers.3', 'step')
+    """
+    return f"{phase} of {block}" if block else phase

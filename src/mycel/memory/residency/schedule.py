@@ -11,6 +11,7 @@ from torch import nn
 from mycel.brief import brief
 from mycel.errors import SynthesisError
 from mycel.memory.needs import Moment, Needs
+from mycel.memory.needs.moments import moment_name
 from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
 
 __all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of", "tightest"]
@@ -225,7 +226,7 @@ def tightest(needs: Needs, parts: Parts) -> tuple[int, str]:
     moments, demand = demand_of(needs, parts, far_off)
     step = parts.buffers + _step_bytes(needs, parts), "the step on the largest parameter"
     held = (
-        (far_off - room + sum(demand.sizes[unit] for unit in units), f"{phase} of {block}" if block else phase)
+        (far_off - room + sum(demand.sizes[unit] for unit in units), moment_name(phase, block))
         for (phase, block), units, room in zip(moments, demand.uses, demand.room, strict=True)
     )
     return max((step, *held), key=lambda each: each[0])

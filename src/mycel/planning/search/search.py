@@ -19,7 +19,7 @@ import numpy as np
 
 from mycel.errors import UsageError
 from mycel.planning.cluster import Cluster
-from mycel.planning.cuts import best_cut, cut_bound, cuts_below, least_flight, one_f_one_b_bound
+from mycel.planning.cuts import Chain, best_cut, cut_bound, cuts_below, least_flight, one_f_one_b_bound
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models.shape import ModelShape
 from mycel.planning.search.bounds import Room, least_seconds, room_of
@@ -270,49 +270,64 @@ class _Run:
                 self.broken[text] = self.broken.get(text, 0) + 1
                 continue
             stages = stages_of(self.cluster, self.shape, job, ranks, self.memory_bytes)
-            if job.shares:
-                self._expand_shares(stages, bound, goal)
-                continue
-            chain = stages.chain()
-            is_long = chain.num_layers * len(chain.layer_s) > _MOST_CHAIN
-            if is_long:
-                best = best_cut(chain)
-                if best is not None:
-                    least = self._with_ending(stages, best, one_f_one_b_bound(chain, best))
-                    self._push(least, _Level.CUT, (stages, best))
-                    # Another cut may be up to what messages and chunks make of this one faster than it.
-                    if len(best) > 1:
-                        any_cut = max(cut_bound(chain, best), least_flight(chain))
-                        self.loose_s = min(self.loose_s, self._with_ending(stages, best, any_cut))
-                continue
-            for number, (_, cut) in enumerate(cuts_below(chain, goal)):
-                if number >= _MOST_CUTS:
-                    self.loose_s = min(self.loose_s, bound)
-                    break
-                least = self._with_ending(stages, cut, one_f_one_b_bound(chain, cut))
-                if least < goal:
-                    self._push(least, _Level.CUT, (stages, cut))
+            expand = self._expand_shares if job.shares else self._expand_equal
+            expand(stages, bound, goal)
+
+    def _expand_equal(self, stages: Stages, bound: float, goal: float) -> None:
+        """Every cut of replicas with equally many micro-batches that may win."""
+        chain = stages.chain()
+        self._push_cuts(
+            _Level.CUT,
+            stages,
+            chain,
+            bound,
+            goal,
+            least=lambda cut: one_f_one_b_bound(chain, cut),
+            # Another cut may be up to what messages and chunks make of the best one faster than it.
+            any_cut=lambda cut: max(cut_bound(chain, cut), least_flight(chain)),
+        )
 
     def _expand_shares(self, stages: Stages, bound: float, goal: float) -> None:
         """Every cut of replicas with unlike many micro-batches that may win, whatever the shares."""
         if len(stages.replicas) < 2:
             return  # equally fast ones are best loaded alike
         chain = shared_chain(stages)
+        self._push_cuts(
+            _Level.SHARES,
+            stages,
+            chain,
+            bound,
+            goal,
+            least=lambda cut: least_of_shares(stages, cut),
+            any_cut=lambda cut: cut_bound(chain, cut),
+        )
+
+    def _push_cuts(
+        self,
+        level: _Level,
+        stages: Stages,
+        chain: Chain,
+        bound: float,
+        goal: float,
+        *,
+        least: Callable[[tuple[int, ...]], float],
+        any_cut: Callable[[tuple[int, ...]], float],
+    ) -> None:
+        """The cuts of a placement that may win: of a long chain the best one, and what any other takes at least."""
         if chain.num_layers * len(chain.layer_s) > _MOST_CHAIN:
             best = best_cut(chain)
             if best is not None:
-                least = self._with_ending(stages, best, least_of_shares(stages, best))
-                self._push(least, _Level.SHARES, (stages, best))
+                self._push(self._with_ending(stages, best, least(best)), level, (stages, best))
                 if len(best) > 1:
-                    self.loose_s = min(self.loose_s, self._with_ending(stages, best, cut_bound(chain, best)))
+                    self.loose_s = min(self.loose_s, self._with_ending(stages, best, any_cut(best)))
             return
         for number, (_, cut) in enumerate(cuts_below(chain, goal)):
             if number >= _MOST_CUTS:
                 self.loose_s = min(self.loose_s, bound)
                 break
-            least = self._with_ending(stages, cut, least_of_shares(stages, cut))
-            if least < goal:
-                self._push(least, _Level.SHARES, (stages, cut))
+            seconds = self._with_ending(stages, cut, least(cut))
+            if seconds < goal:
+                self._push(seconds, level, (stages, cut))
 
     def _share(self, stages: Stages, cut: tuple[int, ...], bound: float) -> None:
         """A cut with all shares of the batch that may win; before anything is known, with the likeliest."""
