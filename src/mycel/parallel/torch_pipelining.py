@@ -24,6 +24,7 @@ from torch.distributed.pipelining import stage as stage_module
 
 from mycel.comm.sharded import param_groups
 from mycel.errors import UsageError
+from mycel.parallel.gradients import sum_gradients
 from mycel.pipeline.order import Action, Kind
 
 __all__ = [
@@ -230,11 +231,7 @@ class TorchStage(pipelining.PipelineStage):
                 f"stage {self.stage_index}: its DDP has a communication hook, and the order has its backward in two "
                 "halves, of which the hook sees nothing: use an order with whole backwards (B)"
             )
-        size = ddp.process_group.size()
-        for parameter in ddp._module_parameters:
-            if parameter.grad is not None:
-                dist.all_reduce(parameter.grad, group=ddp.process_group)
-                parameter.grad.div_(size)
+        sum_gradients(ddp._module_parameters, ddp.process_group, divisor=ddp.process_group.size())
 
     def reduce(self, divisor: float) -> None:
         """Sum the parameters' gradients over replicas, where there are some, and divide by the micro-batches."""

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from mycel.comm.start import group_or_all
 from mycel.errors import UsageError
+from mycel.parallel.gradients import sum_gradients
 from mycel.parallel.pipeline import Pipeline
 from mycel.parallel.planned import state
 from mycel.parallel.planned.boundary import InShares, Shares
@@ -24,7 +25,7 @@ from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of
 from mycel.parallel.planned.recompute import recompute
-from mycel.parallel.planned.replicas import clip_gradients, shard_stage, sum_gradients
+from mycel.parallel.planned.replicas import clip_gradients, shard_stage
 from mycel.parallel.planned.sequence import share_sequences
 from mycel.parallel.planned.tensor import on_shares, share_matrices
 from mycel.parallel.planned.times import planned_actions

@@ -18,7 +18,7 @@ from mycel.errors import UsageError
 from mycel.moe import apply as apply_experts
 from mycel.moe import expert_parameter_names
 from mycel.moe.hugging_face.blocks import find_blocks
-from mycel.parallel.planned.replicas import sum_gradients
+from mycel.parallel.gradients import sum_gradients
 
 __all__ = ["SharedExperts", "check_experts"]
 

@@ -1,8 +1,8 @@
-"""Replicas of a stage: gradients summed after a step, or parameters and gradients sharded over them by FSDP2."""
+"""Replicas of a stage: parameters and gradients sharded over them by FSDP2, and the norm of all gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from mycel.parallel.chain import module_of
 
-__all__ = ["clip_gradients", "shard_stage", "sum_gradients"]
+__all__ = ["clip_gradients", "shard_stage"]
 
 
 def shard_stage(
@@ -47,30 +47,6 @@ def shard_stage(
             if any(True for _ in module.parameters()):
                 fully_shard(module, mesh=mesh, reshard_after_forward=True, ignored_params=left_alone)
     fully_shard(stage, mesh=mesh, reshard_after_forward=zero == 3, ignored_params=left_alone)
-
-
-@torch.no_grad()
-def sum_gradients(parameters: Iterable[nn.Parameter], group: dist.ProcessGroup, *, divisor: int = 1) -> None:
-    """Gradients become their sum over ranks, divided, in one message for each type.
-
-    Args:
-        parameters: of this rank; those without a gradient are passed over, as on all other ranks.
-        group: whose ranks have the same parameters.
-        divisor: the number of replicas, for a mean.
-    """
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for parameter in parameters:
-        grad = parameter.grad
-        if grad is not None:
-            own = grad.to_local() if isinstance(grad, DTensor) else grad
-            by_type.setdefault(own.dtype, []).append(own)
-    for grads in by_type.values():
-        flat = torch.cat([grad.reshape(-1) for grad in grads]).div_(divisor)
-        dist.all_reduce(flat, group=group)
-        at = 0
-        for grad in grads:
-            grad.copy_(flat[at : at + grad.numel()].view_as(grad))
-            at += grad.numel()
 
 
 @torch.no_grad()
