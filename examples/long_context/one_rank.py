@@ -40,7 +40,8 @@ from mycel.planning.sequence import per_document_zigzag
 from mycel.sequence import SequenceContext
 
 MIB = 1 << 20
-PEAK_RATE, WARM_UP_STEPS = 4e-3, 20
+#: Slowly up: each step makes differences in rounding grow, and the faster, the longer it is.
+PEAK_RATE, WARM_UP_STEPS = 2e-3, 60
 #: Held-out losses are told apart by how many bytes of the document are before.
 EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Of the limit, for a plan: pages are rounded up, and Python and products take some that torch does not count.
@@ -95,7 +96,7 @@ def make(options: argparse.Namespace) -> tuple[Hybrid, torch.optim.Optimizer]:
     """The same on all ranks."""
     model = Hybrid(Sizes(is_filtered=not options.no_filtering), seed=options.seed)
     # Gradients smaller than this eps are rounding, which is another on ranks: they are not to be made steps of.
-    rates: dict[str, Any] = {"lr": PEAK_RATE, "betas": (0.9, 0.95), "weight_decay": 0.1, "eps": 1e-6, "fused": True}
+    rates: dict[str, Any] = {"lr": PEAK_RATE, "betas": (0.9, 0.99), "weight_decay": 0.1, "eps": 1e-6, "fused": True}
     return model, torch.optim.AdamW(model.parameters(), **rates)
 
 
@@ -121,7 +122,7 @@ def train(options: argparse.Namespace, most: list[int]) -> None:
         trained, losses, seconds = averaged(model), [], []
         pieces = load(options.context, held_out=False, max_bytes=options.text * MIB)
         drawn = packs(pieces, options.context, seed=options.seed)
-        until, slow = min(options.until or options.steps, options.steps), min(WARM_UP_STEPS, options.steps // 4)
+        until, slow = min(options.until or options.steps, options.steps), min(WARM_UP_STEPS, options.steps // 2)
         for number, files in enumerate(islice(drawn, until)):
             pack = whole(files, options.seen)
             for group in optimizer.param_groups:
