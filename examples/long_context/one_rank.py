@@ -41,7 +41,7 @@ from mycel.sequence import SequenceContext
 
 MIB = 1 << 20
 #: Slowly up: each step makes differences in rounding grow, and the faster, the longer it is.
-PEAK_RATE, WARM_UP_STEPS = 2e-3, 60
+PEAK_RATE, WARM_UP_STEPS = 2e-3, 100
 #: Held-out losses are told apart by how many bytes of the document are before.
 EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Of the limit, for a plan: pages are rounded up, and Python and products take some that torch does not count.
@@ -122,7 +122,7 @@ def train(options: argparse.Namespace, most: list[int]) -> None:
         trained, losses, seconds = averaged(model), [], []
         pieces = load(options.context, held_out=False, max_bytes=options.text * MIB)
         drawn = packs(pieces, options.context, seed=options.seed)
-        until, slow = min(options.until or options.steps, options.steps), min(WARM_UP_STEPS, options.steps // 2)
+        until, slow = min(options.until or options.steps, options.steps), min(WARM_UP_STEPS, options.steps)
         for number, files in enumerate(islice(drawn, until)):
             pack = whole(files, options.seen)
             for group in optimizer.param_groups:
