@@ -535,6 +535,38 @@ def test_what_does_not_come_back_is_named() -> None:
         assert same(step(model, x), wanted)
 
 
+@pytest.mark.parametrize("way", ["store", "fetch"])
+def test_a_link_that_takes_nothing_is_named_and_the_next_step_works(way: str) -> None:
+    model = make()
+    blocks, x = list(model)[:-1], inputs()
+    wanted = step(model, x)
+    tight = measured(model, blocks=2.2)
+
+    class Refuses(NowLink):
+        wrong = True
+
+        def refuse(self, asked: str) -> None:
+            if self.wrong and asked == way:
+                raise OSError("the cable is out")
+
+        def store(self, copies: Any) -> Pending[None]:
+            self.refuse("store")
+            return super().store(copies)
+
+        def fetch(self, copies: Any) -> Pending[None]:
+            self.refuse("fetch")
+            return super().fetch(copies)
+
+    link = Refuses()
+    with attach(model, blocks, tight, planned(tight, "swap"), link=link) as swapping:
+        with pytest.raises(CommunicationError, match=r"block \d.*: \d+ bytes did not (get|come).*the cable is out"):
+            step(model, x)
+        assert settled(swapping)
+        assert swapping.far.used_bytes == 0
+        link.wrong = False
+        assert same(step(model, x), wanted)
+
+
 def test_a_far_file_that_fills_is_named_and_the_next_step_works(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     model = make()
