@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from mycel.arguments import real_number, the
 from mycel.errors import UsageError, VerificationError
 from mycel.memory.swap.blocks import find_blocks, put_round, swapped_forward
 from mycel.memory.swap.executor import Swapping
@@ -59,6 +60,9 @@ def attach(
             instance = measure(model, blocks, lambda: loss(model(x)), link=link, budget=2 << 30)
             swapping = attach(model, blocks, instance, plan_memory(instance), link=link)
     """
+    link = the(Link, link, "a link")  # type: ignore[type-abstract]  # of any concrete kind
+    instance, plan = the(MemoryInstance, instance, "an instance"), the(MemoryPlan, plan, "a plan of memory")
+    deadline_s = real_number(deadline_s, "a deadline in seconds", above=0)
     found = find_blocks(model, blocks)
     if len(found) != len(instance.blocks) or len(plan.policy) != len(instance.blocks):
         raise UsageError(

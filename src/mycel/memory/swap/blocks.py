@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mycel.comm.recomputing import recomputing
 from mycel.errors import UsageError
+from mycel.memory.collected import collected
 from mycel.memory.swap.executor import Pass, Swapping
 from mycel.memory.swap.saved import Stays, moves
 from mycel.names import nearest
@@ -137,17 +138,14 @@ def _checkpointed(
         args, kwargs = tree_unflatten(leaves, spec)
         if not recomputing():
             return original(*args, **kwargs)
-        # Torch's own hooks collect what the recomputation saves; the innermost ones are the only ones that see it.
-        collect, give = torch._C._autograd._top_saved_tensors_default_hooks(True)
 
-        def count(x: Tensor) -> Any:
+        def count(x: Tensor) -> None:
             if moves(x) and x not in stays:
                 one.count(x, block)
-            return collect(x)
 
         one.recompute(block)
         try:
-            with saved_tensors_hooks(count, give):
+            with collected(f"block {block} ({one.swapping.names[block]})", count):
                 return original(*args, **kwargs)
         finally:
             one.recomputed(block)

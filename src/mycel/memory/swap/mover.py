@@ -99,7 +99,8 @@ class Mover:
                 raise
             num_bytes = sum(record.num_bytes for record in going)
             try:
-                pending = self.link.store([record.send(buffer) for record, buffer in zip(going, buffers, strict=True)])
+                copies = [record.send(buffer) for record, buffer in zip(going, buffers, strict=True)]
+                pending = self.link.store(copies)
             except Exception as error:
                 for record in going:
                     self._stays(record)
