@@ -142,9 +142,7 @@ class Exact:
         model.minimize(end)
         return _Variables(forward=forward, backward=backward, again=again, out=out, back=back, choice=choice, end=end)
 
-    def _links_have_time(
-        self, model: Any, forward: list[Any], backward: list[Any], choice: list[list[Any]]
-    ) -> None:
+    def _links_have_time(self, model: Any, forward: list[Any], backward: list[Any], choice: list[list[Any]]) -> None:
         """What follows from the rules, as sums that linear relaxations see: equal blocks are proved by them.
 
         Of blocks ``j`` to ``i``, what has to be gone when the forward of ``i`` begins, even if all before ``j`` is
