@@ -12,7 +12,7 @@ peak.
   micro-batches a step. Parameters that come near, counted by the link, beside the best fixed resident set, whose
   copies are as old after a step, and beside having everything far but what computes.
 - *ranks*: four ranks whose model FSDP2 shards, over mycel, each with a quarter of what the states of its shards
-  take; half of that is what a step works with, gathered layers and activations. The checkpoint is loaded by FSDP2
+  take; half of that is what activations take. The checkpoint is loaded by FSDP2
   without a budget, and training goes on.
 - *trainer*: a Llama and a Qwen3-MoE of Hugging Face from their configurations, under ``Trainer``.
 
@@ -35,9 +35,9 @@ from torch import Tensor, nn
 
 from memory_prediction import Networks, child, hugging_face, stepper
 from mycel.bench.measurement import describe_hardware
-from mycel.memory import EmulatedLink, allocator_limit, fit, needs_of, trainer_callback
-from mycel.memory.needs import blocks_of
-from mycel.memory.residency import Residency, fixed_set, parts_of, schedule_of
+from mycel.memory import EmulatedLink, allocator_limit, needs_of, trainer_callback
+from mycel.memory.needs import blocks_of, groups_of
+from mycel.memory.residency import Residency, fixed_set, parts_of, schedule_of, sharded_parts
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 OUTPUT = RECORDED / "memory_larger.jsonl"
@@ -191,23 +191,23 @@ def rank_of(rank: int, folder: str, steps: int, micro: int) -> None:
     works = max(moment.working for moment in needs.moments)
     link = EmulatedLink(bandwidth_gbps=100)
     budget = states // 4
-    with fit(model, optimizer, batch, budget=budget, link=link, micro_batches=micro) as fitted:
+    groups = groups_of(model)
+    schedule = schedule_of(needs, sharded_parts(model, groups), budget, micro_batches=micro)
+    with Residency(model, optimizer, schedule, groups, link):
         begun = link.fetched_bytes
         got = train(model, optimizer, steps, micro, rank=rank)
         loaded = (link.fetched_bytes - begun) // steps
         parameters, state = get_state_dict(model, optimizer)
         dcp.save({"model": parameters, "optimizer": state}, checkpoint_id=f"{folder}/saved")
-        held = next(handle for handle in fitted.handles if isinstance(handle, Residency))
-        fixed = fixed_set(held.schedule.demand).loaded_bytes
-        every = sum(held.schedule.demand.sizes[unit] for units in held.schedule.demand.uses for unit in units)
-        peak = held.schedule.peak
+    fixed = fixed_set(schedule.demand).loaded_bytes
+    every = sum(schedule.demand.sizes[unit] for units in schedule.demand.uses for unit in units)
     fresh, optimizer = sharded()
     parameters, state = get_state_dict(fresh, optimizer)
     dcp.load({"model": parameters, "optimizer": state}, checkpoint_id=f"{folder}/saved")
     set_state_dict(fresh, optimizer, model_state_dict=parameters, optim_state_dict=state)
     on = train(fresh, optimizer, 2, micro, rank=rank, first=steps)
     words = [
-        f"states={states} works={works} budget={budget} peak={peak} needs={needs.peak}",
+        f"states={states} works={works} budget={budget} peak={schedule.peak} needs={needs.peak}",
         f"loaded={loaded} fixed={fixed} all={every} parameters={needs.most('parameters')}",
         f"same={int(got == wanted[: steps * micro])} reloaded={int(on == wanted[steps * micro :])}",
         said(got),
