@@ -11,8 +11,9 @@ peak.
 - *one*: one process whose allocator refuses what is beyond the budget (``RLIMIT_DATA``), at one, two and four
   micro-batches a step. Parameters that come near, counted by the link, beside the best fixed resident set, whose
   copies are as old after a step, and beside having everything far but what computes.
-- *ranks*: four ranks whose model FSDP2 shards, each with a quarter of what its shards take beside what a step works
-  with, over mycel; the checkpoint is loaded by FSDP2 without a budget, and training goes on.
+- *ranks*: four ranks whose model FSDP2 shards, over mycel, each with a quarter of what the states of its shards
+  take; half of that is what activations take. The checkpoint is loaded by FSDP2
+  without a budget, and training goes on.
 - *trainer*: a Llama and a Qwen3-MoE of Hugging Face from their configurations, under ``Trainer``.
 
 Losses have to be equal bit for bit. Nothing is timed.
@@ -34,15 +35,17 @@ from torch import Tensor, nn
 
 from memory_prediction import Networks, child, hugging_face, stepper
 from mycel.bench.measurement import describe_hardware
-from mycel.memory import EmulatedLink, allocator_limit, fit, needs_of, trainer_callback
-from mycel.memory.needs import blocks_of
-from mycel.memory.residency import Residency, fixed_set, parts_of, schedule_of
+from mycel.memory import EmulatedLink, allocator_limit, needs_of, trainer_callback
+from mycel.memory.needs import blocks_of, groups_of
+from mycel.memory.residency import Residency, fixed_set, parts_of, schedule_of, sharded_parts
 from record import RECORDED, ROOT, append, markdown, read, stamp, write_section
 
 OUTPUT = RECORDED / "memory_larger.jsonl"
 PAGE = ROOT / "docs" / "guides" / "models_that_do_not_fit.md"
 MICRO = (1, 2, 4)
 STEPS, QUICK, RANKS, ROWS, WIDTH, LAYERS = 50, 6, 4, 96, 256, 12
+#: Of the model that is sharded: many layers, as some are gathered whole.
+SHARDED_ROWS, SHARDED_WIDTH, SHARDED_LAYERS = 11, 128, 96
 #: Of the budget that the allocator enforces, a part is for pages, products and the interpreter, which torch does not
 #: ask it for.
 ASKED = 0.92
@@ -54,13 +57,20 @@ def deep() -> nn.Module:
     return Networks(width=WIDTH, layers=LAYERS)
 
 
-def rows(step: int, rank: int = 0) -> Tensor:
-    """What a pass gets."""
-    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1000 * rank + step))
+def rows(step: int, rank: int | None = None) -> Tensor:
+    """What a pass gets, in one process or on a rank."""
+    shape = (ROWS, WIDTH) if rank is None else (SHARDED_ROWS, SHARDED_WIDTH)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(1000 * (rank or 0) + step))
 
 
 def train(
-    model: nn.Module, optimizer: torch.optim.Optimizer, steps: int, micro: int, *, rank: int = 0, first: int = 0
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    micro: int,
+    *,
+    rank: int | None = None,
+    first: int = 0,
 ) -> list[float]:
     """Losses of every pass."""
     found = []
@@ -135,31 +145,34 @@ def one_limited(micro: int, steps: int) -> None:
 
 
 def ranks(steps: int) -> list[dict[str, Any]]:
-    """One line."""
+    """A line a number of micro-batches."""
     import torch.multiprocessing as mp
 
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(rank_of, args=(folder, steps), nprocs=RANKS)
-        found = [(Path(folder) / f"said{rank}").read_text(encoding="utf-8") for rank in range(RANKS)]
-    numbers = heard(found[0])[0]
-    line = {"part": "ranks", "ranks": RANKS, "steps": steps, **numbers}
-    line["is_same"] = all(heard(each)[0]["same"] and heard(each)[0]["reloaded"] for each in found)
-    print(line, file=sys.stderr)
-    return [line]
+    made = []
+    for micro in MICRO:
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(rank_of, args=(folder, steps, micro), nprocs=RANKS)
+            found = [(Path(folder) / f"said{rank}").read_text(encoding="utf-8") for rank in range(RANKS)]
+        line = {"part": "ranks", "ranks": RANKS, "micro": micro, "steps": steps, **heard(found[0])[0]}
+        line["is_same"] = all(heard(each)[0]["same"] and heard(each)[0]["reloaded"] for each in found)
+        print(line, file=sys.stderr)
+        made.append(line)
+    return made
 
 
 def sharded() -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model over all ranks."""
     from torch.distributed.fsdp import fully_shard
 
-    model = deep()
-    for layer in model.layers:  # type: ignore[union-attr]
+    torch.manual_seed(0)
+    model = Networks(width=SHARDED_WIDTH, layers=SHARDED_LAYERS)
+    for layer in model.layers:
         fully_shard(layer)
     fully_shard(model)
     return model, torch.optim.AdamW(model.parameters())
 
 
-def rank_of(rank: int, folder: str, steps: int) -> None:
+def rank_of(rank: int, folder: str, steps: int, micro: int) -> None:
     """One of four: without a budget, within one, and on from the checkpoint without one."""
     import torch.distributed as dist
     import torch.distributed.checkpoint as dcp
@@ -170,32 +183,33 @@ def rank_of(rank: int, folder: str, steps: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("mycel", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS)
     model, optimizer = sharded()
-    wanted = train(model, optimizer, steps + 2, 1, rank=rank)
+    wanted = train(model, optimizer, steps + 2, micro, rank=rank)
     model, optimizer = sharded()
-    needs = needs_of(model, (rows(0),), optimizer=optimizer)
+    batch = (rows(0, rank),)
+    needs = needs_of(model, batch, optimizer=optimizer)
     states = needs.most("parameters") + needs.most("gradients") + needs.most("optimizer")
     works = max(moment.working for moment in needs.moments)
     link = EmulatedLink(bandwidth_gbps=100)
-    budget = works + states // 4
-    with fit(model, optimizer, (rows(0),), budget=budget, link=link) as fitted:
+    budget = states // 4
+    groups = groups_of(model)
+    schedule = schedule_of(needs, sharded_parts(model, groups), budget, micro_batches=micro)
+    with Residency(model, optimizer, schedule, groups, link):
         begun = link.fetched_bytes
-        got = train(model, optimizer, steps, 1, rank=rank)
+        got = train(model, optimizer, steps, micro, rank=rank)
         loaded = (link.fetched_bytes - begun) // steps
         parameters, state = get_state_dict(model, optimizer)
         dcp.save({"model": parameters, "optimizer": state}, checkpoint_id=f"{folder}/saved")
-        held = next(handle for handle in fitted.handles if isinstance(handle, Residency))
-        fixed = fixed_set(held.schedule.demand).loaded_bytes
-        every = sum(held.schedule.demand.sizes[unit] for units in held.schedule.demand.uses for unit in units)
-        peak = held.schedule.peak
+    fixed = fixed_set(schedule.demand).loaded_bytes
+    every = sum(schedule.demand.sizes[unit] for units in schedule.demand.uses for unit in units)
     fresh, optimizer = sharded()
     parameters, state = get_state_dict(fresh, optimizer)
     dcp.load({"model": parameters, "optimizer": state}, checkpoint_id=f"{folder}/saved")
     set_state_dict(fresh, optimizer, model_state_dict=parameters, optim_state_dict=state)
-    on = train(fresh, optimizer, 2, 1, rank=rank, first=steps)
+    on = train(fresh, optimizer, 2, micro, rank=rank, first=steps)
     words = [
-        f"states={states} works={works} budget={budget} peak={peak} needs={needs.peak}",
+        f"states={states} works={works} budget={budget} peak={schedule.peak} needs={needs.peak}",
         f"loaded={loaded} fixed={fixed} all={every} parameters={needs.most('parameters')}",
-        f"same={int(got == wanted[:steps])} reloaded={int(on == wanted[steps:])}",
+        f"same={int(got == wanted[: steps * micro])} reloaded={int(on == wanted[steps * micro :])}",
         said(got),
     ]
     (Path(folder) / f"said{rank}").write_text("\n".join(words), encoding="utf-8")
@@ -280,7 +294,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
             )
         name = {
             "one": f"one process, {line.get('micro')} micro-batches a step",
-            "ranks": f"{line.get('ranks')} ranks, FSDP2",
+            "ranks": f"{line.get('ranks')} ranks, FSDP2, {line.get('micro')} micro-batches a step",
             "trainer": f"{line.get('model')} under Trainer",
         }[line["part"]]
         same = f"{line['steps']} steps, {'the same bits' if line['is_same'] else 'NOT the same'}"

@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
 
-from memory_swap import lines
+from memory_swap import STAYS, lines
 from record import RECORDED, ROOT, conclude, markdown
 
 OUTPUT = RECORDED / "claims" / "karma.jsonl"
@@ -43,12 +43,12 @@ def table(made: Sequence[dict[str, Any]]) -> str:
                 f"{line['link']:.2f}",
                 *(
                     f"{found[name] / mixed:.2f}x" if name in found else "does not fit"
-                    for name in ("three policies", "swap all", "torchtune", "recompute all")
+                    for name in ("three policies", "swap all", STAYS, "torchtune", "recompute all")
                 ),
                 f"{mixed / found['keep all']:.2f}x",
             )
         )
-    heads = ("link", "KARMA's three policies", "swap all", "torchtune's design", "recompute all")
+    heads = ("link", "KARMA's three policies", "swap all", STAYS, "torchtune's design", "recompute all")
     return markdown((*heads, "mixed over keep all without a budget"), rows)
 
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import SynthesisError, UsageError
-from mycel.memory import EmulatedLink, fit, needs_of
+from mycel.memory import EmulatedLink, attach, fit, measure, needs_of
 from mycel.memory.needs import blocks_of, loss_of, recomputed
+from mycel.planning.residency import fast_plan
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -110,6 +111,27 @@ def test_one_budget_at_a_time() -> None:
             assert threading.active_count() == before
     with pytest.raises(UsageError, match="a link"):
         fit(model, optimizer, (batch(8),), budget=budget, link="fast")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="far memory"):
+        fit(model, optimizer, (batch(8),), budget=budget, far="/data")  # type: ignore[arg-type]
+
+
+def test_activations_or_parameters_are_held_and_not_both_by_hand() -> None:
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.GELU()) for _ in range(8)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    x, link = torch.randn(4, 32), EmulatedLink(bandwidth_gbps=5)
+    found = measure(model, list(model), lambda: model(x).sum(), link=link, budget=1 << 30, runs=1)
+    plan = fast_plan(found)
+    with (
+        attach(model, list(model), found, plan, link=link),
+        pytest.raises(UsageError, match=r"^Sequential: a plan is carried out on '0' already; close that first$"),
+    ):
+        fit(model, optimizer, (x,), budget=60_000)
+    with fit(model, optimizer, (x,), budget=60_000) as fitted:
+        assert fitted.way == "residency"
+        with pytest.raises(UsageError, match=r"^Sequential: its parameters come and go by a schedule already"):
+            attach(model, list(model), found, plan, link=link)
+    attach(model, list(model), found, plan, link=link).close()
+    link.close()
 
 
 def test_a_plan_is_made_under_a_tight_limit_that_came_first() -> None:

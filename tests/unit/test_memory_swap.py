@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 from mycel.comm import Pending
 from mycel.errors import CommunicationError, UsageError
 from mycel.memory import EmulatedLink, FarMemory, Link, Swapping, attach, in_folder, measure
+from mycel.memory.needs import recomputed
 from mycel.planning.residency import MemoryInstance, MemoryPlan, Policy, listed_plan
 from mycel.planning.residency.plan import POLICIES
 
@@ -535,6 +536,38 @@ def test_what_does_not_come_back_is_named() -> None:
         assert same(step(model, x), wanted)
 
 
+@pytest.mark.parametrize("way", ["store", "fetch"])
+def test_a_link_that_takes_nothing_is_named_and_the_next_step_works(way: str) -> None:
+    model = make()
+    blocks, x = list(model)[:-1], inputs()
+    wanted = step(model, x)
+    tight = measured(model, blocks=2.2)
+
+    class Refuses(NowLink):
+        wrong = True
+
+        def refuse(self, asked: str) -> None:
+            if self.wrong and asked == way:
+                raise OSError("the cable is out")
+
+        def store(self, copies: Any) -> Pending[None]:
+            self.refuse("store")
+            return super().store(copies)
+
+        def fetch(self, copies: Any) -> Pending[None]:
+            self.refuse("fetch")
+            return super().fetch(copies)
+
+    link = Refuses()
+    with attach(model, blocks, tight, planned(tight, "swap"), link=link) as swapping:
+        with pytest.raises(CommunicationError, match=r"block \d.*: \d+ bytes did not (get|come).*the cable is out"):
+            step(model, x)
+        assert settled(swapping)
+        assert swapping.far.used_bytes == 0
+        link.wrong = False
+        assert same(step(model, x), wanted)
+
+
 def test_a_far_file_that_fills_is_named_and_the_next_step_works(tmp_path: Path) -> None:
     resource = pytest.importorskip("resource")
     model = make()
@@ -581,6 +614,42 @@ def test_written_in_place_after_saving(policy: Policy) -> None:
             loss.backward()
 
 
+class WritesWithin(nn.Module):
+    """Writes what it has saved, and saves more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x).exp()
+        z = y * 2
+        y.add_(1)
+        return z.tanh()
+
+
+@pytest.mark.parametrize("policy", [*POLICIES, None])
+def test_written_in_place_within_a_block(policy: Policy | None) -> None:
+    """Also computed again, where torch's checkpoint takes what was written."""
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), WritesWithin(), nn.Linear(WIDTH, 1))
+    x = inputs()
+    if policy is None:
+        with recomputed({"1": model[1]}):
+            loss = model(x).sum()
+            with pytest.raises(UsageError, match=r"a WritesWithin .*: a tensor of shape .* was modified in place"):
+                loss.backward()
+        return
+    block = {"forward_us": 1, "backward_us": 1, "saved": 1 << 20, "input": 1 << 14}
+    rates = {"out_bytes_per_us": 1e3, "in_bytes_per_us": 1e3}
+    found = MemoryInstance.from_json({"blocks": [block], "capacity": 1 << 22, **rates})
+    with attach(model, ["1"], found, planned(found, policy), link=NowLink()) as swapping:
+        loss = model(x).sum()
+        with pytest.raises(UsageError, match=r"block 0 \(1\): a tensor of shape \[64, 32\] .* was modified in place"):
+            loss.backward()
+        del loss
+        assert settled(swapping)
+
+
 def test_larger_inputs_than_planned() -> None:
     model = make()
     blocks = list(model)[:-1]
@@ -611,6 +680,12 @@ def test_bad_calls() -> None:
         measure(model, blocks, loss, link=link, budget=largest + 100, runs=1)
     with pytest.raises(UsageError, match=r"a budget of 1 bytes, and \d+ are saved outside"):
         measure(model, blocks, loss, link=link, budget=1, runs=1)
+    with pytest.raises(UsageError, match="a budget in bytes: '4GB' is not a whole number"):
+        measure(model, blocks, loss, link=link, budget="4GB")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a link"):
+        attach(model, blocks, found, plan, link=None)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="a plan of memory"):
+        attach(model, blocks, found, found, link=link)  # type: ignore[arg-type]
     with pytest.raises(UsageError, match="was called 0 times"):
         measure(model, blocks, lambda: model[0](x).sum(), link=link, budget=1 << 30)
     with pytest.raises(UsageError, match="has no module '6'"):

@@ -57,12 +57,20 @@ def test_a_link_of_ones_own_stores_at_once() -> None:
     assert far.sum() == 5 and link.stored_bytes == 20 and Own.stored_bytes == 0
 
 
-@pytest.mark.parametrize("words", [{"bandwidth_gbps": 0}, {"bandwidth_gbps": 1, "out_gbps": -1}])
-def test_links_that_cannot_be(words: dict[str, float]) -> None:
-    with pytest.raises(UsageError, match="a link of"):
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ({"bandwidth_gbps": 0}, "GB/s of a link: 0 is not above 0"),
+        ({"bandwidth_gbps": float("nan")}, "GB/s of a link: nan is not a number"),
+        ({"bandwidth_gbps": "fast"}, "GB/s of a link: .* is not a number"),
+        ({"bandwidth_gbps": 1, "out_gbps": -1}, "GB/s out: -1 is not above 0"),
+        ({"bandwidth_gbps": 1, "latency_s": -1}, "latency in seconds"),
+        ({"bandwidth_gbps": 1, "deadline_s": None}, "deadline in seconds"),
+    ],
+)
+def test_links_that_cannot_be(words: dict[str, Any], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
         EmulatedLink(**words)
-    with pytest.raises(UsageError, match="a link of nan GB/s"):
-        EmulatedLink(bandwidth_gbps=float("nan"))
 
 
 @pytest.mark.parametrize("where", ["host", "folder"])

@@ -20,6 +20,7 @@ from mycel.memory.needs import Needs, blocks_of, groups_of, innermost, loss_of, 
 from mycel.memory.needs.trace import Batch, Loss
 from mycel.memory.residency import Parts, Residency, parts_of, sharded_parts
 from mycel.memory.swap import attach
+from mycel.memory.swap.blocks import is_swapped
 from mycel.memory.tiers import CudaLink, FarMemory, Link, in_host, pinned
 from mycel.memory.ways import Choice, activations, bytes_per_s, flops_per_s, mib, near, residency, usual_link
 from mycel.units import format_seconds
@@ -126,8 +127,13 @@ def fit(
     """
     if model in _HELD:
         raise UsageError(f"{type(model).__name__} trains within a budget already; close that first")
+    swapped = next((name for name, module in model.named_modules() if is_swapped(module)), None)
+    if swapped is not None:
+        raise UsageError(f"{type(model).__name__}: a plan is carried out on {swapped!r} already; close that first")
     if link is not None:
         link = the(Link, link, "a link")  # type: ignore[type-abstract]  # of any concrete kind
+    if far is not None:
+        far = the(FarMemory, far, "far memory")
     budget = whole_number(budget, "a budget in bytes", least=1)
     micro_batches = whole_number(micro_batches, "a number of micro-batches", least=1)
     subject = _subject(model)

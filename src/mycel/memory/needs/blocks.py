@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mycel.comm.recomputing import recomputing
+from mycel.memory.collected import collected
 from mycel.memory.needs.moments import Phase
 
 __all__ = ["blocks_of", "innermost", "recomputed", "tensors_in", "watched"]
@@ -152,5 +153,12 @@ def _computed(block: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs:
         length = getattr(value, "get_seq_length", None)
         if length is not None and length() == 0:
             kwargs[name] = None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not recomputing():
+            return inner(*args, **kwargs)
+        with collected(f"a {type(block).__name__} that is computed again"):
+            return inner(*args, **kwargs)
+
     # Who drops out need not be a module of torch's: attention of Hugging Face has a number of its configuration.
-    return checkpoint(inner, *args, use_reentrant=False, preserve_rng_state=block.training, **kwargs)
+    return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=block.training, **kwargs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mycel.memory.residency.chunks import ChunkLayout, layout_of, search_layout
-from mycel.memory.residency.executor import Residency
+from mycel.memory.residency.executor import Residency, is_resident
 from mycel.memory.residency.plan import (
     Demand,
     ResidencyPlan,
@@ -26,6 +26,7 @@ __all__ = [
     "check_residency",
     "demand_of",
     "fixed_set",
+    "is_resident",
     "layout_of",
     "least_recently_used",
     "parts_of",

@@ -25,9 +25,18 @@ from mycel.memory.residency.stepping import Stepping
 from mycel.memory.residency.units import Unit
 from mycel.memory.tiers import FarMemory, Link
 
-__all__ = ["Residency"]
+__all__ = ["Residency", "is_resident"]
 
 _MARK = "_mycel_residency"
+
+
+def is_resident(model: nn.Module) -> bool:
+    """Whether a model's parameters come and go by a schedule.
+
+    Args:
+        model: the module as it was held.
+    """
+    return getattr(model, _MARK, None) is not None
 
 
 class Residency(Handle):
@@ -76,7 +85,7 @@ class Residency(Handle):
         far: FarMemory | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
-        if getattr(model, _MARK, None) is not None:
+        if is_resident(model):
             raise UsageError(f"{type(model).__name__} is held by a schedule already; close that first")
         known = dict(model.named_parameters())
         for unit in schedule.parts.parameters:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from mycel.arguments import real_number, the
 from mycel.errors import UsageError, VerificationError
+from mycel.memory.residency import is_resident
 from mycel.memory.swap.blocks import find_blocks, put_round, swapped_forward
 from mycel.memory.swap.executor import Swapping
 from mycel.memory.tiers import CudaLink, FarMemory, Link, in_host, pinned
@@ -45,7 +47,7 @@ def attach(
 
     Raises:
         UsageError: the plan is for another model or another instance, a module is no block of this model, or is
-            swapped already.
+            swapped already, or the model's parameters come and go.
 
     References:
         M. Wahib et al., "Scaling Distributed Deep Learning Workloads beyond the Memory Capacity with KARMA", SC 2020
@@ -59,6 +61,13 @@ def attach(
             instance = measure(model, blocks, lambda: loss(model(x)), link=link, budget=2 << 30)
             swapping = attach(model, blocks, instance, plan_memory(instance), link=link)
     """
+    link = the(Link, link, "a link")  # type: ignore[type-abstract]  # of any concrete kind
+    instance, plan = the(MemoryInstance, instance, "an instance"), the(MemoryPlan, plan, "a plan of memory")
+    deadline_s = real_number(deadline_s, "a deadline in seconds", above=0)
+    if is_resident(model):
+        raise UsageError(
+            f"{type(model).__name__}: its parameters come and go by a schedule already; close that first"
+        )
     found = find_blocks(model, blocks)
     if len(found) != len(instance.blocks) or len(plan.policy) != len(instance.blocks):
         raise UsageError(
@@ -71,6 +80,7 @@ def attach(
         raise UsageError(f"the plan is for another instance, or wrong: {error}") from error
     if far is None:
         far = FarMemory(pinned if isinstance(link, CudaLink) else in_host)
+    far = the(FarMemory, far, "far memory")
     swapping = Swapping(instance, plan, list(found), link, far, deadline_s)
     for block, module in enumerate(found.values()):
         swapping.on_close(put_round(module, swapped_forward(swapping, block, module)))

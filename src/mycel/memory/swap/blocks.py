@@ -13,11 +13,12 @@ from torch.utils.checkpoint import checkpoint
 
 from mycel.comm.recomputing import recomputing
 from mycel.errors import UsageError
+from mycel.memory.collected import collected
 from mycel.memory.swap.executor import Pass, Swapping
 from mycel.memory.swap.saved import Stays, moves
 from mycel.names import nearest
 
-__all__ = ["find_blocks", "put_round", "swapped_forward", "through"]
+__all__ = ["find_blocks", "is_swapped", "put_round", "swapped_forward", "through"]
 
 #: Set on what stands in place of a forward.
 _MARK = "mycel_swap"
@@ -47,7 +48,7 @@ def find_blocks(model: nn.Module, blocks: Sequence[nn.Module | str]) -> dict[str
             raise UsageError(f"blocks[{place}], a {type(block).__name__}, is no module of {type(model).__name__}")
         if name in found:
             raise UsageError(f"block {name or '(the model itself)'!r} is there twice")
-        if hasattr(module.forward, _MARK):
+        if is_swapped(module):
             raise UsageError(f"block {name!r} is swapped already; close that first")
         found[name] = module
     if not found:
@@ -58,6 +59,15 @@ def find_blocks(model: nn.Module, blocks: Sequence[nn.Module | str]) -> dict[str
             if id(candidate) in inside:
                 raise UsageError(f"block {other!r} is inside block {name!r}; one of them can be planned")
     return found
+
+
+def is_swapped(module: nn.Module) -> bool:
+    """Whether a plan is carried out on a module, or it is being measured.
+
+    Args:
+        module: of a model.
+    """
+    return hasattr(module.forward, _MARK)
 
 
 def put_round(module: nn.Module, forward: Callable[..., Any]) -> Callable[[], None]:
@@ -137,17 +147,14 @@ def _checkpointed(
         args, kwargs = tree_unflatten(leaves, spec)
         if not recomputing():
             return original(*args, **kwargs)
-        # Torch's own hooks collect what the recomputation saves; the innermost ones are the only ones that see it.
-        collect, give = torch._C._autograd._top_saved_tensors_default_hooks(True)
 
-        def count(x: Tensor) -> Any:
+        def count(x: Tensor) -> None:
             if moves(x) and x not in stays:
                 one.count(x, block)
-            return collect(x)
 
         one.recompute(block)
         try:
-            with saved_tensors_hooks(count, give):
+            with collected(f"block {block} ({one.swapping.names[block]})", count):
                 return original(*args, **kwargs)
         finally:
             one.recomputed(block)

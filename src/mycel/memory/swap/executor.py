@@ -299,7 +299,8 @@ class Pass:
         try:
             self.swapping.mover.send(self._of(block), told)
         except MycelError as error:
-            raise UsageError(f"block {block} ({self.swapping.names[block]}): {error}") from error
+            kind = CommunicationError if isinstance(error, CommunicationError) else UsageError
+            raise kind(f"block {block} ({self.swapping.names[block]}): {error}") from error
 
     # -- saved tensors --------------------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
+from mycel.arguments import the, whole_number
 from mycel.comm.recomputing import recomputing
 from mycel.cost import Line
 from mycel.errors import UsageError
@@ -57,8 +58,9 @@ def measure(
         UsageError: a block was not called, or more than once; a loss without gradients; a budget below what one block
             or what is outside of blocks saves; the message says which, and by how much.
     """
-    if runs < 1:
-        raise UsageError(f"measure: {runs} runs; at least 1")
+    link = the(Link, link, "a link")  # type: ignore[type-abstract]  # of any concrete kind
+    budget = whole_number(budget, "a budget in bytes", least=1)
+    runs = whole_number(runs, "a number of runs", least=1)
     found = find_blocks(model, blocks)
     grads = [(p, p.grad) for p in model.parameters()]
     for parameter, _ in grads:

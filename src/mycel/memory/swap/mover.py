@@ -80,6 +80,7 @@ class Mover:
 
         Raises:
             UsageError: far memory has no room.
+            CommunicationError: the link takes nothing.
         """
         with self.near.changed:
             records = list(records)
@@ -96,7 +97,14 @@ class Mover:
                 for buffer in buffers:
                     self.far.give(buffer)
                 raise
-            pending = self.link.store([record.send(buffer) for record, buffer in zip(going, buffers, strict=True)])
+            num_bytes = sum(record.num_bytes for record in going)
+            try:
+                copies = [record.send(buffer) for record, buffer in zip(going, buffers, strict=True)]
+                pending = self.link.store(copies)
+            except Exception as error:
+                for record in going:
+                    self._stays(record)
+                raise CommunicationError(_not_out(num_bytes, error)) from error
             if spill:
                 for record in going:
                     record.kept = False
@@ -105,9 +113,15 @@ class Mover:
                 self._thread.start()
             self._going += 1
             self._jobs.put((pending.wait, going, told))
-            num_bytes = sum(record.num_bytes for record in going)
             self.moved.out_bytes += num_bytes
             return num_bytes
+
+    def _stays(self, record: Record) -> None:
+        """It did not get out."""
+        record.going = False
+        if record.copy is not None:
+            self.far.forget(record.copy)  # whatever carried it may still write there
+        record.copy = None
 
     def _watch(self) -> None:
         while (job := self._jobs.get()) is not None:
@@ -122,14 +136,12 @@ class Mover:
         try:
             wait()
         except Exception as error:
-            wrong = f"{sum(record.num_bytes for record in records)} bytes did not get to far memory: {error}"
+            wrong = _not_out(sum(record.num_bytes for record in records), error)
         with self.near.changed:
             for record in records:
                 record.going = False
                 if wrong:
-                    if record.copy is not None:
-                        self.far.forget(record.copy)  # whatever carried it may still write there
-                    record.copy = None
+                    self._stays(record)
                 elif not (record.kept or record.wanted):
                     record.drop()
         told(wrong)
@@ -156,6 +168,9 @@ class Mover:
 
         Returns:
             Whether everything is near or on its way.
+
+        Raises:
+            UsageError, CommunicationError: there is no room, or the link brings nothing.
         """
         with self.near.changed:
             wanted = list(records)
@@ -170,19 +185,24 @@ class Mover:
             claim = self.room(num_bytes, f"block {block}", spare, check) if must else self.near.claim(num_bytes)
             if claim is None:
                 return False
-            copies = []
+            bring: list[tuple[Record, Tensor, Tensor]] = []
             for record in missing:
                 if record.near is not None or record.copy is None:  # while this waited
                     continue
                 record.near = torch.empty(record.num_bytes, dtype=torch.uint8, device=record.device)
                 self.near.count(record.near, claim)
-                copies.append((record.copy, record.near))
+                bring.append((record, record.copy, record.near))
             self.near.release(claim)
-            if copies:
-                pending = self.link.fetch(copies)
-                for record in missing:
+            if bring:
+                try:
+                    pending = self.link.fetch([(far, near) for _, far, near in bring])
+                except Exception as error:
+                    for record, _, _ in bring:
+                        record.near = None  # nothing has been written there
+                    raise CommunicationError(_not_back(block, num_bytes, error)) from error
+                for record, _, _ in bring:
                     record.coming = pending
-                self.moved.in_bytes += sum(far.nbytes for far, _ in copies)
+                self.moved.in_bytes += sum(far.nbytes for _, far, _ in bring)
             return True
 
     def arrive(self, record: Record, block: int) -> None:
@@ -203,9 +223,7 @@ class Mover:
             coming.wait()
         except Exception as error:
             record.near = record.coming = None  # so that it can be asked for again
-            raise CommunicationError(
-                f"block {block}: {record.num_bytes} bytes did not come back from far memory: {error}"
-            ) from error
+            raise CommunicationError(_not_back(block, record.num_bytes, error)) from error
         finally:
             self.moved.waited_s += time.perf_counter() - begin
         record.coming = None
@@ -281,3 +299,11 @@ class Mover:
             self._thread.join(self.deadline_s)
             self._thread = None
         self.far.clear()
+
+
+def _not_out(num_bytes: int, error: Exception) -> str:
+    return f"{num_bytes} bytes did not get to far memory: {error}"
+
+
+def _not_back(block: int, num_bytes: int, error: Exception) -> str:
+    return f"block {block}: {num_bytes} bytes did not come back from far memory: {error}"

@@ -12,9 +12,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from mycel.arguments import real_number
 from mycel.comm.pending import Pending
 from mycel.cost import Line
-from mycel.errors import CommunicationError, UsageError
+from mycel.errors import CommunicationError
 
 __all__ = ["Copies", "CudaLink", "EmulatedLink", "Link"]
 
@@ -72,7 +73,7 @@ class EmulatedLink(Link):
         out_gbps: of the direction from near to far, where it is another.
 
     Raises:
-        UsageError: a speed that is not positive, or a negative time.
+        UsageError: a speed that is no number above 0, or a time that is none from 0.
 
     Examples:
         >>> link = EmulatedLink(bandwidth_gbps=10)
@@ -91,11 +92,10 @@ class EmulatedLink(Link):
         deadline_s: float = 60.0,
         out_gbps: float | None = None,
     ) -> None:
-        out = bandwidth_gbps if out_gbps is None else out_gbps
-        if not (bandwidth_gbps > 0 and out > 0 and latency_s >= 0):
-            raise UsageError(f"a link of {bandwidth_gbps} GB/s in, {out} GB/s out and {latency_s} s")
-        self.bandwidth_gbps, self.out_gbps = bandwidth_gbps, out
-        self.latency_s, self.deadline_s = latency_s, deadline_s
+        self.bandwidth_gbps = real_number(bandwidth_gbps, "GB/s of a link", above=0)
+        self.out_gbps = out = self.bandwidth_gbps if out_gbps is None else real_number(out_gbps, "GB/s out", above=0)
+        self.latency_s = real_number(latency_s, "a link's latency in seconds", least=0)
+        self.deadline_s = real_number(deadline_s, "a link's deadline in seconds", least=0)
         self._in = _Direction("mycel-link-in", Line(fixed_s=latency_s, unit_s=1e-9 / bandwidth_gbps), deadline_s)
         self._out = _Direction("mycel-link-out", Line(fixed_s=latency_s, unit_s=1e-9 / out), deadline_s)
 

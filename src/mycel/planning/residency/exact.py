@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil, floor
 from typing import Any
 
 from mycel.collectives.cp_sat import cp_sat
@@ -17,6 +18,9 @@ from mycel.planning.residency.instance import MemoryInstance
 from mycel.planning.residency.plan import POLICIES, MemoryPlan, Step
 
 __all__ = ["Exact"]
+
+#: Of a microsecond, in which sums of transfers are told as whole numbers.
+_PARTS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +132,7 @@ class Exact:
         model.add_no_overlap(outs)
         model.add_no_overlap(backs)
         model.add_cumulative(held, demands, instance.capacity)
+        self._links_have_time(model, forward, backward, choice)
         end = backward[0] + blocks[0].backward_us
         ideal = instance.ideal_us
         computed = sum(block.forward_us * (choice[k][2] + choice[k][3]) for k, block in enumerate(blocks))
@@ -136,6 +141,40 @@ class Exact:
         model.add(end <= horizon)
         model.minimize(end)
         return _Variables(forward=forward, backward=backward, again=again, out=out, back=back, choice=choice, end=end)
+
+    def _links_have_time(self, model: Any, forward: list[Any], backward: list[Any], choice: list[list[Any]]) -> None:
+        """What follows from the rules, as sums that linear relaxations see: equal blocks are proved by them.
+
+        Of blocks ``j`` to ``i``, what has to be gone when the forward of ``i`` begins, even if all before ``j`` is
+        gone, was dropped or had the way out since the forward of ``j`` ended; and what cannot be there yet when the
+        backward of ``i`` begins has the way in until that of ``j``.
+        """
+        instance, blocks = self.instance, self.instance.blocks
+
+        def time(num_bytes: int, rate: float) -> float:
+            return num_bytes / rate * _PARTS
+
+        for i, block in enumerate(blocks):
+            beside = instance.capacity - block.saved
+            held, dropped, coming, gone, stays = -beside, 0, 0, 0, 0
+            there = ceil(time(beside, instance.in_bytes_per_us))
+            for j in range(i - 1, -1, -1):
+                keep, swap, recompute, both = choice[j]
+                saved, input_, again = blocks[j].saved, blocks[j].input, recompute + both
+                held += saved
+                dropped += again * ceil(time(saved - input_, instance.out_bytes_per_us))
+                coming += (keep + swap) * floor(time(saved, instance.in_bytes_per_us))
+                coming += again * floor(time(input_, instance.in_bytes_per_us))
+                gone += swap * saved + recompute * (saved - input_) + both * saved
+                stays += keep * saved + recompute * input_
+                if held <= 0:
+                    continue
+                need = floor(time(held, instance.out_bytes_per_us))
+                model.add(need - dropped <= _PARTS * (forward[i] - forward[j] - blocks[j].forward_us))
+                model.add(coming - there <= _PARTS * (backward[j] - backward[i]))
+            if held > 0:
+                model.add(gone >= held)
+                model.add(stays <= beside)
 
     def _hint(self, model: Any, variables: _Variables) -> None:
         place = {
