@@ -246,6 +246,9 @@ def _limits(plan: dict[str, Any]) -> str:
         elif found := re.fullmatch(r"memory<=(\d+)(GiB|MiB|GB)", text):
             if max(plan["memory"]) > int(found[1]) * _SIZES[found[2]]:
                 return text
+        elif text in ("shares=equal", "shares=unequal"):
+            if (text == "shares=unequal") != ("shares" in job):
+                return text
         elif text == "tp in node":
             for first in range(0, len(mesh["ranks"]), mesh["tp"]):
                 group = mesh["ranks"][first : first + mesh["tp"]]

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 from tests.oracles.plan_rules import wrong_with
-from tests.plans_by_hand import FIVE, by_hand, described, five_plans, job, unequal_plan
+from tests.plans_by_hand import by_hand, described, five_plans, job, unequal_plans
 
 from mycel.errors import MycelError, UsageError
 from mycel.planning.cluster import load_cluster
 from mycel.planning.models import from_hugging_face, load_model, read_model
 from mycel.planning.plan import Plan, read_plan
 
-PLANS = five_plans() | {"unequal": unequal_plan()}
+UNEQUAL = unequal_plans()
+PLANS = five_plans() | {"unequal": UNEQUAL["unequal"]}
+EVERY = PLANS | UNEQUAL
 Change = Callable[[dict[str, Any], random.Random], None]
 
 
-@pytest.mark.parametrize("name", [*FIVE, "unequal"])
+@pytest.mark.parametrize("name", EVERY)
 def test_right_plans_pass_and_survive_their_json(name: str) -> None:
-    plan = PLANS[name]
+    plan = EVERY[name]
     plan.validate()
     assert wrong_with(plan.to_json()) == ""
     assert Plan.from_json(plan.to_text()) == plan
@@ -229,19 +231,24 @@ CHANGES: list[Change] = [
     *(degree, experts, ranks, ranks, stage_ranks, cut, cut, layout, limit, limit),
     *(memory, work, batch, batch, times, shares, model),
 ]
-PLANS_RANKS = {plan.cluster.name: plan.cluster.rank_names for plan in PLANS.values()}
+#: Most of what these change is what replicas share.
+UNEQUAL_CHANGES: list[Change] = [*CHANGES, *(shares,) * 8, *(times, work, batch)]
+PLANS_RANKS = {plan.cluster.name: plan.cluster.rank_names for plan in EVERY.values()}
 
 
 @pytest.mark.parametrize(
     ("seed", "count"), [(0, 250), pytest.param(1, 5000, marks=pytest.mark.long)], ids=["some", "many"]
 )
-def test_no_wrong_mutant_is_accepted(seed: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("plans", "kinds"), [(PLANS, CHANGES), (UNEQUAL, UNEQUAL_CHANGES)], ids=["all", "unequal shares"]
+)
+def test_no_wrong_mutant_is_accepted(plans: dict[str, Plan], kinds: list[Change], seed: int, count: int) -> None:
     rng = random.Random(seed)
-    told = [plan.to_json() for plan in PLANS.values()]
+    told = [plan.to_json() for plan in plans.values()]
     verdicts: Counter[str] = Counter()
     for number in range(count):
         mutant = copy.deepcopy(rng.choice(told))
-        changes = rng.sample(CHANGES, rng.choice([1, 1, 1, 2]))
+        changes = rng.sample(kinds, rng.choice([1, 1, 1, 2]))
         names = [change.__name__ for change in changes]
         try:
             for change in changes:
@@ -350,7 +357,7 @@ def texts_of_models() -> list[str]:
 )
 def test_fuzzed_files_give_an_error_line_or_a_plan(seed: int, count: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    plans = [plan.to_text() for plan in PLANS.values()]
+    plans = [plan.to_text() for plan in EVERY.values()]
     models = texts_of_models()
     slowest, ended = 0.0, Counter[str]()
     for number in range(count):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -455,6 +458,40 @@ def test_time_limit_gives_something_at_once() -> None:
     """A search that may take no time at all still answers, with its distance from the bound."""
     found = search(load_cluster("h100:nodes=2"), named("llama3-8b"), batch=64, seq=8192, limit_s=0.0)
     assert found.interrupted and found.best.seconds.seconds >= found.bound_s > 0
+
+
+@pytest.mark.parametrize("text", ["shares=unequal", "shares=equal"])
+def test_a_time_limit_is_kept_inside_of_a_job(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only work moves on: one job has many placements, cuts and shares, and any may be the last."""
+    module = importlib.import_module("mycel.planning.search.search")
+    now = 0.0
+
+    def costly(name: str, seconds: float) -> None:
+        does = getattr(module, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return does(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, timed)
+
+    costs = {"stages_of": 1.0, "with_shares": 1.0, "least_of_shares": 0.1, "pipeline_seconds": 2.0}
+    for name, seconds in costs.items():
+        costly(name, seconds)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster, limits = uneven(), Limits.from_text(text, "zero=1", "recompute=none", "micro_batch=1")
+    whole = search(cluster, TINY, batch=8, seq=1024, limits=limits)
+    all_of_it, gaps = now, []
+    for limit_s in (0.0, 3.5, 10.0, 20.0, all_of_it + 1.0):
+        now = 0.0
+        found = search(cluster, TINY, batch=8, seq=1024, limits=limits, limit_s=limit_s)
+        # What was begun is ended; where nothing was known, one way is looked at whole.
+        assert now <= limit_s + 6.0
+        assert found.bound_s <= whole.best.seconds.seconds * (1 + 1e-9) <= found.best.seconds.seconds * (1 + 1e-8)
+        gaps.append(found.gap)
+    assert all_of_it > 30.0 and not found.interrupted and found.best.seconds == whole.best.seconds
+    assert gaps[0] > gaps[-1] == 0.0 and gaps == sorted(gaps, reverse=True)
 
 
 def test_degrees_that_lost_are_said_why() -> None:
