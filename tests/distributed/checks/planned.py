@@ -118,7 +118,7 @@ def plan_for(
         ranks=whole,
         cut=cut,
         stage_ranks=tuple(places[place] for place in known.stage_ranks),
-        layouts=layouts_of(description) if tp > 1 else (),
+        layouts=layouts_of(description) if tp * made.coshard > 1 else (),
         order=known,
         stage_seconds=((0.01, 0.02),) * stages,
         predicted=Prediction(seconds=1.0, error=0.1),

@@ -123,8 +123,8 @@ def memory_of(shape: ModelShape, job: Job, *, stage: int | None = None) -> Footp
 def ways_to_save(shape: ModelShape, job: Job) -> dict[str, float]:
     """Bytes of the fullest rank that each change of the job alone would save, the most first.
 
-    Only changes that keep the mesh and the batch: recomputation, sharding, sequence parallelism, smaller
-    micro-batches, offloading, fewer copies.
+    Only changes that keep the mesh and the batch: recomputation, sharding, sequence parallelism, pieces of layers,
+    smaller micro-batches, offloading, fewer copies.
 
     Args:
         shape: the model.
@@ -139,6 +139,9 @@ def ways_to_save(shape: ModelShape, job: Job) -> dict[str, float]:
             changes[f"zero={zero}"] = replace(job, zero=zero)
     if job.mesh.tp > 1 and not job.is_sequence_parallel:
         changes["sequence parallelism"] = replace(job, is_sequence_parallel=True)
+    for pieces in (2, 4, 8):
+        if job.coshard < pieces and (other := _in_pieces(shape, job, pieces)) is not None:
+            changes[f"coshard={pieces}"] = other
     if not job.is_flash:
         changes["flash attention"] = replace(job, is_flash=True)
     if not job.is_loss_fused:
@@ -149,3 +152,13 @@ def ways_to_save(shape: ModelShape, job: Job) -> dict[str, float]:
         changes["optimizer offloaded"] = replace(job, is_offloaded=True)
     saved = {name: now - memory_of(shape, other).total for name, other in changes.items()}
     return dict(sorted(((n, s) for n, s in saved.items() if s > 0), key=lambda item: -item[1]))
+
+
+def _in_pieces(shape: ModelShape, job: Job, pieces: int) -> Job | None:
+    """The job with layers in so many pieces; ``None`` where they cannot be."""
+    try:
+        other = replace(job, coshard=pieces)
+        other.check(shape)
+    except UsageError:
+        return None
+    return other

@@ -7,6 +7,7 @@
       - tp in node                # every group of that direction within one node
       - recompute=full|none       # one of several
       - offload=no                # the optimizer's state stays on the device
+      - coshard<=8                # layers in pieces, one after the other on a rank; only where a limit names it
       - shares=equal              # all replicas have as many micro-batches; unequal: some have more
       - memory<=70GiB             # of every rank
       - stage 0 on left           # a node's or a rank's name; stage -1 is the last
@@ -36,7 +37,7 @@ __all__ = ["DEGREES", "Limit", "Limits"]
 
 #: Directions of the mesh.
 DEGREES = ("pp", "dp", "tp", "cp", "ep")
-_NUMBERS = (*DEGREES, "micro_batch", "chunks", "zero", "num_micro_batches")
+_NUMBERS = (*DEGREES, "micro_batch", "chunks", "zero", "coshard", "num_micro_batches")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": RECOMPUTE,
     "offload": ("yes", "no"),
@@ -232,7 +233,9 @@ class Limits:
         mesh = job.mesh
         values: dict[str, str | int] = {
             **{name: getattr(mesh, name) for name in DEGREES},
-            **{name: getattr(job, name) for name in ("micro_batch", "chunks", "zero", "num_micro_batches")},
+            **{
+                name: getattr(job, name) for name in ("micro_batch", "chunks", "zero", "coshard", "num_micro_batches")
+            },
             "recompute": job.recompute,
             "offload": "yes" if job.is_offloaded else "no",
             "shares": "unequal" if job.shares else "equal",

@@ -129,7 +129,16 @@ def _base(base: Job | None, batch: int, seq: int) -> Job:
     if base is None:
         return plain
     return replace(
-        base, mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq, chunks=1, zero=0, recompute="none", shares=()
+        base,
+        mesh=Mesh(),
+        global_batch=batch,
+        micro_batch=1,
+        seq=seq,
+        chunks=1,
+        zero=0,
+        recompute="none",
+        shares=(),
+        coshard=1,
     )
 
 
