@@ -57,6 +57,18 @@ def test_unequal_shares_with_other_directions(run_ranks: Callable[..., list[Any]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=150)
 
 
+def test_layers_in_pieces(run_ranks: Callable[..., list[Any]]) -> None:
+    """Heads and inner columns one piece after the other: with all else that may stand beside it."""
+    kinds = [
+        {"pp": 2, "coshard": 2, "counts": [3, 1]},
+        {"pp": 2, "chunks": 2, "coshard": 2, "recompute": "full"},
+        {"pp": 2, "coshard": 2, "order": "zb_h1"},
+        {"dp": 2, "zero": 3, "coshard": 2, "recompute": "full", "max_norm": 0.05},
+        {"dp": 2, "zero": 2, "coshard": 2, "shares": [5, 3]},
+    ]
+    run_ranks(2, "planned", "trains", "llama", kinds, preload=HUGGING_FACE, timeout_s=150)
+
+
 def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
         {"cp": 2, "max_norm": 0.05},

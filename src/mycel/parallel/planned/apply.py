@@ -19,8 +19,8 @@ from mycel.parallel.pipeline import Pipeline
 from mycel.parallel.planned import state
 from mycel.parallel.planned.boundary import InShares, Shares
 from mycel.parallel.planned.context import SharedSequences
-from mycel.parallel.planned.experts import SharedExperts
 from mycel.parallel.planned.coshard import coshard
+from mycel.parallel.planned.experts import SharedExperts
 from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
 from mycel.parallel.planned.parts import StageModule, part_of

@@ -113,8 +113,9 @@ def layer_seconds(points: Points, device: Device, coefficients: Coefficients) ->
         forward + core + around,
         np.where(p.alternate > 0, 0.5 * forward + around, np.where(p.attention > 0, core_again, 0.0)),
     )
-    # Each piece is done again by itself, also where its layer has been.
-    again = again + np.where(p.coshard > 1, forward + core + around, 0.0)
+    # Pieces are done again one by one, and where a layer was before, attention is once more: for its result.
+    attention = sum((n * rates.product(rows, cols, inner) for rows, cols, inner, n in shapes[:2]), core)
+    again = np.where(p.coshard > 1, forward + core + around + np.where(p.full > 0, attention, 0.0), again)
     odd = (p.micro_batch * p.heads / p.tp) % 4 != 0
     host = c.launch_s * p.coshard * np.where(odd & (p.flash == 0), 1.0 + c.unfused_launch, 1.0)
     return Layer(
