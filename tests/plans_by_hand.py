@@ -16,7 +16,7 @@ from mycel.planning.plan.held import held_total
 from mycel.planning.predict import Prediction
 from mycel.planning.search import Candidate, Found
 
-__all__ = ["FIVE", "by_hand", "described", "five_plans", "unequal_plan", "unequal_plans"]
+__all__ = ["FIVE", "by_hand", "described", "five_plans", "pieces_plan", "unequal_plan", "unequal_plans"]
 
 
 def by_hand(
@@ -91,6 +91,12 @@ def five_plans() -> dict[str, Plan]:
             order=folded,
         ),
     }
+
+
+def pieces_plan() -> Plan:
+    """One whose layers are done in pieces on each rank."""
+    cut = job(pp=2, dp=4, zero=2, recompute="full", coshard=8, seq=65536, is_loss_fused=True)
+    return by_hand(load_cluster("h100:nodes=1"), described(), cut, (17, 15), limits=("coshard<=8",))
 
 
 def unequal_plan() -> Plan:

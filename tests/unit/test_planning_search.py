@@ -72,6 +72,38 @@ def test_finds_what_trying_everything_finds_at_length(seed: int) -> None:
     same_as_everything(seed)
 
 
+@pytest.mark.parametrize("text", ["coshard<=4", "coshard=4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_finds_what_trying_everything_finds_in_pieces(seed: int, text: str) -> None:
+    """The same with layers in pieces, by request: recomputed or not, as goes with them."""
+    case = random_case(seed)
+    texts = [one for one in case.limits.texts if not one.startswith("recompute")]
+    case = replace(case, limits=Limits.from_text(*texts, "recompute=none|full", text))
+    best = brute_force(case)
+    if best is None:
+        with pytest.raises(UsageError, match="fit"):
+            search(case.cluster, case.shape, batch=case.batch, seq=case.seq, limits=case.limits)
+        return
+    found = search(case.cluster, case.shape, batch=case.batch, seq=case.seq, limits=case.limits)
+    assert found.is_proved and found.best.seconds.seconds == pytest.approx(best[0], rel=1e-9)
+    assert (found.best.job.coshard == 4) or text == "coshard<=4"
+
+
+def test_layers_are_in_pieces_where_nothing_else_is_faster() -> None:
+    """Long sequences on ranks that share none: whole layers leave room for a pipeline only, pieces for none."""
+    base = Job(mesh=Mesh(), global_batch=8, micro_batch=1, seq=65536, is_loss_fused=True)
+    times, pieces = {}, {}
+    for text in ("coshard=1", "coshard<=8"):
+        limits = Limits.from_text("tp=1", "cp=1", text)
+        found = search(load_cluster("h100"), named("llama3-8b"), batch=8, seq=65536, limits=limits, base=base)
+        times[text], pieces[text] = found.best.seconds.seconds, found.best.job.coshard
+        assert max(found.best.memory) <= 80 << 30
+    assert pieces == {"coshard=1": 1, "coshard<=8": 2}
+    assert times["coshard<=8"] < 0.97 * times["coshard=1"]
+    plain = space_of(load_cluster("h100"), named("llama3-8b"), base, Limits())
+    assert set(plain.columns["coshard"]) == {1}
+
+
 @given(
     layers=st.integers(2, 9),
     batches=st.integers(1, 6),
@@ -360,6 +392,8 @@ def test_memory_of_each_rank_is_kept() -> None:
     ("texts", "message"),
     [
         (("tp=3",), r"nothing keeps the limit 'tp=3' on 8 ranks: .* tp can be 1, 2, 4, 8"),
+        (("coshard=3",), r"'coshard=3' on 8 ranks: tiny is cut into 2, 4 or 8 pieces, with tp=1"),
+        (("coshard=2", "tp=2"), r"limits 'coshard=2' and 'tp=2' contradict each other"),
         (("tp>=4", "pp>=4"), r"limits 'tp>=4' and 'pp>=4' contradict each other"),
         (("pp<=2", "dp<=2", "tp=1", "cp=1"), r"though any two go together|contradict"),
         (("offload=yes", "pp=3"), r"nothing keeps the limit 'pp=3'"),

@@ -139,9 +139,10 @@ def ways_to_save(shape: ModelShape, job: Job) -> dict[str, float]:
             changes[f"zero={zero}"] = replace(job, zero=zero)
     if job.mesh.tp > 1 and not job.is_sequence_parallel:
         changes["sequence parallelism"] = replace(job, is_sequence_parallel=True)
-    for pieces in (2, 4, 8):
+    for pieces in (8, 4, 2):
         if job.coshard < pieces and (other := _in_pieces(shape, job, pieces)) is not None:
             changes[f"coshard={pieces}"] = other
+            break
     if not job.is_flash:
         changes["flash attention"] = replace(job, is_flash=True)
     if not job.is_loss_fused:

@@ -229,10 +229,20 @@ def _pieces(row: tuple[int, ...], shape: ModelShape, limits: Limits) -> list[int
     """Pieces that layers of a job may be cut into, beside none."""
     tried = [limit for limit in limits.of("coshard") if any(map(limit.allows, _PIECES))]
     of = dict(zip(_COLUMNS, row, strict=True))
-    is_alone = of["tp"] == of["cp"] == of["ep"] == 1 and not shape.num_experts
+    is_alone = of["tp"] == of["cp"] == of["ep"] == 1
     if not tried or not is_alone or of["recompute"] not in _WHOLE:
         return []
-    return [k for k in _PIECES if all(n % k == 0 for n in (shape.num_heads, shape.num_kv_heads, shape.ffn))]
+    return [k for k in _PIECES if _divide(k, shape)]
+
+
+def _divide(pieces: int, shape: ModelShape) -> bool:
+    """Whether a model's layers can be cut into so many."""
+    return not shape.num_experts and not any(n % pieces for n in (shape.num_heads, shape.num_kv_heads, shape.ffn))
+
+
+def _listed(numbers: list[int]) -> str:
+    first, last = ", ".join(map(str, numbers[:-1])), str(numbers[-1])
+    return f"{first} or {last}" if first else last
 
 
 def _why_empty(cluster: Cluster, shape: ModelShape, base: Job, limits: Limits, masks: list[NDArray[np.bool_]]) -> str:
@@ -256,6 +266,10 @@ def _what_divides(cluster: Cluster, shape: ModelShape, base: Job, limit: Limit) 
     free = space_of(cluster, shape, base, Limits())
     if limit.key not in free.columns:
         return ""
+    if limit.key == "coshard":
+        can = [k for k in _PIECES if _divide(k, shape)]
+        into = f"{shape.name} is cut into {_listed(can)} pieces" if can else f"{shape.name} is not cut into pieces"
+        return f": {into}, with tp=1, cp=1 and ep=1, and recompute=none or recompute=full"
     if limit.key == "shares":
         return ": only replicas of unlike speed have unequal ones, more micro-batches than there are replicas"
     if limit.key in ("recompute", "offload"):
