@@ -177,6 +177,7 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "would make two of it" in said["tied and shared"]
     assert "8 bits" in said["float8"]
     assert "LayerNorm" in said["odd"]
+    assert "blocks.0 holds 4 matrices that are cut by columns and 2 by rows" in said["no pieces"]
     assert "no experts of" in said["no experts"]
     assert "no mixture of experts" in said["apart"] and "--limit ep=1" in said["apart"]
     assert "two halves" in said["halves"] and "--limit zero<=2" in said["halves"]

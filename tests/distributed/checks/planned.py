@@ -340,6 +340,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "apart": message_of(lambda: check_experts(few, 2)),
         "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
         "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),
+        "no pieces": message_of(lambda: apply(model, plan_for(model, dp=2, coshard=2))),
         "batch": "",
     }
     with apply(model_called("tiny"), good) as planned:
