@@ -449,6 +449,14 @@ def test_nothing_fits() -> None:
     assert text.count(";") >= 3 and "\n" not in text
 
 
+def test_unequal_shares_that_do_not_fit() -> None:
+    """Ways to save are those that go with unequal shares."""
+    with pytest.raises(UsageError) as error:
+        search(uneven(), named("llama3-8b"), batch=8, seq=2048, limits=Limits.from_text("shares=unequal"))
+    text = str(error.value)
+    assert "does not fit" in text and "saves" in text and "zero=3" not in text
+
+
 def test_batches_and_heads_that_do_not_divide() -> None:
     """The nearest that do."""
     odd = replace(TINY, num_layers=2, num_heads=7, num_kv_heads=7)
@@ -524,7 +532,7 @@ def test_a_time_limit_is_kept_inside_of_a_job(text: str, monkeypatch: pytest.Mon
         assert now <= limit_s + 6.0
         assert found.bound_s <= whole.best.seconds.seconds * (1 + 1e-9) <= found.best.seconds.seconds * (1 + 1e-8)
         gaps.append(found.gap)
-    assert all_of_it > 30.0 and not found.interrupted and found.best.seconds == whole.best.seconds
+    assert all_of_it > 24.0 and not found.interrupted and found.best.seconds == whole.best.seconds
     assert gaps[0] > gaps[-1] == 0.0 and gaps == sorted(gaps, reverse=True)
 
 

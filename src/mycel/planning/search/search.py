@@ -287,7 +287,7 @@ class _Run:
         """Every placement and every cut of a job that may win, by its bound."""
         if not are_all_tried(self.cluster):
             self.loose_s = min(self.loose_s, bound)
-        if job.shares and self.known is None:
+        if job.shares and self.known is None and not are_all_tried(self.cluster):
             self._first(job)  # cuts with all their shares are many: only those that may be better than something
         goal = self.known.seconds.seconds if self.known else float("inf")
         if self.kept:
