@@ -425,6 +425,22 @@ def test_limits_that_cannot_be_read(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_stage_on_two_nodes_is_a_contradiction() -> None:
+    """Said before anything is searched; a rank of the node is none."""
+    cluster = load_cluster("h100:nodes=2,ranks_per_node=2")
+    for second, is_refused in (
+        ("stage 0 on node1", True),
+        ("stage 0 on node0/1", False),
+        ("stage 1 on node1", False),
+    ):
+        limits = Limits.from_text("stage 0 on node0", second)
+        if is_refused:
+            with pytest.raises(UsageError, match=r"'stage 0 on node0' and 'stage 0 on node1' contradict each other"):
+                search(cluster, TINY, batch=8, seq=1024, limits=limits)
+            continue
+        limits.check(cluster)
+
+
 def test_limits_from_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A list alone or under ``limits``; errors name the file."""
     good = tmp_path / "limits.yaml"

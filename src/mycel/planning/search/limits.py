@@ -22,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import yaml
@@ -215,10 +216,10 @@ class Limits:
         return tuple(min([size, *bounds]) for size in cluster.memory_bytes)
 
     def check(self, cluster: Cluster) -> None:
-        """That names of nodes and ranks are the cluster's.
+        """That names of nodes and ranks are the cluster's, and no stage is on two that have no rank in common.
 
         Raises:
-            UsageError: one is not.
+            UsageError: one is not, or two limits contradict each other.
         """
         names = [*cluster.ranks_by_node, *cluster.rank_names]
         for limit in self.of("stage"):
@@ -226,6 +227,16 @@ class Limits:
             if name not in names:
                 raise UsageError(
                     f"limit {limit.text!r}: {cluster.name} has no node or rank {name!r}{nearest(name, names)}"
+                )
+        for one, other in combinations(self.of("stage"), 2):
+            places = [
+                {r for r, names in enumerate(zip(cluster.nodes, cluster.rank_names, strict=True)) if each in names}
+                for each in (one.values[1], other.values[1])
+            ]
+            if one.values[0] == other.values[0] and not places[0] & places[1]:
+                raise UsageError(
+                    f"the limits {one.text!r} and {other.text!r} contradict each other: {one.values[1]} and "
+                    f"{other.values[1]} have no rank in common; leave one of them out"
                 )
 
     def broken_by(self, job: Job) -> str | None:

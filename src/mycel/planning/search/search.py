@@ -260,9 +260,10 @@ class _Run:
         """Of a job one way at once, so that a time is known: the best cut of the first placement that has one."""
         for stages in self._stages(job, broken):
             cut = best_cut(shared_chain(stages) if job.shares else stages.chain())
+            played = self.simulated
             if cut is not None:
                 self._play_best(stages, cut, is_shared=bool(job.shares))
-            if self.known is not None:
+            if self.simulated > played:
                 return
 
     def _play_best(self, stages: Stages, cut: tuple[int, ...], *, is_shared: bool) -> None:
@@ -287,7 +288,7 @@ class _Run:
         """Every placement and every cut of a job that may win, by its bound."""
         if not are_all_tried(self.cluster):
             self.loose_s = min(self.loose_s, bound)
-        if job.shares and self.known is None and not are_all_tried(self.cluster):
+        if job.shares and not self.kept and not are_all_tried(self.cluster):
             self._first(job)  # cuts with all their shares are many: only those that may be better than something
         goal = self.known.seconds.seconds if self.known else float("inf")
         if self.kept:
