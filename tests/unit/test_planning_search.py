@@ -262,9 +262,10 @@ switches: [core]
 """
 
 
-def uneven() -> Cluster:
+def uneven(ranks: int = 4) -> Cluster:
     """Two boxes, one of them three times slower and with half of the memory."""
-    return load_cluster(parse_topology(UNEVEN, source="uneven.yaml"), machine="generic")
+    text = UNEVEN.replace("ranks: 2", f"ranks: {ranks // 2}")
+    return load_cluster(parse_topology(text, source="uneven.yaml"), machine="generic")
 
 
 def test_slow_ranks_get_fewer_layers() -> None:
@@ -518,9 +519,13 @@ def test_time_limit_gives_something_at_once() -> None:
     assert found.interrupted and found.best.seconds.seconds >= found.bound_s > 0
 
 
+@pytest.mark.parametrize("ranks", [4, 16])
 @pytest.mark.parametrize("text", ["shares=unequal", "shares=equal"])
-def test_a_time_limit_is_kept_inside_of_a_job(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a clock that only work moves on: one job has many placements, cuts and shares, and any may be the last."""
+def test_a_time_limit_is_kept_inside_of_a_job(text: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only work moves on: one job has many placements, cuts and shares, and any may be the last.
+
+    On sixteen ranks not all placements are tried, and one way of every job with shares is played first.
+    """
     module = importlib.import_module("mycel.planning.search.search")
     now = 0.0
 
@@ -538,18 +543,18 @@ def test_a_time_limit_is_kept_inside_of_a_job(text: str, monkeypatch: pytest.Mon
     for name, seconds in costs.items():
         costly(name, seconds)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    cluster, limits = uneven(), Limits.from_text(text, "zero=1", "recompute=none", "micro_batch=1")
-    whole = search(cluster, TINY, batch=8, seq=1024, limits=limits)
+    cluster, limits = uneven(ranks), Limits.from_text(text, "zero=1", "recompute=none", "micro_batch=1")
+    whole = search(cluster, TINY, batch=24, seq=1024, limits=limits)
     all_of_it, gaps = now, []
     for limit_s in (0.0, 3.5, 10.0, 20.0, all_of_it + 1.0):
         now = 0.0
-        found = search(cluster, TINY, batch=8, seq=1024, limits=limits, limit_s=limit_s)
+        found = search(cluster, TINY, batch=24, seq=1024, limits=limits, limit_s=limit_s)
         # What was begun is ended; where nothing was known, one way is looked at whole.
         assert now <= limit_s + 6.0
         assert found.bound_s <= whole.best.seconds.seconds * (1 + 1e-9) <= found.best.seconds.seconds * (1 + 1e-8)
         gaps.append(found.gap)
     assert all_of_it > 24.0 and not found.interrupted and found.best.seconds == whole.best.seconds
-    assert gaps[0] > gaps[-1] == 0.0 and gaps == sorted(gaps, reverse=True)
+    assert gaps[0] > gaps[-1] == whole.gap
 
 
 def test_degrees_that_lost_are_said_why() -> None:
