@@ -67,6 +67,9 @@ def test_layers_in_pieces(run_ranks: Callable[..., list[Any]]) -> None:
         {"dp": 2, "zero": 2, "coshard": 2, "shares": [5, 3]},
     ]
     run_ranks(2, "planned", "trains", "llama", kinds, preload=HUGGING_FACE, timeout_s=150)
+    given = {"preload": HUGGING_FACE, "timeout_s": 150}
+    job = run_ranks(2, "planned", "searched", "llama", ["coshard=2", "recompute=full", "pp=2"], **given)[0]
+    assert job["coshard"] == job["mesh"]["pp"] == 2
 
 
 def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
