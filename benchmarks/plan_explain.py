@@ -1,6 +1,6 @@
-"""Twenty plans explained, and every answer asked again: is what binds what binds, and do what-ifs come true?
+"""Plans explained, and every answer asked again: is what binds what binds, and do what-ifs come true?
 
-    python benchmarks/plan_explain.py              # all twenty; several minutes of one core
+    python benchmarks/plan_explain.py              # all of them; several minutes of one core
     python benchmarks/plan_explain.py --first 5    # some of them
     python benchmarks/plan_explain.py --record     # ... and figures kept, the table of the guide written
     python benchmarks/plan_explain.py --guide      # what the guide's two commands print, written into it
@@ -86,6 +86,15 @@ CASES = (
     Case(cluster=("two boxes", 5, 100), model="llama3-8b", batch=16, seq=2048, limits=("tp=2",)),
     Case(cluster=("two boxes", 1, 100), model="llama3-8b", batch=16, seq=2048, limits=("pp=2",)),
     Case(cluster=("two boxes", 5, 25), model="qwen3-8b", batch=16, seq=2048, limits=("recompute=full",)),
+    # Replicas of unlike many micro-batches, and layers in pieces.
+    Case(cluster=("two boxes", 25, 100), model="llama3-8b", batch=24, seq=2048, limits=("offload=yes", "pp=1")),
+    Case(
+        cluster=("two boxes", 5, 100), model="qwen3-8b", batch=32, seq=2048, limits=("offload=yes", "shares=unequal")
+    ),
+    Case(
+        cluster=("two boxes", 100, 100), model="llama3-8b", batch=15, seq=4096, limits=("offload=yes", "cp=1", "pp=1")
+    ),
+    Case(cluster=("h100", 1, 8), model="llama3-8b", batch=8, seq=31744, limits=("tp=1", "cp=1", "coshard<=8")),
 )
 
 

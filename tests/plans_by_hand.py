@@ -16,7 +16,7 @@ from mycel.planning.plan.held import held_total
 from mycel.planning.predict import Prediction
 from mycel.planning.search import Candidate, Found
 
-__all__ = ["FIVE", "by_hand", "described", "five_plans", "unequal_plan"]
+__all__ = ["FIVE", "by_hand", "described", "five_plans", "pieces_plan", "unequal_plan", "unequal_plans"]
 
 
 def by_hand(
@@ -93,10 +93,30 @@ def five_plans() -> dict[str, Plan]:
     }
 
 
+def pieces_plan() -> Plan:
+    """One whose layers are done in pieces on each rank."""
+    cut = job(pp=2, dp=4, zero=2, recompute="full", coshard=8, seq=65536, is_loss_fused=True)
+    return by_hand(load_cluster("h100:nodes=1"), described(), cut, (17, 15), limits=("coshard<=8",))
+
+
 def unequal_plan() -> Plan:
     """One whose replicas have unlike many micro-batches: not every form has words for it."""
     shared = job(pp=2, dp=2, tp=2, zero=1, shares=(40, 24))
     return by_hand(load_cluster("h100:nodes=1"), described(), shared, (18, 14))
+
+
+def unequal_plans() -> dict[str, Plan]:
+    """More of them, by name: no pipeline, a batch that no number of replicas divides, shared sequences."""
+    eight, sixteen = load_cluster("h100:nodes=1"), load_cluster("h100:nodes=2")
+    many = job(dp=4, tp=2, zero=2, recompute="full", is_sequence_parallel=True, shares=(24, 20, 12, 8))
+    odd = job(pp=2, dp=4, zero=2, micro_batch=3, global_batch=57, recompute="full", shares=(7, 5, 4, 3))
+    long = job(pp=4, dp=2, cp=2, zero=1, recompute="attention", shares=(33, 31))
+    return {
+        "unequal": unequal_plan(),
+        "many": by_hand(eight, described(), many, (32,)),
+        "odd": by_hand(eight, described(), odd, (17, 15), ranks=(0, 4, 1, 5, 2, 6, 3, 7)),
+        "long": by_hand(sixteen, described(), long, (9, 9, 8, 6), limits=("shares=unequal", "stage 0 on node0")),
+    }
 
 
 #: Their names.

@@ -6,8 +6,9 @@
 that were looked at, processor time, and the optimum, which must not move. *Interlaced*: nnScaler shares a large
 embedding among all ranks and works on it between stages; here a head that is heavier than a stage is on the last rank
 (even cut), on the last rank with a cut that makes up for it, and on all ranks as a block of its own with a searched
-order. *Co-sharded* plans cut one device's work along heads and do them one after the other to save memory; the space
-has no such cut, so what stands there is what recomputation and micro-batches save instead.
+order. *Co-sharded* plans cut one device's work along heads and inner columns and do the pieces one after the other to
+save memory: long sequences on ranks that share none, searched with whole layers, with pieces, and with ranks that may
+share them; and the longest sequence that one rank alone has room for.
 
 All figures are modelled or simulated.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import sys
 import time
+from bisect import bisect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +35,9 @@ from mycel.pipeline.search import find_batch
 from mycel.planning.cluster import load_cluster
 from mycel.planning.cuts import Chain, best_cut
 from mycel.planning.job import Job, Mesh
-from mycel.planning.memory import ways_to_save
-from mycel.planning.models import named
+from mycel.planning.memory import memory_of
+from mycel.planning.models import from_hugging_face, named
+from mycel.planning.plan.explain import ways
 from mycel.planning.search import Limits, search
 from mycel.planning.search.space import space_of
 from record import RECORDED, ROOT, conclude, markdown
@@ -47,6 +50,23 @@ SEARCHES = (
     ("h100:nodes=16", "llama3-70b", 512, 8192, ("tp in node", "tp>=2", "cp<=4", "zero=1|2")),
     ("h100", "llama3-8b", 16, 8192, ("pp<=2", "tp=1", "recompute=none|alternate", "zero>=1")),
 )
+#: Cluster, model, batch, sequence, that whole layers leave no room for on a rank without a pipeline.
+LONG = (
+    ("h100", "llama3-8b", 8, 65536),
+    ("a100:nodes=8,ranks_per_node=1", "llama3-8b", 8, 65536),
+)
+#: Qwen3-1.7B.
+SMALL = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
 #: Ranks, micro-batches, layers, and what a layer and the head take, forward; backward is twice.
 RANKS, BATCHES, LAYERS, LAYER, HEAD = 4, 8, 8, 2, 8
 
@@ -126,20 +146,54 @@ def interlaced() -> list[dict[str, Any]]:
 
 
 def co_sharded() -> list[dict[str, Any]]:
-    """What of the space saves memory on one device without moving anything to another."""
-    shape = named("llama3-8b")
-    job = Job(mesh=Mesh(dp=8), global_batch=16, micro_batch=2, seq=8192, zero=3)
-    saved = ways_to_save(shape, job)
-    return [
-        {"part": "co-sharded", "way": way, "saved_gib": saved[way] / 2**30}
-        for way in saved
-        if way.startswith(("recompute", "micro_batch"))
-    ]
+    """The best plans of whole layers, of pieces, and of ranks that share layers or sequences."""
+    lines = []
+    for cluster_text, model, batch, seq in LONG:
+        base = Job(mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq, is_loss_fused=True)
+        for texts in (("tp=1", "cp=1"), ("tp=1", "cp=1", "coshard<=8"), ("coshard<=8",)):
+            limits, cluster = Limits.from_text(*texts), load_cluster(cluster_text)
+            best = search(cluster, named(model), batch=batch, seq=seq, limits=limits, base=base, top=1).best
+            lines.append(
+                {
+                    "part": "co-sharded",
+                    "cluster": f"{cluster_text}, {model}, {batch} sequences of {seq}",
+                    "limits": list(texts),
+                    "plan": ways(best.job),
+                    "pieces": best.job.coshard,
+                    "step_s": best.seconds.seconds,
+                    "gib": max(best.memory) / 2**30,
+                }
+            )
+    return lines
+
+
+def longest() -> list[dict[str, Any]]:
+    """Tokens of one sequence that fit on one rank alone, in steps of 256."""
+    shape, room = from_hugging_face(SMALL), 80 << 30
+    lines = []
+    for pieces in (1, 2, 4, 8):
+
+        def holds(seq: int, pieces: int = pieces) -> float:
+            one = Job(
+                mesh=Mesh(),
+                global_batch=1,
+                micro_batch=1,
+                seq=seq,
+                recompute="full",
+                coshard=pieces,
+                is_loss_fused=True,
+            )
+            return memory_of(shape, one).total
+
+        fits = bisect(range(256, 1 << 18, 256), room, key=holds)
+        lines.append({"part": "longest", "pieces": pieces, "tokens": 256 * fits, "gib": holds(256 * fits) / 2**30})
+    return lines
 
 
 def table(lines: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
-    """Three tables, one a part."""
-    of = {part: [row for row in lines if row["part"] == part] for part in ("limits", "interlaced", "co-sharded")}
+    """Four tables, one a part."""
+    parts = ("limits", "interlaced", "co-sharded", "longest")
+    of = {part: [row for row in lines if row["part"] == part] for part in parts}
     first = markdown(
         ("cluster, model", "limits", "jobs", "of them looked at", "step, s", "processor, s"),
         (
@@ -159,15 +213,28 @@ def table(lines: list[Mapping[str, Any]] | list[dict[str, Any]]) -> str:
         ((row["plan"], f"{row['makespan']:g}", f"{row['times']:.2f}") for row in of["interlaced"]),
     )
     third = markdown(
-        ("instead of co-sharding (8B, micro-batch 2, FSDP over 8)", "saves, GiB"),
-        ((row["way"], f"{row['saved_gib']:.1f}") for row in of["co-sharded"]),
+        ("long sequences", "limits", "plan found", "step, s", "fullest rank, GiB"),
+        (
+            (
+                row["cluster"],
+                ", ".join(f"`{text}`" for text in row["limits"]),
+                row["plan"],
+                f"{row['step_s']:.4g}",
+                f"{row['gib']:.1f}",
+            )
+            for row in of["co-sharded"]
+        ),
     )
-    return f"{first}\n{second}\n{third}"
+    fourth = markdown(
+        ("1.7B on one rank of 80 GiB, all recomputed: pieces", "longest sequence, tokens"),
+        ((str(row["pieces"]), f"{row['tokens']:,}") for row in of["longest"]),
+    )
+    return f"{first}\n{second}\n{third}\n{fourth}"
 
 
 def main() -> None:
     """All parts."""
-    conclude(OUTPUT, PAGE, "superscaler", [*limits(), *interlaced(), *co_sharded()], table)
+    conclude(OUTPUT, PAGE, "superscaler", [*limits(), *interlaced(), *co_sharded(), *longest()], table)
 
 
 if __name__ == "__main__":

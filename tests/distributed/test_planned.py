@@ -57,6 +57,21 @@ def test_unequal_shares_with_other_directions(run_ranks: Callable[..., list[Any]
     run_ranks(4, "planned", "trains", "tiny", kinds, backend="gloo", preload=PRELOAD, timeout_s=150)
 
 
+def test_layers_in_pieces(run_ranks: Callable[..., list[Any]]) -> None:
+    """Heads and inner columns one piece after the other: with all else that may stand beside it."""
+    kinds = [
+        {"pp": 2, "coshard": 2, "counts": [3, 1]},
+        {"pp": 2, "chunks": 2, "coshard": 2, "recompute": "full"},
+        {"pp": 2, "coshard": 2, "order": "zb_h1"},
+        {"dp": 2, "zero": 3, "coshard": 2, "recompute": "full", "max_norm": 0.05},
+        {"dp": 2, "zero": 2, "coshard": 2, "shares": [5, 3]},
+    ]
+    run_ranks(2, "planned", "trains", "llama", kinds, preload=HUGGING_FACE, timeout_s=150)
+    given = {"preload": HUGGING_FACE, "timeout_s": 150}
+    job = run_ranks(2, "planned", "searched", "llama", ["coshard=2", "recompute=full", "pp=2"], **given)[0]
+    assert job["coshard"] == job["mesh"]["pp"] == 2
+
+
 def test_shared_sequences(run_ranks: Callable[..., list[Any]]) -> None:
     kinds = [
         {"cp": 2, "max_norm": 0.05},
@@ -165,6 +180,7 @@ def test_what_cannot_be_is_refused(run_ranks: Callable[..., list[Any]]) -> None:
     assert "would make two of it" in said["tied and shared"]
     assert "8 bits" in said["float8"]
     assert "LayerNorm" in said["odd"]
+    assert "blocks.0 holds 4 matrices that are cut by columns and 2 by rows" in said["no pieces"]
     assert "no experts of" in said["no experts"]
     assert "no mixture of experts" in said["apart"] and "--limit ep=1" in said["apart"]
     assert "two halves" in said["halves"] and "--limit zero<=2" in said["halves"]

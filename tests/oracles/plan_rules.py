@@ -35,9 +35,18 @@ def _mesh(plan: dict[str, Any]) -> str:
         return "batch or tokens do not divide"
     if "shares" in job and (mesh["ep"] > 1 or job["zero"] == 3):
         return "unequal shares of what replicas exchange for every micro-batch"
+    if _pieces(plan) > 1 and (
+        max(mesh["tp"], mesh["cp"], mesh["ep"]) > 1 or job["recompute"] not in ("none", "full")
+    ):
+        return "pieces of layers that are shared, or partly done again"
     if len(plan["memory"]) != count or len(plan["cluster"]["memory_bytes"]) != count:
         return "sizes of memory are not one a rank"
     return ""
+
+
+def _pieces(plan: dict[str, Any]) -> int:
+    """That layers are cut into."""
+    return int(plan["job"].get("coshard", 1))
 
 
 def _batches(plan: dict[str, Any]) -> list[int]:
@@ -57,6 +66,11 @@ def _model(plan: dict[str, Any]) -> str:
         return "heads of keys do not divide"
     if mesh["ep"] > 1 and (not shape["num_experts"] or shape["num_experts"] % mesh["ep"]):
         return "experts do not divide"
+    cut = (shape["num_heads"], shape["num_kv_heads"], shape["ffn"], shape["num_experts"])
+    if _pieces(plan) < 1 or (
+        _pieces(plan) > 1 and (any(size % _pieces(plan) for size in cut) or shape["num_experts"])
+    ):
+        return "heads or inner columns do not divide into pieces, or there are experts"
     if len(model["layers"]) != shape["num_layers"] or not set(model["layers"]) <= set(model["modules"]):
         return "layers are not those of the model"
     return ""
@@ -156,8 +170,8 @@ def _stages(plan: dict[str, Any]) -> str:
 
 
 def _layouts(plan: dict[str, Any]) -> str:
-    if (plan["mesh"]["tp"] > 1) != bool(plan["layouts"]):
-        return "layouts without tensor parallelism, or the other way round"
+    if (max(plan["mesh"]["tp"], _pieces(plan)) > 1) != bool(plan["layouts"]):
+        return "layouts where nothing is shared or cut, or the other way round"
     for pattern, layout in plan["layouts"].items():
         if layout not in ("colwise", "rowwise", "replicate"):
             return "a layout that is none"
@@ -196,9 +210,10 @@ def _needed(plan: dict[str, Any], place: int) -> float:
     core, keys = heads * width, 2 * kv * width
     inner = (2 + 2 * shape["is_gated"]) * ffn
     whole = 8 * row / alone + tokens * (2 * (core + keys) + 2 * core + 2 * inner) / tp + 4 * tokens * heads / tp
+    norms, pieces = 8 * row / alone, _pieces(plan)
     products = tokens * (core + keys + ffn * (1 + shape["is_gated"])) / tp + 2 * row / alone
     kept = {
-        "none": whole,
+        "none": whole if pieces == 1 else norms,
         "full": 2 * row / alone,
         "alternate": products + 2 * row / alone + 2 * tokens * core / tp,
         "attention": whole - 4 * tokens * heads / tp,
@@ -207,7 +222,11 @@ def _needed(plan: dict[str, Any], place: int) -> float:
     for cell in plan["order"]["rows"][place]:
         flight += ("F" in cell) - ("B" in cell or "W" in cell)
         most = max(most, flight)
-    held += count / job["chunks"] * kept * most + (whole if job["recompute"] in ("full", "alternate") else 0)
+    held += count / job["chunks"] * kept * most
+    if pieces > 1:
+        held += norms * (job["recompute"] == "full") + (whole - norms) / pieces + 2 * layer
+    elif job["recompute"] in ("full", "alternate"):
+        held += whole
     if mesh["pp"] > 1:
         message = 2 * row / (tp if job["is_sequence_parallel"] or job["is_scattered"] else 1)
         ends = job["chunks"] > 1
@@ -238,6 +257,7 @@ def _memory(plan: dict[str, Any]) -> str:
 def _limits(plan: dict[str, Any]) -> str:
     mesh, job, cluster = plan["mesh"], plan["job"], plan["cluster"]
     numbers = {**{k: mesh[k] for k in ("pp", "dp", "tp", "cp", "ep")}, "micro_batch": job["micro_batch"]}
+    numbers["coshard"] = _pieces(plan)
     for text in plan["limits"]:
         if found := re.fullmatch(r"(\w+) ?(<=|=) ?(\d+)", text):
             value = numbers.get(found[1])
@@ -245,6 +265,9 @@ def _limits(plan: dict[str, Any]) -> str:
                 return text
         elif found := re.fullmatch(r"memory<=(\d+)(GiB|MiB|GB)", text):
             if max(plan["memory"]) > int(found[1]) * _SIZES[found[2]]:
+                return text
+        elif text in ("shares=equal", "shares=unequal"):
+            if (text == "shares=unequal") != ("shares" in job):
                 return text
         elif text == "tp in node":
             for first in range(0, len(mesh["ranks"]), mesh["tp"]):

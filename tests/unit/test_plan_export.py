@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.plans_by_hand import FIVE, five_plans, unequal_plan
+from tests.plans_by_hand import FIVE, five_plans, pieces_plan, unequal_plan
 
 from mycel.errors import UsageError
 from mycel.planning.models.megatron import from_megatron, megatron_arguments
@@ -239,6 +239,17 @@ def test_unequal_shares_are_refused_but_for_the_mesh() -> None:
         with pytest.raises(
             UsageError, match=r"micro-batches, and the plan's have 40, 24; search with --limit shares"
         ):
+            plan.export(form)
+
+
+def test_layers_in_pieces_are_refused_where_a_reader_has_no_word_for_them() -> None:
+    plan = pieces_plan()
+    for form in FORMS:
+        if form in ("csv", "mesh"):
+            text = "".join(plan.export(form).values())
+            assert ("in 8 pieces, one after the other" in text) == (form == "mesh")
+            continue
+        with pytest.raises(UsageError, match=r"in 8 pieces on each rank; search with --limit coshard=1"):
             plan.export(form)
 
 

@@ -14,20 +14,22 @@ from typing import Any
 
 import pytest
 from tests.oracles.plan_rules import wrong_with
-from tests.plans_by_hand import FIVE, by_hand, described, five_plans, job, unequal_plan
+from tests.plans_by_hand import by_hand, described, five_plans, job, pieces_plan, unequal_plans
 
 from mycel.errors import MycelError, UsageError
 from mycel.planning.cluster import load_cluster
 from mycel.planning.models import from_hugging_face, load_model, read_model
 from mycel.planning.plan import Plan, read_plan
 
-PLANS = five_plans() | {"unequal": unequal_plan()}
+UNEQUAL = unequal_plans()
+PLANS = five_plans() | {"unequal": UNEQUAL["unequal"], "pieces": pieces_plan()}
+EVERY = PLANS | UNEQUAL
 Change = Callable[[dict[str, Any], random.Random], None]
 
 
-@pytest.mark.parametrize("name", [*FIVE, "unequal"])
+@pytest.mark.parametrize("name", EVERY)
 def test_right_plans_pass_and_survive_their_json(name: str) -> None:
-    plan = PLANS[name]
+    plan = EVERY[name]
     plan.validate()
     assert wrong_with(plan.to_json()) == ""
     assert Plan.from_json(plan.to_text()) == plan
@@ -178,12 +180,14 @@ def work(plan: dict[str, Any], rng: random.Random) -> None:
 
 def batch(plan: dict[str, Any], rng: random.Random) -> None:
     """Another batch, length, policy or sharding than memory and order were worked out for."""
-    name = rng.choice(["global_batch", "micro_batch", "seq", "chunks", "recompute", "zero", "is_offloaded"])
-    said = plan["job"]
+    sizes = ["global_batch", "micro_batch", "seq", "chunks", "recompute", "zero", "is_offloaded", "coshard"]
+    name, said = rng.choice(sizes), plan["job"]
     if name == "recompute":
         said[name] = rng.choice(["none", "full", "attention", "alternate"])
     elif name == "is_offloaded":
         said[name] = not said[name]
+    elif name == "coshard":
+        said[name] = rng.choice([1, 2, 4, 8, 16, 3, 0])
     else:
         said[name] = rng.choice([said[name] * 2, said[name] + 1, max(0, said[name] - 1), 1, 3])
 
@@ -229,19 +233,24 @@ CHANGES: list[Change] = [
     *(degree, experts, ranks, ranks, stage_ranks, cut, cut, layout, limit, limit),
     *(memory, work, batch, batch, times, shares, model),
 ]
-PLANS_RANKS = {plan.cluster.name: plan.cluster.rank_names for plan in PLANS.values()}
+#: Most of what these change is what replicas share.
+UNEQUAL_CHANGES: list[Change] = [*CHANGES, *(shares,) * 8, *(times, work, batch)]
+PLANS_RANKS = {plan.cluster.name: plan.cluster.rank_names for plan in EVERY.values()}
 
 
 @pytest.mark.parametrize(
     ("seed", "count"), [(0, 250), pytest.param(1, 5000, marks=pytest.mark.long)], ids=["some", "many"]
 )
-def test_no_wrong_mutant_is_accepted(seed: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("plans", "kinds"), [(PLANS, CHANGES), (UNEQUAL, UNEQUAL_CHANGES)], ids=["all", "unequal shares"]
+)
+def test_no_wrong_mutant_is_accepted(plans: dict[str, Plan], kinds: list[Change], seed: int, count: int) -> None:
     rng = random.Random(seed)
-    told = [plan.to_json() for plan in PLANS.values()]
+    told = [plan.to_json() for plan in plans.values()]
     verdicts: Counter[str] = Counter()
     for number in range(count):
         mutant = copy.deepcopy(rng.choice(told))
-        changes = rng.sample(CHANGES, rng.choice([1, 1, 1, 2]))
+        changes = rng.sample(kinds, rng.choice([1, 1, 1, 2]))
         names = [change.__name__ for change in changes]
         try:
             for change in changes:
@@ -281,6 +290,13 @@ def test_the_rules_themselves_see_what_is_wrong() -> None:
     assert judged(lambda p: p["cluster"]["memory_bytes"].__setitem__(0, 1 << 30)) == "memory"
     assert judged(lambda p: p["limits"].append("tp<=1")) == "limits"
     assert judged(lambda p: p["predicted"].update(seconds=1.0)) == "times"
+    told = PLANS["pieces"].to_json()
+    assert wrong_with(told) == ""
+    assert judged(lambda p: p["job"].update(coshard=3)) == "model"
+    assert judged(lambda p: p["job"].update(coshard=2)) == "memory"
+    assert judged(lambda p: p["job"].update(recompute="alternate")) == "mesh"
+    assert judged(lambda p: p["job"].pop("coshard")) == "layouts"
+    assert judged(lambda p: p["limits"].append("coshard<=4")) == "limits"
     told = PLANS["unequal"].to_json()
     assert wrong_with(told) == ""
     assert judged(lambda p: p["job"].update(shares=[39, 24])) == "mesh"
@@ -350,7 +366,7 @@ def texts_of_models() -> list[str]:
 )
 def test_fuzzed_files_give_an_error_line_or_a_plan(seed: int, count: int, tmp_path: Path) -> None:
     rng = random.Random(seed)
-    plans = [plan.to_text() for plan in PLANS.values()]
+    plans = [plan.to_text() for plan in EVERY.values()]
     models = texts_of_models()
     slowest, ended = 0.0, Counter[str]()
     for number in range(count):
@@ -416,6 +432,15 @@ def test_a_plan_for_another_model_says_what_differs() -> None:
     renamed = tuple(replace(m, name=f"{m.name}_") for m in tiny.modules)
     text = refused(ours, model=replace(tiny, modules=renamed))
     assert "which the model does not have (did you mean" in text
+
+
+def test_pieces_of_what_ranks_share_or_of_what_does_not_divide() -> None:
+    text = refused(changed("pieces", mesh={"dp": 2, "tp": 2}))
+    assert "coshard=8 with tp=2" in text and "set tp=1, or coshard=1" in text
+    assert "coshard=16 does not divide the 8 heads of keys" in refused(changed("pieces", job={"coshard": 16}))
+    assert "every piece is done again whole" in refused(changed("pieces", job={"recompute": "attention"}))
+    text = refused(changed("pieces", layouts={}) | {"layouts": {}})
+    assert "coshard=8, and no module has a layout" in text
 
 
 def test_ranks_of_plan_and_cluster_differ() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from itertools import combinations, pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,6 +70,38 @@ def test_finds_what_trying_everything_finds(seed: int) -> None:
 def test_finds_what_trying_everything_finds_at_length(seed: int) -> None:
     """The same, many times."""
     same_as_everything(seed)
+
+
+@pytest.mark.parametrize("text", ["coshard<=4", "coshard=4"])
+@pytest.mark.parametrize("seed", range(4))
+def test_finds_what_trying_everything_finds_in_pieces(seed: int, text: str) -> None:
+    """The same with layers in pieces, by request: recomputed or not, as goes with them."""
+    case = random_case(seed)
+    texts = [one for one in case.limits.texts if not one.startswith("recompute")]
+    case = replace(case, limits=Limits.from_text(*texts, "recompute=none|full", text))
+    best = brute_force(case)
+    if best is None:
+        with pytest.raises(UsageError, match="fit"):
+            search(case.cluster, case.shape, batch=case.batch, seq=case.seq, limits=case.limits)
+        return
+    found = search(case.cluster, case.shape, batch=case.batch, seq=case.seq, limits=case.limits)
+    assert found.is_proved and found.best.seconds.seconds == pytest.approx(best[0], rel=1e-9)
+    assert (found.best.job.coshard == 4) or text == "coshard<=4"
+
+
+def test_layers_are_in_pieces_where_nothing_else_is_faster() -> None:
+    """Long sequences on ranks that share none: whole layers leave room for a pipeline only, pieces for none."""
+    base = Job(mesh=Mesh(), global_batch=8, micro_batch=1, seq=65536, is_loss_fused=True)
+    times, pieces = {}, {}
+    for text in ("coshard=1", "coshard<=8"):
+        limits = Limits.from_text("tp=1", "cp=1", text)
+        found = search(load_cluster("h100"), named("llama3-8b"), batch=8, seq=65536, limits=limits, base=base)
+        times[text], pieces[text] = found.best.seconds.seconds, found.best.job.coshard
+        assert max(found.best.memory) <= 80 << 30
+    assert pieces == {"coshard=1": 1, "coshard<=8": 2}
+    assert times["coshard<=8"] < 0.97 * times["coshard=1"]
+    plain = space_of(load_cluster("h100"), named("llama3-8b"), base, Limits())
+    assert set(plain.columns["coshard"]) == {1}
 
 
 @given(
@@ -227,9 +262,10 @@ switches: [core]
 """
 
 
-def uneven() -> Cluster:
+def uneven(ranks: int = 4) -> Cluster:
     """Two boxes, one of them three times slower and with half of the memory."""
-    return load_cluster(parse_topology(UNEVEN, source="uneven.yaml"), machine="generic")
+    text = UNEVEN.replace("ranks: 2", f"ranks: {ranks // 2}")
+    return load_cluster(parse_topology(text, source="uneven.yaml"), machine="generic")
 
 
 def test_slow_ranks_get_fewer_layers() -> None:
@@ -357,6 +393,8 @@ def test_memory_of_each_rank_is_kept() -> None:
     ("texts", "message"),
     [
         (("tp=3",), r"nothing keeps the limit 'tp=3' on 8 ranks: .* tp can be 1, 2, 4, 8"),
+        (("coshard=3",), r"'coshard=3' on 8 ranks: tiny is cut into 2, 4 or 8 pieces, with tp=1"),
+        (("coshard=2", "tp=2"), r"limits 'coshard=2' and 'tp=2' contradict each other"),
         (("tp>=4", "pp>=4"), r"limits 'tp>=4' and 'pp>=4' contradict each other"),
         (("pp<=2", "dp<=2", "tp=1", "cp=1"), r"though any two go together|contradict"),
         (("offload=yes", "pp=3"), r"nothing keeps the limit 'pp=3'"),
@@ -388,6 +426,22 @@ def test_limits_that_cannot_be_read(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_a_stage_on_two_nodes_is_a_contradiction() -> None:
+    """Said before anything is searched; a rank of the node is none."""
+    cluster = load_cluster("h100:nodes=2,ranks_per_node=2")
+    for second, is_refused in (
+        ("stage 0 on node1", True),
+        ("stage 0 on node0/1", False),
+        ("stage 1 on node1", False),
+    ):
+        limits = Limits.from_text("stage 0 on node0", second)
+        if is_refused:
+            with pytest.raises(UsageError, match=r"'stage 0 on node0' and 'stage 0 on node1' contradict each other"):
+                search(cluster, TINY, batch=8, seq=1024, limits=limits)
+            continue
+        limits.check(cluster)
+
+
 def test_limits_from_files(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """A list alone or under ``limits``; errors name the file."""
     good = tmp_path / "limits.yaml"
@@ -410,6 +464,14 @@ def test_nothing_fits() -> None:
     text = str(error.value)
     assert "does not fit on h100_x1" in text and "GiB over the 80 GiB of rank node0/" in text and "most of it" in text
     assert text.count(";") >= 3 and "\n" not in text
+
+
+def test_unequal_shares_that_do_not_fit() -> None:
+    """Ways to save are those that go with unequal shares."""
+    with pytest.raises(UsageError) as error:
+        search(uneven(), named("llama3-8b"), batch=8, seq=2048, limits=Limits.from_text("shares=unequal"))
+    text = str(error.value)
+    assert "does not fit" in text and "saves" in text and "zero=3" not in text
 
 
 def test_batches_and_heads_that_do_not_divide() -> None:
@@ -455,6 +517,44 @@ def test_time_limit_gives_something_at_once() -> None:
     """A search that may take no time at all still answers, with its distance from the bound."""
     found = search(load_cluster("h100:nodes=2"), named("llama3-8b"), batch=64, seq=8192, limit_s=0.0)
     assert found.interrupted and found.best.seconds.seconds >= found.bound_s > 0
+
+
+@pytest.mark.parametrize("ranks", [4, 16])
+@pytest.mark.parametrize("text", ["shares=unequal", "shares=equal"])
+def test_a_time_limit_is_kept_inside_of_a_job(text: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only work moves on: one job has many placements, cuts and shares, and any may be the last.
+
+    On sixteen ranks not all placements are tried, and one way of every job with shares is played first.
+    """
+    module = importlib.import_module("mycel.planning.search.search")
+    now = 0.0
+
+    def costly(name: str, seconds: float) -> None:
+        does = getattr(module, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal now
+            now += seconds
+            return does(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, timed)
+
+    costs = {"stages_of": 1.0, "with_shares": 1.0, "least_of_shares": 0.1, "pipeline_seconds": 2.0}
+    for name, seconds in costs.items():
+        costly(name, seconds)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    cluster, limits = uneven(ranks), Limits.from_text(text, "zero=1", "recompute=none", "micro_batch=1")
+    whole = search(cluster, TINY, batch=24, seq=1024, limits=limits)
+    all_of_it, gaps = now, []
+    for limit_s in (0.0, 3.5, 10.0, 20.0, all_of_it + 1.0):
+        now = 0.0
+        found = search(cluster, TINY, batch=24, seq=1024, limits=limits, limit_s=limit_s)
+        # What was begun is ended; where nothing was known, one way is looked at whole.
+        assert now <= limit_s + 6.0
+        assert found.bound_s <= whole.best.seconds.seconds * (1 + 1e-9) <= found.best.seconds.seconds * (1 + 1e-8)
+        gaps.append(found.gap)
+    assert all_of_it > 24.0 and not found.interrupted and found.best.seconds == whole.best.seconds
+    assert gaps[0] > gaps[-1] == whole.gap
 
 
 def test_degrees_that_lost_are_said_why() -> None:

@@ -86,10 +86,12 @@ class Job:
         executor: who runs the pipeline, one of ``EXECUTORS``; it decides how many boundary buffers are held.
         gradient_bytes: of one gradient as it is kept and reduced.
         shares: micro-batches of each replica in a step, where they differ; empty where all have equally many.
+        coshard: pieces that attention (by heads) and the feed-forward network (by inner columns) are cut into, done
+            one after the other on the same rank, each again in the backward pass; 1: whole.
 
     Raises:
         UsageError: what does not divide, with the nearest that does; shares that do not make the batch, or of
-            replicas that exchange something for every micro-batch.
+            replicas that exchange something for every micro-batch; pieces of what ranks share already.
 
     Examples:
         >>> Job(mesh=Mesh(dp=4), global_batch=64, micro_batch=2, seq=2048).num_micro_batches
@@ -121,9 +123,10 @@ class Job:
     executor: Executor = "mycel"
     gradient_bytes: int = 4
     shares: tuple[int, ...] = ()
+    coshard: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("global_batch", "micro_batch", "seq", "chunks"):
+        for name in ("global_batch", "micro_batch", "seq", "chunks", "coshard"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UsageError(f"job: {name} is {value!r}; it must be a whole number from 1")
@@ -149,8 +152,23 @@ class Job:
                 f"{self.seq} tokens do not divide over cp={self.mesh.cp}; {_nearest_divisor(self.seq, self.mesh.cp)} "
                 "ranks would"
             )
+        if self.coshard > 1:
+            self._check_coshard()
         if self.chunks > 1 and self.mesh.pp == 1:
             raise UsageError(f"{self.chunks} chunks a rank need a pipeline, and pp is 1: set chunks=1 or pp=2")
+
+    def _check_coshard(self) -> None:
+        for name in ("tp", "cp", "ep"):
+            if (degree := getattr(self.mesh, name)) > 1:
+                raise UsageError(
+                    f"coshard={self.coshard} with {name}={degree}: pieces are of layers that one rank has alone: set "
+                    f"{name}=1, or coshard=1"
+                )
+        if self.recompute not in ("none", "full"):
+            raise UsageError(
+                f"coshard={self.coshard} with recompute={self.recompute}: every piece is done again whole: set "
+                "recompute=none or recompute=full, or coshard=1"
+            )
 
     def _check_shares(self) -> None:
         if len(self.shares) != self.mesh.dp:
@@ -208,12 +226,30 @@ class Job:
                 f"{self.mesh.pp} stages of {self.chunks} chunks are more than the {shape.num_layers} layers of "
                 f"{shape.name}; at most pp={max(1, shape.num_layers // self.chunks)}"
             )
+        if self.coshard > 1:
+            self._check_pieces(shape)
         if self.mesh.ep > 1 and (not shape.num_experts or shape.num_experts % self.mesh.ep):
             has = f"the {shape.num_experts} experts" if shape.num_experts else "no experts"
             raise UsageError(
                 f"ep={self.mesh.ep} does not divide {has} of {shape.name}; "
                 f"{_nearest_divisor(max(1, shape.num_experts), self.mesh.ep)} would"
             )
+
+    def _check_pieces(self, shape: ModelShape) -> None:
+        if shape.num_experts:
+            raise UsageError(
+                f"coshard={self.coshard}, and {shape.name} has experts, which are not cut into pieces: set coshard=1"
+            )
+        for count, what in (
+            (shape.num_heads, "heads"),
+            (shape.num_kv_heads, "heads of keys and values"),
+            (shape.ffn, "inner columns"),
+        ):
+            if count % self.coshard:
+                raise UsageError(
+                    f"coshard={self.coshard} does not divide the {count} {what} of {shape.name}; "
+                    f"{_nearest_divisor(count, self.coshard)} would"
+                )
 
 
 def _nearest_divisor(number: int, near: int) -> int:

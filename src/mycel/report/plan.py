@@ -93,6 +93,7 @@ def _lead(plan: PlanRecord) -> str:
         f"of which replicas do {', '.join(map(str, job.shares))}" if job.shares else "",
         f"{job.chunks} stages a rank" if job.chunks > 1 else "",
         {"none": "nothing is recomputed"}.get(job.recompute, f"recomputed: {job.recompute}"),
+        f"layers in {job.coshard} pieces, one after the other" if job.coshard > 1 else "",
         ("", "optimizer sharded", "optimizer and gradients sharded", "parameters sharded (FSDP)")[job.zero],
         "optimizer in the host's memory" if job.is_offloaded else "",
     ]
@@ -239,7 +240,8 @@ def _cells(job: Job) -> list[str]:
     degrees = [str(getattr(job.mesh, name)) for name in ("pp", "dp", "cp", "tp")]
     degrees[0] += f" x {job.chunks}" if job.chunks > 1 else ""
     degrees[1] += f" ({' + '.join(map(str, job.shares))})" if job.shares else ""
-    return [*degrees, str(job.micro_batch), job.recompute, str(job.zero)]
+    again = f"{job.recompute}, {job.coshard} pieces" if job.coshard > 1 else job.recompute
+    return [*degrees, str(job.micro_batch), again, str(job.zero)]
 
 
 def _footer(plan: PlanRecord) -> str:

@@ -23,12 +23,14 @@ from mycel.parallel.planned import Planned, apply
 from mycel.parallel.planned.experts import check_experts
 from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.pipeline.known import known_order
+from mycel.planning.cluster import load_cluster
 from mycel.planning.job import Job, Mesh
 from mycel.planning.models import read_model
-from mycel.planning.plan import Plan, PlannedCluster, PlannedModel
+from mycel.planning.plan import Plan, PlannedCluster, PlannedModel, plan_of
 from mycel.planning.plan.held import held_total
 from mycel.planning.plan.modules import cut_modules, digest_of_model, layers_among, layouts_of, module_names
 from mycel.planning.predict import Prediction
+from mycel.planning.search import Limits, search
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "planned"
 SEQ, BATCH, STEPS = 16, 8, 3
@@ -118,7 +120,7 @@ def plan_for(
         ranks=whole,
         cut=cut,
         stage_ranks=tuple(places[place] for place in known.stage_ranks),
-        layouts=layouts_of(description) if tp > 1 else (),
+        layouts=layouts_of(description) if tp * made.coshard > 1 else (),
         order=known,
         stage_seconds=((0.01, 0.02),) * stages,
         predicted=Prediction(seconds=1.0, error=0.1),
@@ -209,6 +211,17 @@ def trains(rank: int, size: int, name: str, kinds: Sequence[dict[str, Any]]) -> 
         max_norm = kind.get("max_norm")
         given = {key: value for key, value in kind.items() if key != "max_norm"}
         carry_out(plan_for(model_called(name), **given), name, max_norm)
+
+
+def searched(rank: int, size: int, name: str, texts: Sequence[str]) -> dict[str, Any]:
+    """What a search finds for a model as it is described, trained; the job that was found."""
+    model = model_called(name)
+    described = read_model(describe(model, torch.zeros(1, SEQ, dtype=torch.long), name=name))
+    cluster, limits = load_cluster(f"h100:nodes=1,ranks_per_node={size}"), Limits.from_text(*texts)
+    found = search(cluster, described.shape, batch=BATCH, seq=SEQ, limits=limits)
+    plan = plan_of(found, model=described, cluster=cluster, limits=limits.texts)
+    carry_out(Plan.from_json(plan.to_text()), name)
+    return dataclasses.asdict(plan.job)
 
 
 def resumes(rank: int, size: int, name: str, folder: str, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -340,6 +353,7 @@ def refused(rank: int, size: int) -> dict[str, str]:
         "apart": message_of(lambda: check_experts(few, 2)),
         "no positions": message_of(lambda: apply(Counting(), plan_for(Counting(), cp=2))),
         "nothing mixes": message_of(lambda: apply(Deaf(), plan_for(Deaf(), cp=2))),
+        "no pieces": message_of(lambda: apply(model, plan_for(model, dp=2, coshard=2))),
         "batch": "",
     }
     with apply(model_called("tiny"), good) as planned:

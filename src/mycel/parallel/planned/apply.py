@@ -20,6 +20,7 @@ from mycel.parallel.pipeline import Pipeline
 from mycel.parallel.planned import state
 from mycel.parallel.planned.boundary import InShares, Shares
 from mycel.parallel.planned.context import SharedSequences
+from mycel.parallel.planned.coshard import coshard
 from mycel.parallel.planned.experts import SharedExperts
 from mycel.parallel.planned.fit import check_fit, example_of
 from mycel.parallel.planned.mesh import Groups, groups_of, order_of_group
@@ -163,6 +164,8 @@ def _stage(
         divided = layers if job.is_sequence_parallel else []
         share_sequences(part, divided, plan.layouts, groups.tp)
         share_matrices(part, [name for name in names if name not in divided], plan.layouts, groups.tp)
+    if job.coshard > 1:
+        coshard(part, layers, plan.layouts, job.coshard)
     at_work, options = (None, None) if sequences is None else (sequences.at_work, sequences.options)
     recompute(part, layers, job.recompute, at_work, exchanges=job.mesh.cp > 1 or job.mesh.ep > 1)
     module: nn.Module = StageModule(part, options)

@@ -10,6 +10,7 @@ from torch import nn
 from mycel.errors import UsageError
 from mycel.parallel.chain import check_chain
 from mycel.parallel.description import describe
+from mycel.parallel.planned.coshard import blocks_of
 from mycel.parallel.planned.experts import check_experts
 from mycel.pipeline.order import Kind, Order
 from mycel.planning.models import read_model
@@ -98,6 +99,8 @@ def check_fit(
                 f"the plan is for {shape.name} with {name} {planned}, and {type(model).__name__} has {real}: search "
                 "for a plan of this model"
             )
+    if job.coshard > 1:
+        blocks_of(model, plan.model.layers, plan.layouts, job.coshard)
     check_chain(model, [name for stage in plan.cut for name in stage], example)
     _check_tied(model, plan)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -123,29 +125,43 @@ def memory_of(shape: ModelShape, job: Job, *, stage: int | None = None) -> Footp
 def ways_to_save(shape: ModelShape, job: Job) -> dict[str, float]:
     """Bytes of the fullest rank that each change of the job alone would save, the most first.
 
-    Only changes that keep the mesh and the batch: recomputation, sharding, sequence parallelism, smaller
-    micro-batches, offloading, fewer copies.
+    Only changes that keep the mesh and the batch: recomputation, sharding, sequence parallelism, pieces of layers,
+    smaller micro-batches, offloading, fewer copies.
 
     Args:
         shape: the model.
         job: how it is trained.
     """
     now = memory_of(shape, job).total
-    changes: dict[str, Job] = {}
+    changes: dict[str, Any] = {}
     if job.recompute != "full":
-        changes["recompute=full"] = replace(job, recompute="full")
+        changes["recompute=full"] = {"recompute": "full"}
     if job.mesh.dp * job.mesh.cp > 1:
-        for zero in range(job.zero + 1, 4):
-            changes[f"zero={zero}"] = replace(job, zero=zero)
+        changes |= {f"zero={zero}": {"zero": zero} for zero in range(job.zero + 1, 4)}
     if job.mesh.tp > 1 and not job.is_sequence_parallel:
-        changes["sequence parallelism"] = replace(job, is_sequence_parallel=True)
+        changes["sequence parallelism"] = {"is_sequence_parallel": True}
+    pieces = next((k for k in (8, 4, 2) if k > job.coshard and _changed(shape, job, {"coshard": k})), None)
+    if pieces is not None:
+        changes[f"coshard={pieces}"] = {"coshard": pieces}
     if not job.is_flash:
-        changes["flash attention"] = replace(job, is_flash=True)
+        changes["flash attention"] = {"is_flash": True}
     if not job.is_loss_fused:
-        changes["a fused loss"] = replace(job, is_loss_fused=True)
+        changes["a fused loss"] = {"is_loss_fused": True}
     if job.micro_batch > 1 and job.micro_batch % 2 == 0:
-        changes[f"micro_batch={job.micro_batch // 2}"] = replace(job, micro_batch=job.micro_batch // 2)
+        shares = tuple(2 * share for share in job.shares)
+        changes[f"micro_batch={job.micro_batch // 2}"] = {"micro_batch": job.micro_batch // 2, "shares": shares}
     if not job.is_offloaded:
-        changes["optimizer offloaded"] = replace(job, is_offloaded=True)
-    saved = {name: now - memory_of(shape, other).total for name, other in changes.items()}
+        changes["optimizer offloaded"] = {"is_offloaded": True}
+    others = {name: other for name, change in changes.items() if (other := _changed(shape, job, change)) is not None}
+    saved = {name: now - memory_of(shape, other).total for name, other in others.items()}
     return dict(sorted(((n, s) for n, s in saved.items() if s > 0), key=lambda item: -item[1]))
+
+
+def _changed(shape: ModelShape, job: Job, change: Mapping[str, Any]) -> Job | None:
+    """The job with some fields changed; ``None`` where they do not go together."""
+    try:
+        other = replace(job, **change)
+        other.check(shape)
+    except UsageError:
+        return None
+    return other

@@ -8,7 +8,7 @@ import numpy as np
 
 from mycel.planning.step.points import Numbers, Points
 
-__all__ = ["FUSED_LOGIT_BYTES", "LOGIT_BYTES", "MemoryParts", "activation_bytes", "memory_parts"]
+__all__ = ["FUSED_LOGIT_BYTES", "LOGIT_BYTES", "MemoryParts", "activation_bytes", "again_bytes", "memory_parts"]
 
 #: Bytes held for one logit: in 16 bits, in 32 for the loss, and the gradients of both.
 LOGIT_BYTES = 12.0
@@ -26,7 +26,8 @@ class MemoryParts:
         parameters: as they are computed with; of FSDP the shards that are the master copy too.
         gradients: as they are kept between micro-batches.
         optimizer: master copy and moments, where they are on the device.
-        activations: kept for the backward pass, of all micro-batches in flight, and of the layer that is done again.
+        activations: kept for the backward pass, of all micro-batches in flight, and of the layer that is done again,
+            or the piece of one.
         boundary: buffers of messages between stages.
         logits: of one micro-batch with their gradients, on the last stage.
         gathered: parameters that FSDP has gathered, and activations that sequence parallelism has.
@@ -73,9 +74,8 @@ def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
     # FSDP's shards are in 32 bits: they are the master copy.
     state = np.where(is_sharded, _STATE_BYTES - 4.0, _STATE_BYTES)
     optimizer = state * np.where(p.zero >= 1, shard, counted) * (1.0 - p.offloaded)
-    kept, whole = activation_bytes(p)
+    kept, _ = activation_bytes(p)
     flight = _in_flight(p, stage)
-    again = np.where((p.full > 0) | (p.alternate > 0), whole, 0.0)
     each = np.where(p.loss_fused > 0, FUSED_LOGIT_BYTES, LOGIT_BYTES)
     logits = np.where(is_last, each * p.tokens * p.vocab / p.tp, 0.0)
     unit = p.layer_parameters / p.tp + p.moe_share * p.routed_parameters / (p.tp * p.ep)
@@ -87,7 +87,7 @@ def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
         parameters=parameters,
         gradients=gradients,
         optimizer=optimizer,
-        activations=layers / p.chunks * kept * flight + again,
+        activations=layers / p.chunks * kept * flight + again_bytes(p),
         boundary=_boundary(p, is_first, is_last),
         logits=logits,
         gathered=gathered,
@@ -113,16 +113,10 @@ def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
     p = points
     alone = np.where(p.sequence_parallel > 0, p.tp, 1.0)
     width = p.tokens * p.hidden
-    norms = (8.0 + 2.0 * p.dropout) * width / alone
+    norms, inner = _outside(p), _inside(p)
+    scores = _scores(p)
+    whole = norms + inner + scores
     core = p.heads * p.head_dim
-    heads = 2.0 * (core + 2.0 * p.kv_heads * p.head_dim) + 2.0 * core
-    inner = 2.0 * (2.0 + 2.0 * p.gated)
-    feed = (1.0 - p.moe_share) * inner * p.ffn
-    feed += p.moe_share * (inner * (p.top_k * p.expert_ffn + p.shared_ffn) + 4.0 * p.top_k * p.hidden)
-    shared = p.tokens * (heads + feed) / p.tp
-    scores = p.micro_batch * p.heads * (p.seq / p.cp) * p.seq * (2.0 + 3.0 * p.dropout) / p.tp
-    scores = np.where(p.flash > 0, 4.0 * p.tokens * p.heads / p.tp, scores)
-    whole = norms + shared + scores
     # Every second product's result, the layer's input and attention's result are kept.
     matrices = core + 2.0 * p.kv_heads * p.head_dim + p.ffn * (1.0 + p.gated)
     products = p.tokens * matrices / p.tp + 2.0 * width / alone
@@ -130,9 +124,49 @@ def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
     kept = np.where(
         p.full > 0,
         2.0 * width / alone,
-        np.where(p.alternate > 0, some, np.where(p.attention > 0, norms + shared, whole)),
+        np.where(p.alternate > 0, some, np.where(p.attention > 0, norms + inner, whole)),
     )
-    return kept, whole
+    return np.where((p.coshard > 1) & (p.full == 0), norms, kept), whole
+
+
+def again_bytes(points: Points) -> Numbers:
+    """Bytes of what is done again at one moment: a layer, or a piece of it.
+
+    Where layers are in pieces, gradients of a layer's matrices wait in 16 bits until the last piece has its own.
+
+    References:
+        Lin et al., "nnScaler", OSDI 2024, section 3.3 (co-shard).
+    """
+    p = points
+    again = np.where((p.full > 0) | (p.alternate > 0), _outside(p), 0.0)
+    again += np.where((p.full > 0) | (p.alternate > 0) | (p.coshard > 1), (_inside(p) + _scores(p)) / p.coshard, 0.0)
+    waiting: Numbers = np.where(p.coshard > 1, 2.0 * p.layer_parameters, 0.0)
+    return again + waiting
+
+
+def _outside(p: Points) -> Numbers:
+    """Of a layer: inputs and outputs of its norms, and masks."""
+    alone = np.where(p.sequence_parallel > 0, p.tp, 1.0)
+    kept: Numbers = (8.0 + 2.0 * p.dropout) * p.tokens * p.hidden / alone
+    return kept
+
+
+def _inside(p: Points) -> Numbers:
+    """Of a layer: what heads and inner columns share among them, but for scores."""
+    core = p.heads * p.head_dim
+    heads = 2.0 * (core + 2.0 * p.kv_heads * p.head_dim) + 2.0 * core
+    inner = 2.0 * (2.0 + 2.0 * p.gated)
+    feed = (1.0 - p.moe_share) * inner * p.ffn
+    feed += p.moe_share * (inner * (p.top_k * p.expert_ffn + p.shared_ffn) + 4.0 * p.top_k * p.hidden)
+    kept: Numbers = p.tokens * (heads + feed) / p.tp
+    return kept
+
+
+def _scores(p: Points) -> Numbers:
+    """Of a layer: weights, mask and masked weights; on the chip one number for each query."""
+    scores = p.micro_batch * p.heads * (p.seq / p.cp) * p.seq * (2.0 + 3.0 * p.dropout) / p.tp
+    kept: Numbers = np.where(p.flash > 0, 4.0 * p.tokens * p.heads / p.tp, scores)
+    return kept
 
 
 def _dense(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:

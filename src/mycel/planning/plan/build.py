@@ -63,7 +63,7 @@ def plan_of(
         ranks=chosen.ranks,
         cut=cut_modules(names, layers, chosen.cut),
         stage_ranks=tuple(places[place] for place in order.stage_ranks),
-        layouts=layouts_of(described) if job.mesh.tp > 1 else (),
+        layouts=layouts_of(described) if job.mesh.tp * job.coshard > 1 else (),
         order=order,
         stage_seconds=chosen.stage_seconds,
         predicted=chosen.seconds,

@@ -284,6 +284,7 @@ def ways(job: Job) -> str:
     parts.append(f"micro-batch {job.micro_batch}")
     parts += [f"recompute {job.recompute}"] if job.recompute != "none" else []
     parts += [f"zero {job.zero}"] if job.zero else []
+    parts += [f"layers in {job.coshard} pieces"] if job.coshard > 1 else []
     parts += [f"shares {' + '.join(map(str, job.shares))}"] if job.shares else []
     return ", ".join(parts + (["offloaded"] if job.is_offloaded else []))
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 
 from mycel.pipeline.check import check
-from mycel.planning.memory import MemoryParts, activation_bytes, memory_parts
+from mycel.planning.memory import MemoryParts, activation_bytes, again_bytes, memory_parts
 from mycel.planning.memory.footprint import RESERVE_BYTES, RESERVE_SHARE
 from mycel.planning.plan.record import PlanRecord
 from mycel.planning.step.points import Numbers, Points
@@ -39,11 +39,10 @@ def held_parts(plan: PlanRecord, peaks: Sequence[Fraction] | None = None) -> Mem
     last = plan.order.rank_of(plan.num_stages - 1)
     if last != count - 1:
         parts = _with_head_at(points, parts, last)
-    kept, whole = activation_bytes(points)
-    again = np.where((points.full > 0) | (points.alternate > 0), whole, 0.0)
+    kept, _ = activation_bytes(points)
     found = check(plan.order, executor="mycel").peaks if peaks is None else peaks
     flight = np.array([float(peak) for peak in found]) * chunks
-    return replace(parts, activations=held / chunks * kept * flight + again)
+    return replace(parts, activations=held / chunks * kept * flight + again_bytes(points))
 
 
 def held_total(plan: PlanRecord, peaks: Sequence[Fraction] | None = None) -> tuple[float, ...]:

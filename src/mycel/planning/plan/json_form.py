@@ -4,7 +4,8 @@ The form: an object with ``"format": "mycel.plan"`` and ``"version": 1``, and in
 modules and layers), ``cluster`` (name, digest, names, memory and devices of ranks), ``mesh`` (degrees and the ranks
 in its order), ``job`` (all else of ``Job``), ``cut``, ``stage_ranks``, ``layouts``, ``order`` (the JSON of orders),
 ``stage_seconds``, ``predicted``, ``memory``, ``limits``, ``runners_up`` and ``binding``. Where replicas have unlike
-many micro-batches, and only there, ``job`` has ``shares`` and the plan ``replica_seconds``.
+many micro-batches, and only there, ``job`` has ``shares`` and the plan ``replica_seconds``; where layers are in
+pieces, and only there, ``job`` has ``coshard``.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ FORMAT = "mycel.plan"
 _LONGEST_FILE = 1 << 26
 _MOST = 1 << 62
 _MESH = ("pp", "dp", "tp", "cp", "ep")
-_JOB = tuple(f.name for f in fields(Job) if f.name not in ("mesh", "shares"))
+_JOB = tuple(f.name for f in fields(Job) if f.name not in ("mesh", "shares", "coshard"))
 _KEYS = (
     *("format", "version", "model", "cluster", "mesh", "job", "cut", "stage_ranks", "layouts", "order"),
     *("stage_seconds", "predicted", "memory", "limits", "runners_up", "binding", "replica_seconds"),
@@ -110,7 +111,8 @@ def _degrees(job: Job) -> dict[str, int]:
 
 def _rest_of(job: Job) -> dict[str, Any]:
     shares = {"shares": list(job.shares)} if job.shares else {}
-    return {name: getattr(job, name) for name in _JOB} | shares
+    pieces = {"coshard": job.coshard} if job.coshard > 1 else {}
+    return {name: getattr(job, name) for name in _JOB} | shares | pieces
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -230,7 +232,7 @@ def _cluster(data: Mapping[str, Any]) -> PlannedCluster:
 
 
 def _job(mesh: Mapping[str, Any], data: Mapping[str, Any], at: str) -> Job:
-    _only(data, (*_JOB, "shares"), at)
+    _only(data, (*_JOB, "shares", "coshard"), at)
     for name in _JOB:
         value = _value(data, name, at)
         if name.startswith(("is_", "has_")) and not isinstance(value, bool):
@@ -241,7 +243,8 @@ def _job(mesh: Mapping[str, Any], data: Mapping[str, Any], at: str) -> Job:
             whole_number(value, f"{at}: {name}", least=0, most=_MOST)
     degrees = {name: whole_number(_value(mesh, name, "mesh"), f"mesh: {name}", most=_MOST) for name in _MESH}
     shares = _list(data.get("shares", []), f"{at}: shares", lambda item, place: whole_number(item, place, most=_MOST))
-    return Job(mesh=Mesh(**degrees), **{name: data[name] for name in _JOB}, shares=shares)
+    pieces = whole_number(data.get("coshard", 1), f"{at}: coshard", most=_MOST)
+    return Job(mesh=Mesh(**degrees), **{name: data[name] for name in _JOB}, shares=shares, coshard=pieces)
 
 
 def _prediction(data: Mapping[str, Any]) -> Prediction:

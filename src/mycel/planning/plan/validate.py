@@ -268,15 +268,16 @@ def _check_stages(plan: PlanRecord) -> None:
 
 
 def _check_layouts(plan: PlanRecord) -> None:
-    tp = plan.job.mesh.tp
-    if tp == 1:
+    tp, pieces = plan.job.mesh.tp, plan.job.coshard
+    if tp == pieces == 1:
         if plan.layouts:
             raise UsageError("layouts are of tensor parallelism, and tp is 1: leave them out, or plan with tp=2")
         return
     if not plan.layouts:
+        name, value, what = ("tp", tp, "shared") if tp > 1 else ("coshard", pieces, "cut into pieces")
         raise UsageError(
-            f"tp={tp}, and no module has a layout: nothing would be shared; describe the model with layouts, or plan "
-            "with tp=1"
+            f"{name}={value}, and no module has a layout: nothing would be {what}; describe the model with layouts, "
+            f"or plan with {name}=1"
         )
     seen: set[str] = set()
     for pattern, layout in plan.layouts:

@@ -7,6 +7,7 @@
       - tp in node                # every group of that direction within one node
       - recompute=full|none       # one of several
       - offload=no                # the optimizer's state stays on the device
+      - coshard<=8                # layers in pieces, one after the other on a rank; only where a limit names it
       - shares=equal              # all replicas have as many micro-batches; unequal: some have more
       - memory<=70GiB             # of every rank
       - stage 0 on left           # a node's or a rank's name; stage -1 is the last
@@ -21,6 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import yaml
@@ -36,7 +38,7 @@ __all__ = ["DEGREES", "Limit", "Limits"]
 
 #: Directions of the mesh.
 DEGREES = ("pp", "dp", "tp", "cp", "ep")
-_NUMBERS = (*DEGREES, "micro_batch", "chunks", "zero", "num_micro_batches")
+_NUMBERS = (*DEGREES, "micro_batch", "chunks", "zero", "coshard", "num_micro_batches")
 _WORDS: dict[str, tuple[str, ...]] = {
     "recompute": RECOMPUTE,
     "offload": ("yes", "no"),
@@ -214,10 +216,10 @@ class Limits:
         return tuple(min([size, *bounds]) for size in cluster.memory_bytes)
 
     def check(self, cluster: Cluster) -> None:
-        """That names of nodes and ranks are the cluster's.
+        """That names of nodes and ranks are the cluster's, and no stage is on two that have no rank in common.
 
         Raises:
-            UsageError: one is not.
+            UsageError: one is not, or two limits contradict each other.
         """
         names = [*cluster.ranks_by_node, *cluster.rank_names]
         for limit in self.of("stage"):
@@ -226,13 +228,25 @@ class Limits:
                 raise UsageError(
                     f"limit {limit.text!r}: {cluster.name} has no node or rank {name!r}{nearest(name, names)}"
                 )
+        for one, other in combinations(self.of("stage"), 2):
+            places = [
+                {r for r, names in enumerate(zip(cluster.nodes, cluster.rank_names, strict=True)) if each in names}
+                for each in (one.values[1], other.values[1])
+            ]
+            if one.values[0] == other.values[0] and not places[0] & places[1]:
+                raise UsageError(
+                    f"the limits {one.text!r} and {other.text!r} contradict each other: {one.values[1]} and "
+                    f"{other.values[1]} have no rank in common; leave one of them out"
+                )
 
     def broken_by(self, job: Job) -> str | None:
         """The text of the first limit that a job's numbers break; ``None`` where they keep all."""
         mesh = job.mesh
         values: dict[str, str | int] = {
             **{name: getattr(mesh, name) for name in DEGREES},
-            **{name: getattr(job, name) for name in ("micro_batch", "chunks", "zero", "num_micro_batches")},
+            **{
+                name: getattr(job, name) for name in ("micro_batch", "chunks", "zero", "coshard", "num_micro_batches")
+            },
             "recompute": job.recompute,
             "offload": "yes" if job.is_offloaded else "no",
             "shares": "unequal" if job.shares else "equal",

@@ -38,6 +38,7 @@ def reasons(
         "chunks": job.chunks,
         "recompute": space.recomputes.index(job.recompute),
         "zero": job.zero,
+        "coshard": job.coshard,
         "offload": int(job.is_offloaded),
         "shares": int(bool(job.shares)),
     }

@@ -140,7 +140,7 @@ def refine(
 
 
 def features_of(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
-    """By what candidates are alike: degrees, micro-batch and chunks in powers of two, recomputation, sharding.
+    """By what candidates are alike: degrees, micro-batch, chunks, pieces in powers of two, recomputation, sharding.
 
     Args:
         candidates: one row each.
@@ -148,7 +148,7 @@ def features_of(candidates: Sequence[Candidate]) -> NDArray[np.float64]:
     rows = []
     for one in candidates:
         job, mesh = one.job, one.job.mesh
-        sizes = (mesh.pp, mesh.dp, mesh.tp, mesh.cp, mesh.ep, job.micro_batch, job.chunks)
+        sizes = (mesh.pp, mesh.dp, mesh.tp, mesh.cp, mesh.ep, job.micro_batch, job.chunks, job.coshard)
         policy = [2.0 * (job.recompute == name) for name in RECOMPUTE]
         rows.append([*np.log2(sizes), *policy, float(job.zero >= 2), 2.0 * job.is_offloaded])
     return np.array(rows, dtype=float)

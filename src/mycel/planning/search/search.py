@@ -106,6 +106,7 @@ def search(
         >>> found.best.job.mesh.num_ranks, found.is_proved, sum(found.best.cut)
         (8, True, 32)
     """
+    until = float("inf") if limit_s is None else time.monotonic() + limit_s
     limits = limits or Limits()
     limits.check(cluster)
     base = _base(base, batch, seq)
@@ -117,7 +118,7 @@ def search(
         limits=limits,
         memory_bytes=limits.memory(cluster),
         top=max(1, top),
-        until=float("inf") if limit_s is None else time.monotonic() + limit_s,
+        until=until,
         progress=progress,
     )
     return run.over(space)
@@ -128,7 +129,16 @@ def _base(base: Job | None, batch: int, seq: int) -> Job:
     if base is None:
         return plain
     return replace(
-        base, mesh=Mesh(), global_batch=batch, micro_batch=1, seq=seq, chunks=1, zero=0, recompute="none", shares=()
+        base,
+        mesh=Mesh(),
+        global_batch=batch,
+        micro_batch=1,
+        seq=seq,
+        chunks=1,
+        zero=0,
+        recompute="none",
+        shares=(),
+        coshard=1,
     )
 
 
@@ -181,6 +191,7 @@ class _Run:
             self._best_first(space)
         except (KeyboardInterrupt, TimeoutError):
             interrupted = True
+            self.until = float("inf")
             self._hurry(space)
         if not self.kept and self.known is not None:
             self.kept = [self.known]
@@ -204,8 +215,7 @@ class _Run:
         while self.heap and len(self.kept) < self.top and more < _MOST_MORE:
             bound, level, _, what = heappop(self.heap)
             try:
-                if time.monotonic() > self.until:
-                    raise TimeoutError
+                self._check_clock()
                 if level is _Level.JOB:
                     assert isinstance(what, int)
                     more += bool(self.kept)
@@ -230,24 +240,41 @@ class _Run:
                 raise
 
     def _hurry(self, space: Space) -> None:
-        """Where time is over and nothing is known yet, the likeliest is looked at nevertheless."""
-        while self.known is None:
-            cuts = [entry for entry in self.heap if entry[1] in (_Level.CUT, _Level.PLAYED)]
-            if cuts:
-                what = min(cuts)[3]
-                assert isinstance(what, tuple)
-                self._play(_Level.PLAYED, *what)
-                return
-            if not self.heap:
-                return
-            bound, level, _, what = heappop(self.heap)
-            if level is _Level.SHARES:
-                assert isinstance(what, tuple)
-                stages, cut = what
-                self._share(stages, cut, bound)
-            else:
+        """Where time is over and nothing is known yet, one way is looked at nevertheless: of the likeliest, one."""
+        while self.known is None and self.heap:
+            cuts = [entry for entry in self.heap if entry[1] is not _Level.JOB]
+            entry = min(cuts or self.heap)
+            self.heap.remove(entry)
+            bound, level, _, what = entry
+            self.loose_s = min(self.loose_s, bound)
+            if level is _Level.JOB:
                 assert isinstance(what, int)
-                self._expand(space.job(what), bound)
+                self._first(space.job(what), self.broken)
+                continue
+            assert isinstance(what, tuple)
+            stages, cut = what
+            self._play_best(stages, cut, is_shared=level is _Level.SHARES)
+        heapify(self.heap)
+
+    def _first(self, job: Job, broken: dict[str, int] | None = None) -> None:
+        """Of a job one way at once, so that a time is known: the best cut of the first placement that has one."""
+        for stages in self._stages(job, broken):
+            cut = best_cut(shared_chain(stages) if job.shares else stages.chain())
+            played = self.simulated
+            if cut is not None:
+                self._play_best(stages, cut, is_shared=bool(job.shares))
+            if self.simulated > played:
+                return
+
+    def _play_best(self, stages: Stages, cut: tuple[int, ...], *, is_shared: bool) -> None:
+        if is_shared:
+            self._give(stages, cut, best_shares(stages, cut), is_played=True)
+        else:
+            self._play(_Level.PLAYED, stages, cut)
+
+    def _check_clock(self) -> None:
+        if time.monotonic() > self.until:
+            raise TimeoutError
 
     def _tell(self, doing: str, bound: float, total: int) -> None:
         if self.progress is not None:
@@ -261,17 +288,26 @@ class _Run:
         """Every placement and every cut of a job that may win, by its bound."""
         if not are_all_tried(self.cluster):
             self.loose_s = min(self.loose_s, bound)
+        if job.shares and not self.kept and not are_all_tried(self.cluster):
+            self._first(job)  # cuts with all their shares are many: only those that may be better than something
         goal = self.known.seconds.seconds if self.known else float("inf")
         if self.kept:
             goal = float("inf")
-        for ranks in self._places(job):
-            text = self.limits.broken_by_ranks(self.cluster, job, ranks)
-            if text is not None:
-                self.broken[text] = self.broken.get(text, 0) + 1
-                continue
-            stages = stages_of(self.cluster, self.shape, job, ranks, self.memory_bytes)
-            expand = self._expand_shares if job.shares else self._expand_equal
+        expand = self._expand_shares if job.shares else self._expand_equal
+        for stages in self._stages(job, self.broken):
             expand(stages, bound, goal)
+
+    def _stages(self, job: Job, broken: dict[str, int] | None = None) -> Iterator[Stages]:
+        """A job on each of its placements that keeps the limits; the others are counted in ``broken``."""
+        for ranks in self._places(job):
+            self._check_clock()
+            text = self.limits.broken_by_ranks(self.cluster, job, ranks)
+            if text is None:
+                stages = stages_of(self.cluster, self.shape, job, ranks, self.memory_bytes)
+                if not job.shares or len(stages.replicas) > 1:  # equally fast replicas are best loaded alike
+                    yield stages
+            elif broken is not None:
+                broken[text] = broken.get(text, 0) + 1
 
     def _expand_equal(self, stages: Stages, bound: float, goal: float) -> None:
         """Every cut of replicas with equally many micro-batches that may win."""
@@ -289,8 +325,6 @@ class _Run:
 
     def _expand_shares(self, stages: Stages, bound: float, goal: float) -> None:
         """Every cut of replicas with unlike many micro-batches that may win, whatever the shares."""
-        if len(stages.replicas) < 2:
-            return  # equally fast ones are best loaded alike
         chain = shared_chain(stages)
         self._push_cuts(
             _Level.SHARES,
@@ -322,6 +356,7 @@ class _Run:
                     self.loose_s = min(self.loose_s, self._with_ending(stages, best, any_cut(best)))
             return
         for number, (_, cut) in enumerate(cuts_below(chain, goal)):
+            self._check_clock()
             if number >= _MOST_CUTS:
                 self.loose_s = min(self.loose_s, bound)
                 break
@@ -339,6 +374,7 @@ class _Run:
         known = self.known.seconds.seconds if self.known else float("inf")
         most = known - self._with_ending(stages, cut, 0.0)
         for number, shares in enumerate(shares_below(stages, cut, most)):
+            self._check_clock()
             if number >= _MOST_SHARES:
                 self.loose_s = min(self.loose_s, bound)
                 break

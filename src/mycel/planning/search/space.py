@@ -21,11 +21,28 @@ __all__ = ["Space", "space_of"]
 Column = NDArray[np.int64]
 #: Recomputation that is worth trying where attention never writes its scores.
 _RECOMPUTE: tuple[Recompute, ...] = ("none", "alternate", "full")
-_COLUMNS = ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "recompute", "zero", "offload", "shares")
+_COLUMNS = (
+    "pp",
+    "dp",
+    "tp",
+    "cp",
+    "ep",
+    "micro_batch",
+    "chunks",
+    "recompute",
+    "zero",
+    "offload",
+    "shares",
+    "coshard",
+)
 #: Sequences that a replica works on at once, at most: beyond, products are long enough and memory is short.
 _MOST_MICRO = 32
 #: Chunks a rank.
 _CHUNKS = (1, 2, 3, 4, 6, 8)
+#: Of these, what goes with layers in pieces: each of them is done again whole.
+_WHOLE = (_RECOMPUTE.index("none"), _RECOMPUTE.index("full"))
+#: Pieces that layers are cut into, by request only: each is done twice.
+_PIECES = (2, 4, 8, 16)
 #: Fewer tokens of a sequence than this on a rank are not worth an exchange of keys and values; only by request.
 _LEAST_TOKENS = 1024
 
@@ -72,6 +89,7 @@ class Space:
             is_sequence_parallel=is_shared,
             is_scattered=is_shared and mesh.pp > 1,
             shares=shares,
+            coshard=at["coshard"],
         )
 
     @property
@@ -94,7 +112,7 @@ class Space:
         is_shared = (of["tp"] > 1).astype(float)
         return replace(
             points,
-            **{name: of[name] for name in ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "zero")},
+            **{name: of[name] for name in ("pp", "dp", "tp", "cp", "ep", "micro_batch", "chunks", "zero", "coshard")},
             micro_batches=self.base.global_batch / (of["dp"] * of["micro_batch"]),
             full=is_kind.get("full", none),
             attention=is_kind.get("attention", none),
@@ -145,6 +163,7 @@ def space_of(
             for mesh in meshes
             for row in _rows(mesh, shape, base, is_offload_tried=is_offload_tried, is_equal=False)
         ]
+    rows += [(*row[:-1], pieces) for row in rows for pieces in _pieces(row, shape, limits)]
     table = np.array(rows, dtype=np.int64).reshape(len(rows), len(_COLUMNS))
     recomputes = _RECOMPUTE if base.is_flash else (*_RECOMPUTE, "attention")
     space = Space(base=base, columns={name: table[:, i] for i, name in enumerate(_COLUMNS)}, recomputes=recomputes)
@@ -203,7 +222,27 @@ def _rows(
                 for recompute in range(recomputes):
                     for zero in levels:
                         for offload in (0, 1) if is_offload_tried else (0,):
-                            yield (*mesh[:3], cp, ep, micro, chunks, recompute, zero, offload, not is_equal)
+                            yield (*mesh[:3], cp, ep, micro, chunks, recompute, zero, offload, not is_equal, 1)
+
+
+def _pieces(row: tuple[int, ...], shape: ModelShape, limits: Limits) -> list[int]:
+    """Pieces that layers of a job may be cut into, beside none."""
+    tried = [limit for limit in limits.of("coshard") if any(map(limit.allows, _PIECES))]
+    of = dict(zip(_COLUMNS, row, strict=True))
+    is_alone = of["tp"] == of["cp"] == of["ep"] == 1
+    if not tried or not is_alone or of["recompute"] not in _WHOLE:
+        return []
+    return [k for k in _PIECES if _divide(k, shape)]
+
+
+def _divide(pieces: int, shape: ModelShape) -> bool:
+    """Whether a model's layers can be cut into so many."""
+    return not shape.num_experts and not any(n % pieces for n in (shape.num_heads, shape.num_kv_heads, shape.ffn))
+
+
+def _listed(numbers: list[int]) -> str:
+    first, last = ", ".join(map(str, numbers[:-1])), str(numbers[-1])
+    return f"{first} or {last}" if first else last
 
 
 def _why_empty(cluster: Cluster, shape: ModelShape, base: Job, limits: Limits, masks: list[NDArray[np.bool_]]) -> str:
@@ -227,6 +266,10 @@ def _what_divides(cluster: Cluster, shape: ModelShape, base: Job, limit: Limit) 
     free = space_of(cluster, shape, base, Limits())
     if limit.key not in free.columns:
         return ""
+    if limit.key == "coshard":
+        can = [k for k in _PIECES if _divide(k, shape)]
+        into = f"{shape.name} is cut into {_listed(can)} pieces" if can else f"{shape.name} is not cut into pieces"
+        return f": {into}, with tp=1, cp=1 and ep=1, and recompute=none or recompute=full"
     if limit.key == "shares":
         return ": only replicas of unlike speed have unequal ones, more micro-batches than there are replicas"
     if limit.key in ("recompute", "offload"):

@@ -82,11 +82,13 @@ def layer_seconds(points: Points, device: Device, coefficients: Coefficients) ->
     p, c = points, coefficients
     rates = _Rates(points=p, device=device, coefficients=c)
     tokens = p.tokens
+    # Pieces of a layer are narrower products, one after the other.
+    share = p.tp * p.coshard
     shapes = [
-        (tokens, (p.heads + 2 * p.kv_heads) * p.head_dim / p.tp, p.hidden, np.ones(len(p))),
-        (tokens, p.hidden, p.heads * p.head_dim / p.tp, np.ones(len(p))),
+        (tokens, (p.heads + 2 * p.kv_heads) * p.head_dim / share, p.hidden, p.coshard),
+        (tokens, p.hidden, p.heads * p.head_dim / share, p.coshard),
     ]
-    dense = 1.0 - p.moe_share
+    dense = p.coshard * (1.0 - p.moe_share)
     shapes += _feed_forward(p, tokens, p.ffn, dense)
     if np.any(p.experts > 0):
         per_expert = np.where(p.experts > 0, tokens * p.top_k * p.ep / np.maximum(p.experts, 1.0), 1.0)
@@ -111,8 +113,11 @@ def layer_seconds(points: Points, device: Device, coefficients: Coefficients) ->
         forward + core + around,
         np.where(p.alternate > 0, 0.5 * forward + around, np.where(p.attention > 0, core_again, 0.0)),
     )
+    # Pieces are done again one by one, and where a layer was before, attention is once more: for its result.
+    attention = sum((n * rates.product(rows, cols, inner) for rows, cols, inner, n in shapes[:2]), core)
+    again = np.where(p.coshard > 1, forward + core + around + np.where(p.full > 0, attention, 0.0), again)
     odd = (p.micro_batch * p.heads / p.tp) % 4 != 0
-    host = c.launch_s * np.where(odd & (p.flash == 0), 1.0 + c.unfused_launch, 1.0)
+    host = c.launch_s * p.coshard * np.where(odd & (p.flash == 0), 1.0 + c.unfused_launch, 1.0)
     return Layer(
         forward=forward + core + around,
         backward=backward + core_back + _BACKWARD * around,
@@ -142,7 +147,7 @@ def head_seconds(points: Points, device: Device, coefficients: Coefficients) -> 
 def _feed_forward(
     p: Points, rows: Numbers, inner: Numbers, count: Numbers
 ) -> list[tuple[Numbers, Numbers, Numbers, Numbers]]:
-    inner = np.maximum(inner, 1e-9) / p.tp
+    inner = np.maximum(inner, 1e-9) / (p.tp * p.coshard)
     return [(rows, inner * (1.0 + p.gated), p.hidden, count), (rows, p.hidden, inner, count)]
 
 

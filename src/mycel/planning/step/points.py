@@ -70,6 +70,7 @@ class Points:
     megatron_executor: Numbers
     gradient_bytes: Numbers
     unequal: Numbers
+    coshard: Numbers
     held: Numbers | None = None
 
     def __len__(self) -> int:
@@ -183,4 +184,5 @@ def _row(shape: ModelShape, job: Job) -> list[float]:
         job.executor == "megatron",
         job.gradient_bytes,
         bool(job.shares),
+        job.coshard,
     ]

@@ -57,4 +57,7 @@ def export_plan(plan: PlanRecord, form: str) -> dict[str, str]:
         shares = ", ".join(map(str, plan.job.shares))
         why = f"its replicas have equally many micro-batches, and the plan's have {shares}"
         raise refused(form, why, "search with --limit shares=equal")
+    if plan.job.coshard > 1 and form not in ("csv", "mesh"):
+        why = f"it does layers whole, and the plan's are in {plan.job.coshard} pieces on each rank"
+        raise refused(form, why, "search with --limit coshard=1")
     return write(plan)

@@ -28,6 +28,7 @@ def mesh(plan: PlanRecord) -> dict[str, str]:
         f"ranks = torch.tensor([{ranks}]).reshape({sizes})",
         f"mesh = DeviceMesh(torch.accelerator.current_accelerator().type, ranks, mesh_dim_names=({names}))",
         *([f"# Micro-batches of {plan.job.micro_batch} of each replica: {shares}."] if plan.job.shares else []),
+        *([f"# Layers are done in {plan.job.coshard} pieces, one after the other."] if plan.job.coshard > 1 else []),
         "# Modules of each stage, and the ranks that hold it.",
         "stages = [",
         *(
