@@ -237,11 +237,13 @@ def _as_columns(
     graph = FlowGraph.of(topology)
     rank_of = np.full(graph.num_vertices, -1, dtype=np.int64)
     rank_of[graph.ranks] = np.arange(n)
-    pair, hop, way, paths = _cut_at_ranks(hops, lengths, graph.tail, graph.head, rank_of)
-    order = np.lexsort((sources[pair], (targets[pair] - sources[pair]) % n, hop))
+    pair, begin, way, paths = _cut_at_ranks(hops, lengths, graph.tail, graph.head, rank_of)
+    turn = np.lexsort((sources, (targets - sources) % n))
+    count = np.diff(begin)[turn]
+    order = np.concatenate([begin[turn[count > hop]] + hop for hop in range(count.max(initial=0))])
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
-    waits = hop[order] > 0
+    waits = np.arange(len(order)) >= len(turn)  # all but the first ways
     first = np.array([path[0] for path in paths])
     end = np.array([path[-1] for path in paths])
     return Columns(
@@ -259,24 +261,25 @@ def _as_columns(
 def _cut_at_ranks(
     hops: Hops, lengths: IntArray, tail: IntArray, head: IntArray, rank_of: IntArray
 ) -> tuple[IntArray, IntArray, IntArray, tuple[tuple[int, ...], ...]]:
-    """Of each way between ranks: its pair, its place on that pair's path, its number in the paths that follow."""
-    known: dict[bytes, int] = {}
-    paths: list[tuple[int, ...]] = []
-    is_end = rank_of[head] >= 0
-    pairs: list[int] = []
-    places: list[int] = []
-    ways: list[int] = []
-    for pair, length in enumerate(lengths.tolist()):
-        links = hops[pair, :length]
-        stops = np.flatnonzero(is_end[links]).tolist()
-        begin = 0
-        for place, stop in enumerate(stops):
-            part = links[begin : stop + 1]
-            number = known.setdefault(part.tobytes(), len(paths))
-            if number == len(paths):
-                paths.append((int(tail[part[0]]), *head[part].tolist()))
-            pairs.append(pair)
-            places.append(place)
-            ways.append(number)
-            begin = stop + 1
-    return np.array(pairs), np.array(places), np.array(ways), tuple(paths)
+    """Ways between ranks, pair by pair.
+
+    Returns:
+        The pair of each way; where each pair's ways begin; the number of each way in the paths that follow; these.
+    """
+    links = hops[np.arange(hops.shape[1]) < lengths[:, None]].astype(np.int64)
+    last = np.flatnonzero(rank_of[head[links]] >= 0)
+    first = np.concatenate([[0], last[:-1] + 1])
+    pair = np.repeat(np.arange(len(lengths)), lengths)[last]
+    # The same number for the same links, in the order in which they are first met.
+    key, length = links[first], last - first + 1
+    for hop in range(1, int(length.max())):
+        following = np.where(length > hop, links[np.minimum(first + hop, last)] + 1, 0)
+        key = np.unique(key * (len(head) + 1) + following, return_inverse=True)[1].reshape(-1)
+    met = np.full(int(key.max()) + 1, len(key))
+    met[key[::-1]] = np.arange(len(key))[::-1]
+    order = np.argsort(met)[: np.count_nonzero(met < len(key))]
+    number = np.empty(len(met), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    parts = (links[first[way] : last[way] + 1] for way in met[order].tolist())
+    paths = tuple((int(tail[part[0]]), *head[part].tolist()) for part in parts)
+    return pair, starts(np.bincount(pair, minlength=len(lengths))), number[key], paths
