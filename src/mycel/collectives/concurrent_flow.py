@@ -29,6 +29,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.cheapest_ways import find_leaves
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
 from mycel.collectives.sparse_cuts import sparsest_cut
 from mycel.collectives.symmetry import find_classes
@@ -299,7 +300,7 @@ class _Router:
         self.unit = int(self.costs.max()) * (self.graph.num_vertices + 1)
         count, tail, head = self.graph.num_vertices, self.graph.tail, self.graph.head
         self.leaving, self.entering = (_by_end(ends, count) for ends in (tail, head))
-        self.is_leaf = _leaves(tail, head, count)
+        self.is_leaf = find_leaves(tail, head, count)
         self.arc_class = find_classes(self.graph, self.whole)[0]
 
     def route(self, prices: IntArray) -> tuple[Fraction, Floats, bool]:
@@ -330,15 +331,6 @@ def _by_end(ends: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Where each vertex's arcs begin, and the arcs in that order."""
     order = np.argsort(ends, kind="stable")
     return np.searchsorted(ends[order], np.arange(count + 1)), order
-
-
-def _leaves(tail: IntArray, head: IntArray, count: int) -> BoolArray:
-    """Vertices with one neighbour, over which nothing passes."""
-    near: list[set[int]] = [set() for _ in range(count)]
-    for a, b in zip(tail.tolist(), head.tolist(), strict=True):
-        near[a].add(b)
-        near[b].add(a)
-    return np.array([len(others) == 1 for others in near])
 
 
 @compiled

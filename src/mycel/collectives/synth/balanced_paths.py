@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cheapest_ways import search_ways
+from mycel.collectives.cheapest_ways import find_leaves, search_ways
 from mycel.collectives.columns import Columns, starts
 from mycel.collectives.concurrent_flow import flow_costs, proven_time
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray
@@ -46,6 +46,8 @@ _ROUNDS, _PARTS, _WORK = 8, 16, 400_000_000
 _LONGEST = 2
 #: What passing a link costs, beside one that is as busy as the busiest.
 _COST_OF_HOP = 0.004
+#: What links that are as busy as the busiest cost at first in all of a path, beside one link.
+_SHARE_OF_LOAD = 0.4
 
 
 def synthesize(topology: Topology, collective: Collective, *, method: str = "flow") -> Schedule:
@@ -96,6 +98,7 @@ def _find_paths(topology: Topology, collective: Collective, demands: IntArray) -
     costs = flow_costs(topology) + 0.5 * (1 - capacity / capacity.max()) / graph.num_vertices
     order = np.argsort(graph.tail, kind="stable")
     ends = np.searchsorted(graph.tail[order], np.arange(graph.num_vertices + 1)), order, graph.tail, graph.head
+    ends = *ends, find_leaves(graph.tail, graph.head, graph.num_vertices)
     wanted = demands.copy()
     np.fill_diagonal(wanted, 0)
     longest, transfers = _measure(*ends, costs, graph.ranks, wanted, relays)
@@ -139,6 +142,7 @@ def _measure(
     order: IntArray,
     tail: IntArray,
     head: IntArray,
+    is_leaf: BoolArray,
     costs: Floats,
     ranks: IntArray,
     wanted: IntArray,
@@ -148,7 +152,7 @@ def _measure(
     far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
     longest, transfers = 0, 0
     for s in range(len(ranks)):
-        search_ways(begin, order, head, costs, ranks[s], far, last)
+        search_ways(begin, order, head, is_leaf, costs, ranks[s], far, last)
         for d in range(len(ranks)):
             v, length = ranks[d], 0
             while wanted[s, d] > 0 and v != ranks[s]:
@@ -172,6 +176,7 @@ def _settle(
     order: IntArray,
     tail: IntArray,
     head: IntArray,
+    is_leaf: BoolArray,
     costs: Floats,
     capacity: Floats,
     ranks: IntArray,
@@ -203,7 +208,10 @@ def _settle(
                         busy *= busy
                         busy *= busy
                         weights[arc] = (costs[arc] * _COST_OF_HOP + busy * busy) / wide[arc]
-                search_ways(begin, order, head, weights, ranks[s], far, last)
+                elif rounds and top > 0:  # of shortest ways those that carry least so far
+                    for arc in range(len(head)):
+                        weights[arc] = costs[arc] + load[arc] / wide[arc] / top * (_SHARE_OF_LOAD / width)
+                search_ways(begin, order, head, is_leaf, weights, ranks[s], far, last)
                 for d in range(n):
                     if wanted[s, d] == 0 or (turn and (d - s) % parts != part):
                         continue
