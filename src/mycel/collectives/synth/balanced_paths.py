@@ -40,14 +40,17 @@ Hops = npt.NDArray[np.int32]
 #: Transfers that a schedule may have, and numbers in the table of all paths: 1 GB each.
 _MOST_TRANSFERS = 12_000_000
 _LARGEST_TABLE = 1 << 28
-#: Rounds over all ranks, parts in which a rank's paths are looked for, and searches times links in all (some 20 s).
-_ROUNDS, _PARTS, _WORK = 8, 16, 400_000_000
+#: Parts in which a rank's paths are looked for, and searches times links in all (some 20 s).
+_PARTS, _WORK = 16, 400_000_000
 #: How many times the links of the longest shortest way a path may have.
 _LONGEST = 2
 #: What passing a link costs, beside one that is as busy as the busiest.
-_COST_OF_HOP = 0.004
+_COST_OF_HOP = 0.02
 #: What links that are as busy as the busiest cost at first in all of a path, beside one link.
 _SHARE_OF_LOAD = 0.4
+#: Rounds in which all paths are looked for anew. Then only those over links that are busier than a limit, a part less
+#: than the best so far; where so many rounds do not come below it, half of that part, down to the least.
+_FULL_ROUNDS, _STEP, _LEAST_STEP, _MOST_FAILURES, _FEW_PARTS = 2, 0.01, 0.0005, 5, 8
 
 
 def synthesize(topology: Topology, collective: Collective, *, method: str = "flow") -> Schedule:
@@ -113,10 +116,11 @@ def _find_paths(topology: Topology, collective: Collective, demands: IntArray) -
     _add_loads(load, hops, lengths, wanted.reshape(-1))
     if _is_optimal(topology, load.tolist(), wanted):
         return hops, lengths
-    searches = _WORK // (n * len(topology.links))
-    rounds = int(np.clip(searches // _PARTS, 1, _ROUNDS))
-    parts = int(np.clip(searches // rounds, 1, _PARTS))
-    return _settle(*ends, costs, capacity, graph.ranks, wanted, rounds, parts, width)
+    searches = max(_PARTS * n, _WORK // len(topology.links))
+    settled = _settle(*ends, costs, capacity, graph.ranks, wanted, searches, _PARTS, width)
+    after = np.zeros_like(load)
+    _add_loads(after, *settled, wanted.reshape(-1))
+    return settled if (after / capacity).max() < (load / capacity).max() else (hops, lengths)
 
 
 def is_proved(schedule: Schedule) -> bool:
@@ -181,40 +185,56 @@ def _settle(
     capacity: Floats,
     ranks: IntArray,
     wanted: IntArray,
-    rounds: int,
+    searches: int,
     parts: int,
     width: int,
 ) -> tuple[Hops, IntArray]:
-    """Shortest paths, and then those of one rank at a time anew, past what is busy; the best round's."""
+    """Shortest paths, and then those of one rank at a time anew, past what is busy; the best round's.
+
+    At first all of them; then those over links that are nearly as busy as the busiest, as long as it helps.
+    """
     n = len(ranks)
     hops, lengths = np.zeros((n * n, width), dtype=np.int32), np.zeros(n * n, dtype=np.int64)
     best_hops, best_lengths, best = hops, lengths, np.inf
     load = np.zeros(len(head), dtype=np.int64)
     wide = capacity / capacity.max()
     weights = costs.copy()
+    moved = np.empty(n, dtype=np.int64)
     far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
-    for turn in range(rounds + 1):
+    turn, left, failures, step, limit = 0, searches, 0, _STEP, 0.0
+    while True:
+        is_full = turn <= _FULL_ROUNDS
+        pieces = 1 if turn == 0 else parts if is_full else _FEW_PARTS
+        doublings = 4 if is_full else 5
         for s in range(n):
-            top = (load / wide).max()
-            for part in range(parts if turn else 1):
+            top = (load / wide).max() if is_full else limit
+            for part in range(pieces):
+                count = 0
+                for d in range((s + part) % pieces, n, pieces):
+                    meets = is_full and wanted[s, d] > 0
+                    for i in range(lengths[s * n + d]):
+                        arc = hops[s * n + d, i]
+                        meets = meets or load[arc] / wide[arc] > limit
+                    if meets:
+                        moved[count] = d
+                        count += 1
+                        for i in range(lengths[s * n + d]):
+                            load[hops[s * n + d, i]] -= wanted[s, d]
+                if count == 0:
+                    continue
                 if turn:
-                    for d in range(n):
-                        if (d - s) % parts == part:
-                            for i in range(lengths[s * n + d]):
-                                load[hops[s * n + d, i]] -= wanted[s, d]
                     for arc in range(len(head)):
                         busy = load[arc] / wide[arc] / top
-                        busy *= busy
-                        busy *= busy
-                        busy *= busy
-                        weights[arc] = (costs[arc] * _COST_OF_HOP + busy * busy) / wide[arc]
-                elif rounds and top > 0:  # of shortest ways those that carry least so far
+                        for _ in range(doublings):
+                            busy *= busy
+                        weights[arc] = (costs[arc] * _COST_OF_HOP + busy) / wide[arc]
+                elif searches and top > 0:  # of shortest ways those that carry least so far
                     for arc in range(len(head)):
                         weights[arc] = costs[arc] + load[arc] / wide[arc] / top * (_SHARE_OF_LOAD / width)
                 search_ways(begin, order, head, is_leaf, weights, ranks[s], far, last)
-                for d in range(n):
-                    if wanted[s, d] == 0 or (turn and (d - s) % parts != part):
-                        continue
+                left -= 1
+                for k in range(count):
+                    d = moved[k]
                     length, v = 0, ranks[d]
                     while v != ranks[s]:
                         length += 1
@@ -229,9 +249,18 @@ def _settle(
                     for i in range(lengths[s * n + d]):
                         load[hops[s * n + d, i]] += wanted[s, d]
         time = (load / wide).max()
-        if time < best:
-            best_hops, best_lengths, best = (hops.copy(), lengths.copy(), time) if rounds else (hops, lengths, time)
-    return best_hops, best_lengths
+        is_better = time < best
+        if is_better:
+            best_hops, best_lengths, best = (hops.copy(), lengths.copy(), time) if searches else (hops, lengths, time)
+        if not is_full:
+            failures = 0 if time <= limit else failures + 1
+            if failures > _MOST_FAILURES:
+                failures, step = 0, step / 2
+        if turn >= _FULL_ROUNDS:
+            limit = best * (1 - step) if failures == 0 else limit
+        if left <= 0 or step < _LEAST_STEP:
+            return best_hops, best_lengths
+        turn += 1
 
 
 # -- transfers ----------------------------------------------------------------------------------------------------
