@@ -3,8 +3,9 @@
 Where the programme of ``mycel.collectives.flow_bound`` is too large, each block goes whole along one path. At first
 that is the shortest way, of those the widest; where what the busiest links carry proves it optimal, that is all. Else
 the paths of one rank at a time are taken away and looked for anew, in parts, along the ways that are cheapest where a
-link costs more the busier it is. A few rounds over all ranks do what multiplicative weights do for flows that may be
-divided; the best round is kept. Weights are powers of whole loads, which every machine calculates alike.
+link costs more the busier it is, which does what multiplicative weights do for flows that may be divided. After two
+rounds over all ranks only paths over links that are too busy move, few at a time; the best round is kept. Weights are
+powers of whole loads, which every machine calculates alike.
 
 References:
     B. Awerbuch, Y. Azar, S. Plotkin, O. Waarts, "Competitive routing of virtual circuits with unknown duration",
@@ -40,7 +41,7 @@ Hops = npt.NDArray[np.int32]
 #: Transfers that a schedule may have, and numbers in the table of all paths: 1 GB each.
 _MOST_TRANSFERS = 12_000_000
 _LARGEST_TABLE = 1 << 28
-#: Parts in which a rank's paths are looked for, and searches times links in all (some 20 s).
+#: Parts in which a rank's paths are looked for, and searches times links in all (at most some 20 s).
 _PARTS, _WORK = 16, 400_000_000
 #: How many times the links of the longest shortest way a path may have.
 _LONGEST = 2
@@ -49,8 +50,9 @@ _COST_OF_HOP = 0.02
 #: What links that are as busy as the busiest cost at first in all of a path, beside one link.
 _SHARE_OF_LOAD = 0.4
 #: Rounds in which all paths are looked for anew. Then only those over links that are busier than a limit, a part less
-#: than the best so far; where so many rounds do not come below it, half of that part, down to the least.
-_FULL_ROUNDS, _STEP, _LEAST_STEP, _MOST_FAILURES, _FEW_PARTS = 2, 0.01, 0.0005, 5, 8
+#: than the best so far; where so many rounds do not come below it, half of that part, down to the least, by paths
+#: looked for in twice as many parts as before.
+_FULL_ROUNDS, _STEP, _LEAST_STEP, _MOST_FAILURES, _FEW_PARTS = 2, 0.01, 0.0003, 5, 8
 
 
 def synthesize(topology: Topology, collective: Collective, *, method: str = "flow") -> Schedule:
@@ -191,7 +193,7 @@ def _settle(
 ) -> tuple[Hops, IntArray]:
     """Shortest paths, and then those of one rank at a time anew, past what is busy; the best round's.
 
-    At first all of them; then those over links that are nearly as busy as the busiest, as long as it helps.
+    At first all of them; then as many of those over links that are busier than a limit as have to leave them.
     """
     n = len(ranks)
     hops, lengths = np.zeros((n * n, width), dtype=np.int32), np.zeros(n * n, dtype=np.int64)
@@ -201,10 +203,10 @@ def _settle(
     weights = costs.copy()
     moved = np.empty(n, dtype=np.int64)
     far, last = np.empty(len(begin) - 1, dtype=np.float64), np.empty(len(begin) - 1, dtype=np.int64)
-    turn, left, failures, step, limit = 0, searches, 0, _STEP, 0.0
+    turn, left, failures, few, step, limit = 0, searches, 0, _FEW_PARTS, _STEP, 0.0
     while True:
         is_full = turn <= _FULL_ROUNDS
-        pieces = 1 if turn == 0 else parts if is_full else _FEW_PARTS
+        pieces = 1 if turn == 0 else parts if is_full else few
         doublings = 4 if is_full else 5
         for s in range(n):
             top = (load / wide).max() if is_full else limit
@@ -249,13 +251,12 @@ def _settle(
                     for i in range(lengths[s * n + d]):
                         load[hops[s * n + d, i]] += wanted[s, d]
         time = (load / wide).max()
-        is_better = time < best
-        if is_better:
+        if time < best:
             best_hops, best_lengths, best = (hops.copy(), lengths.copy(), time) if searches else (hops, lengths, time)
         if not is_full:
             failures = 0 if time <= limit else failures + 1
             if failures > _MOST_FAILURES:
-                failures, step = 0, step / 2
+                failures, few, step = 0, min(2 * few, n), step / 2
         if turn >= _FULL_ROUNDS:
             limit = best * (1 - step) if failures == 0 else limit
         if left <= 0 or step < _LEAST_STEP:
