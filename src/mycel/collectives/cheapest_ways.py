@@ -22,7 +22,8 @@ def find_leaves(tail: IntArray, head: IntArray, count: int) -> BoolArray:
         count: of vertices.
     """
     ends = np.unique(np.concatenate([tail * count + head, head * count + tail]))
-    return np.bincount(ends // count, minlength=count) == 1
+    is_leaf: BoolArray = np.bincount(ends // count, minlength=count) == 1
+    return is_leaf
 
 
 @compiled_at_once

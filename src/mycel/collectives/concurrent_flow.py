@@ -307,10 +307,10 @@ class _Router:
         """What prices prove, the load of each link when all take their cheapest ways, and whether that is exact."""
         weights = prices * self.unit + self.costs
         (begin, out), (into_begin, into) = self.leaving, self.entering
+        leaving = begin, self.graph.head[out], weights[out]
+        entered = into_begin, self.graph.tail[into], weights[into], self.whole[into]
         cheapest, entering, is_exact = _route(
-            *(begin, self.graph.head[out], weights[out]),
-            *(into_begin, self.graph.tail[into], weights[into], self.whole[into]),
-            *(self.is_leaf, self.starts, self.ranks, self.demands, self.unit),
+            *leaving, *entered, self.is_leaf, self.starts, self.ranks, self.demands, self.unit
         )
         loads = np.empty(len(weights))
         loads[into] = entering

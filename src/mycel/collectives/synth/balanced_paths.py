@@ -102,8 +102,8 @@ def _find_paths(topology: Topology, collective: Collective, demands: IntArray) -
     # Of equally short ways the widest: what narrow links add is less than one link's cost in all.
     costs = flow_costs(topology) + 0.5 * (1 - capacity / capacity.max()) / graph.num_vertices
     order = np.argsort(graph.tail, kind="stable")
-    ends = np.searchsorted(graph.tail[order], np.arange(graph.num_vertices + 1)), order, graph.tail, graph.head
-    ends = *ends, find_leaves(graph.tail, graph.head, graph.num_vertices)
+    begin = np.searchsorted(graph.tail[order], np.arange(graph.num_vertices + 1))
+    ends = begin, order, graph.tail, graph.head, find_leaves(graph.tail, graph.head, graph.num_vertices)
     wanted = demands.copy()
     np.fill_diagonal(wanted, 0)
     longest, transfers = _measure(*ends, costs, graph.ranks, wanted, relays)
