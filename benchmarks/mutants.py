@@ -8,6 +8,7 @@ verifies them, and counted apart.
 
     python benchmarks/mutants.py                      # 40,000 mutants, of which 20,000 and more are wrong
     python benchmarks/mutants.py --count 1200 --seed 7
+    python benchmarks/mutants.py --partners --count 20000   # where partners add each other's sums
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from mycel.collectives.lower import lower
 from mycel.collectives.program import Buffer, Instruction, Op, Program
 from mycel.collectives.schedule import Schedule, Transfer
 from mycel.collectives.spec import COLLECTIVES, ROOTED, Collective, permutation
-from mycel.collectives.synth import BY_SIZE, NAMED_ONLY, candidates_for, synthesize
+from mycel.collectives.synth import BY_SIZE, NAMED_ONLY, WHERE_THEY_FIT, candidates_for, synthesize
 from mycel.collectives.synth.classics import classics_for
 from mycel.collectives.verify import verify_programs, verify_schedule
 from mycel.collectives.verify.blocks import verify_blocks
@@ -55,6 +56,8 @@ FABRICS: tuple[Topology, ...] = (
     star(num_ranks=4, computes=True),
     compute_in_switch(two_boxes(num_ranks=6, between="150 Mbit/s"), "*"),
 )
+#: Larger ones, where only schedules in which partners add each other's sums are changed.
+PARTNERS: tuple[Topology, ...] = (full_mesh(num_ranks=8), star(num_ranks=9), two_boxes(num_ranks=10))
 XML = ("all_gather", "reduce_scatter", "all_reduce")
 #: ``(fabric, collective, method, level)``.
 Subject = tuple[int, str, str, str]
@@ -74,6 +77,18 @@ def subjects() -> list[Subject]:
             *classics_for(name),
         )
         for level in ("schedule", "program", *(("xml",) if name in XML else ()))
+    ]
+
+
+def subjects_with_partners() -> list[Subject]:
+    """Those in which partners add each other's sums, of all_reduce, which alone has any; on larger fabrics too."""
+    methods = [*(m for m in candidates_for("all_reduce") if m in WHERE_THEY_FIT), *classics_for("all_reduce")]
+    return [
+        (where, "all_reduce", method, level)
+        for where in range(len(FABRICS + PARTNERS))
+        for method in methods
+        if (found := made(where, "all_reduce", method)) is not None and found.has_places
+        for level in ("schedule", "program", "xml")
     ]
 
 
@@ -393,7 +408,8 @@ def _mutants(schedule: Schedule, level: str, chance: random.Random) -> Iterator[
 def made(where: int, name: str, method: str) -> Schedule | None:
     """The method's schedule on a fabric, if it has one."""
     root = 1 if name in ROOTED else None
-    n = FABRICS[where].num_ranks
+    fabric = (FABRICS + PARTNERS)[where]
+    n = fabric.num_ranks
     uneven = tuple(place % 3 for place in range(n * n)) if method == "skewed" else None
     if method == "permute":
         uneven = permutation([(rank + 1) % n for rank in range(n)]).weights
@@ -404,7 +420,7 @@ def made(where: int, name: str, method: str) -> Schedule | None:
             options = {"sketch": Path(folder) / "sketch.json", "time_limit_s": 2.0}
             (Path(folder) / "sketch.json").write_text('{"nnodes": 1, "intranode_sketch": {"strategy": "none"}}')
         try:
-            return synthesize(FABRICS[where], collective, method, **options)
+            return synthesize(fabric, collective, method, **options)
         except SynthesisError:
             return None
 
@@ -433,11 +449,8 @@ def run_subject(subject: Subject, count: int, seed: int) -> list[Row]:
 
 def run(count: int, seed: int, processes: int, *, partners: bool = False) -> list[Row]:
     """Outcomes of at least ``count`` mutants over all subjects that have a schedule."""
-    chosen = subjects()
-    each = -(-count * 10 // (len(chosen) * 8))  # on a fifth of them there is no schedule
-    if partners:
-        chosen = [s for s in chosen if (found := made(*s[:3])) is not None and found.has_places]
-        each = -(-count // len(chosen))
+    chosen = subjects_with_partners() if partners else subjects()
+    each = -(-count // len(chosen)) if partners else -(-count * 10 // (len(chosen) * 8))  # a fifth has no schedule
     if processes == 1:
         return [row for subject in chosen for row in run_subject(subject, each, seed)]
     rows: list[Row] = []

@@ -13,13 +13,14 @@ from tests.effort import long
 
 from mycel.collectives import flow_bound
 from mycel.collectives.bound import bound
+from mycel.collectives.cheapest_ways import find_leaves
 from mycel.collectives.concurrent_flow import bracket_flow, proven_time
 from mycel.collectives.flow_bound import is_large, solve_flow
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import balanced_paths, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError
-from mycel.topology.builders import ring, torus
+from mycel.topology.builders import dragonfly, ring, torus
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -141,6 +142,19 @@ def test_ranks_that_are_alike_are_planned_once(everything_is_large: None) -> Non
     schedule = synthesize(topology, pairs(40))
     assert schedule.orbit is not None and schedule.method == "flow"
     assert schedule.algbw == bound(topology, pairs(40)).algbw
+
+
+def test_links_that_are_all_nearly_full_are_shared_out(everything_is_large: None) -> None:
+    topology = dragonfly(num_groups=8, num_routers=4, num_ranks_per_router=3)
+    schedule = synthesize(topology, pairs(96))
+    verify_schedule(schedule)
+    assert 0.98 * bound(topology, pairs(96)).algbw <= schedule.algbw <= bound(topology, pairs(96)).algbw
+    assert schedule.algbw > 1.2 * synthesize(topology, pairs(96), "direct").algbw
+
+
+def test_vertices_that_no_way_passes() -> None:
+    tail, head = np.array([0, 1, 1, 2, 2, 3, 1, 0]), np.array([1, 0, 2, 1, 3, 2, 0, 1])
+    assert find_leaves(tail, head, 5).tolist() == [True, False, False, True, False]
 
 
 def test_more_transfers_than_a_schedule_has_are_refused(

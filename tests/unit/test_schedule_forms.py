@@ -236,6 +236,24 @@ def test_malformed_json_names_the_chunk_or_transfer(change, complaint):
         Schedule.from_json({**small().to_json(), **change})
 
 
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({700: (700, 702)}, r"chunk 701 covers units 701..702; expected one starting at 702"),
+        ({1999: (1999, 1999)}, "chunk 1999 covers units 1999..1999; expected one starting at 1999"),
+        ({0: (1, 1)}, "chunk 0 covers units 1..1; expected one starting at 0"),
+        ({5: (5, 1 << 70)}, "chunk 5 .* crosses a block boundary"),
+    ],
+)
+def test_many_chunks_are_tested_as_few_are(changed, complaint):
+    chunks = {number: (number, number + 1) for number in range(2000)}
+    rows = [list(bounds) for _, bounds in sorted((chunks | changed).items())]
+    form = {**small().to_json(), "num_units": 2000, "transfers": []}
+    assert Schedule.from_json({**form, "chunks": list(map(list, chunks.values()))}).num_units == 2000
+    with pytest.raises(ScheduleError, match=complaint):
+        Schedule.from_json({**form, "chunks": rows})
+
+
 def test_chunks_may_not_cross_blocks_and_ranks_must_agree():
     gather = Collective(name="all_gather", num_ranks=2)
     with pytest.raises(ScheduleError, match=r"chunk 0 \(0..3\) crosses a block boundary"):

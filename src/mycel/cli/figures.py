@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
 from mycel.collectives.bound import root_weights
@@ -14,13 +16,13 @@ __all__ = ["count_trees", "trees_a_root"]
 def count_trees(schedule: Schedule) -> int:
     """Different trees in a schedule; a chunk that is reduced up one and copied down another has two."""
     columns = schedule.columns
-    tree = 2 * columns.chunk + columns.reduce
-    order = np.lexsort((columns.path, tree))
-    first = np.flatnonzero(np.diff(tree[order], prepend=-1))
-    paths = np.split(columns.path[order], first[1:])
-    return len(
-        {(reduce, row.tobytes()) for reduce, row in zip(columns.reduce[order[first]].tolist(), paths, strict=True)}
-    )
+    sets = np.sort((2 * columns.chunk + columns.reduce) * len(columns.paths) + columns.path)
+    tree, path = np.divmod(sets, len(columns.paths))
+    first = np.flatnonzero(np.diff(tree, prepend=-1))
+    rows, size = path.tobytes(), path.itemsize
+    starts = (first * size).tolist()
+    trees = (rows[start:stop] for start, stop in pairwise([*starts, len(rows)]))
+    return len(set(zip((tree[first] % 2).tolist(), trees, strict=True)))
 
 
 def trees_a_root(schedule: Schedule) -> int | None:

@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.cheapest_ways import search_ways
+from mycel.collectives.cheapest_ways import find_leaves, search_ways
 from mycel.collectives.maxflow import FlowGraph, IntArray
 from mycel.topology.model import Topology
 
@@ -169,6 +169,7 @@ class _Ways:
         capacity = np.array([link.capacity for link in topology.links], dtype=np.float64)
         self._order = np.argsort(graph.tail, kind="stable")
         self._begin = np.searchsorted(graph.tail[self._order], np.arange(count + 1))
+        self._is_leaf = find_leaves(graph.tail, graph.head, count)
         self._past_a_rank = 2.0 * (count + 1)
         weights = 1 + 0.5 * (1 - capacity / capacity.max()) / count
         weights += np.isin(graph.head, graph.ranks) * self._past_a_rank
@@ -183,7 +184,8 @@ class _Ways:
         """How far all vertices are from a rank; kept until another one is asked for."""
         if src != self._start:
             graph = self._graph
-            search_ways(self._begin, self._order, graph.head, self._weights, graph.ranks[src], self._row, self._last)
+            ends = self._begin, self._order, graph.head, self._is_leaf
+            search_ways(*ends, self._weights, graph.ranks[src], self._row, self._last)
             self._start = src
             is_on_way = self._row[graph.tail] + self._weights == self._row[graph.head]
             self._before = {}

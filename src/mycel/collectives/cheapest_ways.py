@@ -5,17 +5,37 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.maxflow import IntArray
+from mycel.collectives.maxflow import BoolArray, IntArray
 from mycel.compiled import compiled_at_once
 
-__all__ = ["search_ways"]
+__all__ = ["find_leaves", "search_ways"]
 
 Floats = npt.NDArray[np.float64]
 
 
+def find_leaves(tail: IntArray, head: IntArray, count: int) -> BoolArray:
+    """Of each vertex, whether it has one neighbour, so that no way passes it.
+
+    Args:
+        tail: vertex that each link leaves.
+        head: vertex that each link enters.
+        count: of vertices.
+    """
+    ends = np.unique(np.concatenate([tail * count + head, head * count + tail]))
+    is_leaf: BoolArray = np.bincount(ends // count, minlength=count) == 1
+    return is_leaf
+
+
 @compiled_at_once
 def search_ways(
-    begin: IntArray, order: IntArray, head: IntArray, weights: Floats, start: int, far: Floats, last: IntArray
+    begin: IntArray,
+    order: IntArray,
+    head: IntArray,
+    is_leaf: BoolArray,
+    weights: Floats,
+    start: int,
+    far: Floats,
+    last: IntArray,
 ) -> None:
     """Cheapest ways from a vertex (Dijkstra), into ``far`` and ``last``.
 
@@ -23,6 +43,7 @@ def search_ways(
         begin: where each vertex's links begin in ``order``, shape ``[vertices + 1]``.
         order: links by the vertex that they leave.
         head: vertex that each link enters.
+        is_leaf: of each vertex, whether it has one neighbour.
         weights: of each link, not negative.
         start: a vertex.
         far: for the cost of each vertex's way, infinite where there is none.
@@ -57,6 +78,8 @@ def search_ways(
             v, length = head[arc], far[vertex] + weights[arc]
             if length < far[v]:
                 far[v], last[v] = length, arc
+                if is_leaf[v]:
+                    continue
                 place = size
                 size += 1
                 while place > 0 and keys[(place - 1) // 2] > length:

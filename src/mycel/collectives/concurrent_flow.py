@@ -29,7 +29,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from mycel.collectives.maxflow import FlowGraph, IntArray, as_int64
+from mycel.collectives.cheapest_ways import find_leaves
+from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
 from mycel.collectives.sparse_cuts import sparsest_cut
 from mycel.collectives.symmetry import find_classes
 from mycel.compiled import compiled
@@ -297,17 +298,22 @@ class _Router:
         self.capacity = self.whole.astype(np.float64)
         self.starts, self.ranks = self.graph.ranks[sources], self.graph.ranks
         self.unit = int(self.costs.max()) * (self.graph.num_vertices + 1)
-        count = self.graph.num_vertices
-        self.leaving, self.entering = (_by_end(ends, count) for ends in (self.graph.tail, self.graph.head))
+        count, tail, head = self.graph.num_vertices, self.graph.tail, self.graph.head
+        self.leaving, self.entering = (_by_end(ends, count) for ends in (tail, head))
+        self.is_leaf = find_leaves(tail, head, count)
         self.arc_class = find_classes(self.graph, self.whole)[0]
 
     def route(self, prices: IntArray) -> tuple[Fraction, Floats, bool]:
         """What prices prove, the load of each link when all take their cheapest ways, and whether that is exact."""
         weights = prices * self.unit + self.costs
-        ends = (*self.leaving, *self.entering, self.graph.head, self.graph.tail)
-        cheapest, loads, is_exact = _route(
-            *ends, weights, self.whole, self.starts, self.ranks, self.demands, self.unit
+        (begin, out), (into_begin, into) = self.leaving, self.entering
+        leaving = begin, self.graph.head[out], weights[out]
+        entered = into_begin, self.graph.tail[into], weights[into], self.whole[into]
+        cheapest, entering, is_exact = _route(
+            *leaving, *entered, self.is_leaf, self.starts, self.ranks, self.demands, self.unit
         )
+        loads = np.empty(len(weights))
+        loads[into] = entering
         # Links that look alike and have unlike loads are told apart from now on, as no symmetry joins them.
         kinds = np.stack([self.arc_class, np.rint(loads / loads.max() * _LOAD_PARTS).astype(np.int64)])
         self.arc_class = np.unique(kinds, axis=1, return_inverse=True)[1].reshape(-1)
@@ -330,13 +336,13 @@ def _by_end(ends: IntArray, count: int) -> tuple[IntArray, IntArray]:
 @compiled
 def _route(
     begin: IntArray,
-    order: IntArray,
-    into_begin: IntArray,
-    into_order: IntArray,
     head: IntArray,
-    tail: IntArray,
     weights: IntArray,
+    into_begin: IntArray,
+    tail: IntArray,
+    into_weights: IntArray,
     capacity: IntArray,
+    is_leaf: BoolArray,
     starts: IntArray,
     ranks: IntArray,
     demands: IntArray,
@@ -344,9 +350,16 @@ def _route(
 ) -> tuple[int, Floats, bool]:
     """All flows along ways of least weight, of these the widest, shared evenly between equals.
 
+    Args:
+        begin: where the arcs that leave each vertex begin in ``head`` and ``weights``, which is positive.
+        into_begin: where those that enter it begin in ``tail``, ``into_weights`` and ``capacity``.
+        is_leaf: vertices with one neighbour.
+        starts, ranks, demands: as of ``bracket_flow``.
+        unit: what weights are prices times, and something less.
+
     Returns:
-        The sum over all pairs of units times (weight // unit), the load of each arc in parts of a unit (``_PARTS``),
-        and whether loads are exact: every share was a whole number of parts.
+        The sum over all pairs of units times (weight // unit), the load of each arc that enters each vertex in parts
+        of a unit (``_PARTS``), and whether loads are exact: every share was a whole number of parts.
     """
     count, num_arcs = len(begin) - 1, len(head)
     loads = np.zeros(num_arcs, dtype=np.float64)
@@ -354,77 +367,86 @@ def _route(
     wide = np.empty(count, dtype=np.int64)
     carried = np.empty(count, dtype=np.float64)
     done = np.empty(count, dtype=np.bool_)
-    popped = np.empty(count, dtype=np.int64)
-    heap = np.empty((num_arcs + 1, 3), dtype=np.int64)
+    met = np.empty(count, dtype=np.int64)
+    keys = np.empty(num_arcs + 1, dtype=np.int64)
+    vertices = np.empty(num_arcs + 1, dtype=np.int64)
+    used = np.empty(num_arcs, dtype=np.int64)
+    used_begin = np.empty(count + 1, dtype=np.int64)
     cheapest, is_exact = 0, True
     most = np.int64(1) << 62
     for s in range(len(starts)):
         far[:] = most
-        wide[:] = 0
         done[:] = False
-        far[starts[s]], wide[starts[s]] = 0, most
-        heap[0, 0], heap[0, 1], heap[0, 2] = 0, most, starts[s]
+        far[starts[s]] = 0
+        keys[0], vertices[0] = 0, starts[s]
         size, last = 1, 0
         while size > 0:
-            vertex = heap[0, 2]
+            vertex = vertices[0]
             size -= 1
-            key, width, moved = heap[size, 0], heap[size, 1], heap[size, 2]
-            place = 0
+            key, moved, place = keys[size], vertices[size], 0
             while 2 * place + 1 < size:
                 child = 2 * place + 1
-                if child + 1 < size and (
-                    heap[child + 1, 0] < heap[child, 0]
-                    or (heap[child + 1, 0] == heap[child, 0] and heap[child + 1, 1] > heap[child, 1])
-                ):
+                if child + 1 < size and keys[child + 1] < keys[child]:
                     child += 1
-                if heap[child, 0] < key or (heap[child, 0] == key and heap[child, 1] > width):
-                    heap[place, 0], heap[place, 1], heap[place, 2] = heap[child, 0], heap[child, 1], heap[child, 2]
-                    place = child
-                else:
+                if keys[child] >= key:
                     break
-            heap[place, 0], heap[place, 1], heap[place, 2] = key, width, moved
+                keys[place], vertices[place] = keys[child], vertices[child]
+                place = child
+            keys[place], vertices[place] = key, moved
             if done[vertex]:
                 continue
             done[vertex] = True
-            popped[last] = vertex
+            met[last] = vertex
             last += 1
             for i in range(begin[vertex], begin[vertex + 1]):
-                arc = order[i]
-                v = head[arc]
-                length = far[vertex] + weights[arc]
-                width = min(wide[vertex], capacity[arc])
-                if length < far[v] or (length == far[v] and width > wide[v] and not done[v]):
-                    far[v], wide[v] = length, width
-                    place = size
-                    size += 1
-                    while place > 0:
-                        above = (place - 1) // 2
-                        if heap[above, 0] > length or (heap[above, 0] == length and heap[above, 1] < width):
-                            heap[place, 0], heap[place, 1] = heap[above, 0], heap[above, 1]
-                            heap[place, 2] = heap[above, 2]
-                            place = above
-                        else:
-                            break
-                    heap[place, 0], heap[place, 1], heap[place, 2] = length, width, v
+                v, length = head[i], far[vertex] + weights[i]
+                if length >= far[v]:
+                    continue
+                if is_leaf[v]:
+                    if far[v] == most:
+                        met[last] = v
+                        last += 1
+                    far[v] = length
+                    continue
+                far[v] = length
+                place = size
+                size += 1
+                while place > 0 and keys[(place - 1) // 2] > length:
+                    keys[place], vertices[place] = keys[(place - 1) // 2], vertices[(place - 1) // 2]
+                    place = (place - 1) // 2
+                keys[place], vertices[place] = length, v
+        # Arcs of the ways to each vertex, of those equally long the widest; nearer vertices come first.
+        wide[starts[s]] = most
+        filled = 0
+        for i in range(last):
+            v = met[i]
+            used_begin[i] = filled
+            if v == starts[s]:
+                continue
+            width = np.int64(-1)
+            for j in range(into_begin[v], into_begin[v + 1]):
+                if far[tail[j]] + into_weights[j] == far[v]:
+                    narrowest = min(wide[tail[j]], capacity[j])
+                    if narrowest > width:
+                        width, filled = narrowest, used_begin[i]
+                    if narrowest == width:
+                        used[filled] = j
+                        filled += 1
+            wide[v] = width
+        used_begin[last] = filled
         carried[:] = 0.0
         for r in range(len(ranks)):
             if demands[s, r] > 0:
                 carried[ranks[r]] += demands[s, r] * _PARTS
                 cheapest += demands[s, r] * (far[ranks[r]] // unit)
         for i in range(last - 1, -1, -1):  # from the farthest back
-            v = popped[i]
+            v = met[i]
             if carried[v] <= 0 or v == starts[s]:
                 continue
-            ways = 0
-            for j in range(into_begin[v], into_begin[v + 1]):
-                arc = into_order[j]
-                if far[tail[arc]] + weights[arc] == far[v] and min(wide[tail[arc]], capacity[arc]) == wide[v]:
-                    ways += 1
+            ways = used_begin[i + 1] - used_begin[i]
             is_exact = is_exact and np.int64(carried[v]) % ways == 0
-            for j in range(into_begin[v], into_begin[v + 1]):
-                arc = into_order[j]
-                if far[tail[arc]] + weights[arc] == far[v] and min(wide[tail[arc]], capacity[arc]) == wide[v]:
-                    part = carried[v] / ways
-                    loads[arc] += part
-                    carried[tail[arc]] += part
+            part = carried[v] / ways
+            for k in range(used_begin[i], used_begin[i + 1]):
+                loads[used[k]] += part
+                carried[tail[used[k]]] += part
     return cheapest, loads, is_exact

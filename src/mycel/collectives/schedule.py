@@ -48,6 +48,8 @@ __all__ = ["SCHEDULE_VERSION", "Chunk", "Schedule", "Transfer"]
 SCHEDULE_VERSION = 1
 #: Places that a rank can have for a chunk: more than exchanges of any number of ranks take, and little memory.
 MAX_PLACES = 64
+#: Chunks beyond which all are tested at once, and units up to which 64 bits count them with room to spare.
+_MANY_CHUNKS, _MOST_COUNTED = 1000, 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +191,8 @@ class Schedule:
         if self.num_units <= 0 or self.num_units % weight:
             what = "blocks" if self.collective.weights is None else "parts, as the weights of the blocks need"
             raise ScheduleError(f"{self.num_units} units do not divide into {weight} {what}")
+        if len(self.chunks) > _MANY_CHUNKS and self._divide_the_array():
+            return
         reached = 0
         for position, chunk in sorted(enumerate(self.chunks), key=lambda item: item[1].start):
             if chunk.start != reached or chunk.stop <= chunk.start:
@@ -200,6 +204,19 @@ class Schedule:
             reached = chunk.stop
         if reached != self.num_units:
             raise ScheduleError(f"chunks cover {reached} of {self.num_units} units")
+
+    def _divide_the_array(self) -> bool:
+        """Whether chunks follow each other without a gap, each inside a block; tested for all of them at once."""
+        if self.num_units >= _MOST_COUNTED:
+            return False
+        try:
+            begin, end = self.chunk_starts, self.chunk_stops
+        except OverflowError:
+            return False
+        order = np.argsort(begin, kind="stable")
+        follow = np.concatenate([[0], end[order]]) == np.concatenate([begin[order], [self.num_units]])
+        block = np.searchsorted(self.block_bounds, begin, side="right") - 1
+        return bool(follow.all() and (end > begin).all() and (end <= self.block_bounds[block + 1]).all())
 
     def _check_orbit(self, orbit: Orbit) -> None:
         """Test rank 0's part, whose images are formed as it is."""
@@ -401,6 +418,13 @@ class Schedule:
             blocks = self.collective.num_blocks
             return np.arange(blocks + 1, dtype=np.int64) * (self.num_units // blocks)
         return np.array(self.block_starts, dtype=np.int64)
+
+    def blocks_of(self, num_chunks: int) -> IntArray:
+        """Block that each of the first chunks lies in, shape ``[num_chunks]``."""
+        if self.num_units >= _MOST_COUNTED:
+            return np.array([self.block_of(chunk) for chunk in range(num_chunks)], dtype=np.int64)
+        found: IntArray = np.searchsorted(self.block_bounds, self.chunk_starts[:num_chunks], side="right") - 1
+        return found
 
     def block_of(self, chunk: int) -> int:
         """Block that a chunk lies in."""

@@ -83,15 +83,21 @@ def find_wrong_content(
     held = np.empty(num_slots, dtype=np.int64)
     last = np.empty(num_slots, dtype=np.int64)
     nothing = np.zeros(num_ranks, dtype=np.int64)
+    held[:] = EMPTY
+    last[:] = -1
+    is_fresh, num_free = False, 0
     for chunk in range(len(chunk_start) - 1):
-        held[:] = EMPTY
-        for rank in range(num_ranks):
-            if holder[chunk] < 0 or holder[chunk] == rank:
+        if holder[chunk] >= 0:
+            held[holder[chunk] * width] = holder[chunk]
+        else:
+            for rank in range(num_ranks):
                 held[rank * width] = rank
-        last[:] = -1
-        num_free = num_slots
-        for i in range(num_slots):
-            free[i] = num_slots - 1 - i
+        if not is_fresh:  # as additions have left it
+            num_free = num_slots
+            for i in range(num_slots):
+                free[i] = num_slots - 1 - i
+            compared[:] = EMPTY
+            is_fresh = True
         for t in members[chunk_start[chunk] : chunk_start[chunk + 1]]:
             a, b = source[t], target[t]
             given, there = held[a], held[b]
@@ -108,6 +114,7 @@ def find_wrong_content(
                 return ADDS_TO_EMPTY, chunk, t, b, nothing
             last[b] = t
             if reduce[t] and there != EMPTY:
+                is_fresh = False
                 row = known[given] if given < num_known else made[given - num_known]
                 if there >= num_known and holders[there - num_known] == 1:
                     place = there - num_known
@@ -130,14 +137,13 @@ def find_wrong_content(
                     free[num_free] = there - num_known
                     num_free += 1
             held[b] = given
-        compared[:] = EMPTY
-        for rank in range(num_ranks):
+        for rank in range(max(taker[chunk], 0), num_ranks if taker[chunk] < 0 else taker[chunk] + 1):
             slot = rank * width
             for place in range(slot + 1, slot + width):  # the result is in the last place that was written
                 if last[place] >= 0:
                     slot = place
             found = held[slot]
-            if found == wanted[chunk] or (taker[chunk] >= 0 and taker[chunk] != rank):
+            if found == wanted[chunk]:
                 continue
             if found >= num_known and compared[found - num_known] == wanted[chunk]:
                 continue
@@ -150,6 +156,14 @@ def find_wrong_content(
                 return HOLDS_WRONG, chunk, last[slot], slot, row.copy()
             if found >= num_known:
                 compared[found - num_known] = wanted[chunk]
+        if holder[chunk] >= 0:  # few places of many: a chunk of one pair of ranks touches a handful
+            held[holder[chunk] * width] = EMPTY
+            for t in members[chunk_start[chunk] : chunk_start[chunk + 1]]:
+                held[target[t]] = EMPTY
+                last[target[t]] = -1
+        else:
+            held[:] = EMPTY
+            last[:] = -1
     return RIGHT, -1, -1, -1, nothing
 
 
@@ -190,7 +204,16 @@ def find_open_order(
     local = np.empty(num_transfers, dtype=np.int64)
     for t in range(num_transfers):
         num_chunks = max(num_chunks, chunk[t] + 1)
-    place_of = np.full(num_chunks * num_slots, -1, dtype=np.int64)
+    # Chunks are numbered set by set: usually there is one in each, and one row of places serves all of them.
+    number, most = np.full(num_chunks, -1, dtype=np.int64), 1
+    for s in range(len(set_start) - 1):
+        met = 0
+        for t in members[set_start[s] : set_start[s + 1]]:
+            if number[chunk[t]] < 0:
+                number[chunk[t]] = met
+                met += 1
+        most = max(most, met)
+    place_of = np.full(most * num_slots, -1, dtype=np.int64)
     sides = 2  # of a transfer: what it reads at its source, what a sum of its own starts from, what it writes
     for t in range(num_transfers):
         if base[t] >= 0:
@@ -209,7 +232,7 @@ def find_open_order(
                 if slot < 0:
                     place[sides * e + side] = -1
                     continue
-                at = chunk[mine[e]] * num_slots + slot
+                at = number[chunk[mine[e]]] * num_slots + slot
                 if place_of[at] < 0:
                     place_of[at] = num_places
                     num_places += 1
@@ -229,7 +252,7 @@ def find_open_order(
             cursor[place[access]] += 1
             t, side = mine[access // sides], access % sides
             slot = source[t] if side == 0 else target[t] if side == sides - 1 else base[t]
-            place_of[chunk[t] * num_slots + slot] = -1  # for the next set
+            place_of[number[chunk[t]] * num_slots + slot] = -1  # for the next set
         window = max(64, max_bits // max(count, 1))
         words = (min(window, count) + 63) // 64
         begun = np.empty((count, words), dtype=np.uint64)  # those complete when each begins, of a window of them

@@ -163,11 +163,14 @@ def _by_chunk(
 def _contents(schedule: Schedule, num_chunks: int) -> tuple[IntArray, IntArray, IntArray, IntArray]:
     """Who holds each chunk before, who must hold it after, and what, for ``find_wrong_content``."""
     collective, n = schedule.collective, schedule.collective.num_ranks
-    blocks = [schedule.block_of(chunk) for chunk in range(num_chunks)]
-    holder, taker = (
-        np.array([-1 if one is None else one for one in map(ask, blocks)], dtype=np.int64)
-        for ask in (collective.holder, collective.taker)
-    )
+    blocks = schedule.blocks_of(num_chunks)
+    if collective.name == "all_to_all":  # a million blocks of a thousand ranks: all at once
+        holder, taker = np.divmod(blocks, n)
+    else:
+        holder, taker = (
+            np.array([-1 if one is None else one for one in map(ask, range(collective.num_blocks))])[blocks]
+            for ask in (collective.holder, collective.taker)
+        )
     wanted = np.full(num_chunks, n, dtype=np.int64) if collective.reduces else holder
     known = np.concatenate([np.eye(n, dtype=np.int64), np.ones((1, n), dtype=np.int64)])
     return holder, taker, wanted, known
@@ -178,13 +181,15 @@ def _tied(columns: Columns, num_chunks: int) -> tuple[IntArray, IntArray]:
     waiting = np.repeat(columns.chunk, np.diff(columns.after_start))
     awaited = columns.chunk[columns.after]
     label = np.arange(num_chunks)  # of each chunk, the lowest chunk that it is tied to
-    ties = np.unique(np.stack([waiting, awaited])[:, waiting != awaited], axis=1)
+    between = waiting != awaited
+    ties = np.unique(np.stack([waiting[between], awaited[between]]), axis=1)
     while not np.array_equal(label[ties[0]], label[ties[1]]):
         for one, other in (ties, ties[::-1]):
             np.minimum.at(label, label[one], label[other])
         label = label[label]
-    begin = np.concatenate([[0], np.cumsum(np.bincount(label[columns.chunk], minlength=len(label)))])
-    return begin, np.argsort(label[columns.chunk], kind="stable")
+    mine = label[columns.chunk] if ties.size else columns.chunk
+    begin = np.concatenate([[0], np.cumsum(np.bincount(mine, minlength=len(label)))])
+    return begin, np.argsort(mine, kind="stable")
 
 
 # -- messages ---------------------------------------------------------------------------------------------
