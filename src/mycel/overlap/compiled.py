@@ -38,7 +38,7 @@ __all__ = ["CompilePass", "Found", "compile_pass"]
 _log = logging.getLogger(__name__)
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 #: Part of the plain pair's time that tiles have to save by the model. Compiled programs lose nothing in one tile.
-_WORTH = 0.08
+_WORTH = 0.04
 #: Where torch says what passes run at the end.
 _HOOK = "post_grad_custom_post_pass"
 
