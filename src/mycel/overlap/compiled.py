@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 _aten, _c10d = torch.ops.aten, torch.ops._c10d_functional
 #: Part of the plain pair's time that tiles have to save by the model. Compiled programs lose nothing in one tile.
 _WORTH = 0.04
-#: Seconds that they have to save at least. Measured on CPUs: pairs of 6 to 8 ms that should save 0.3 to 1.3 ms lose
-#: up to 0.6, since threads that hand small tiles to each other wait longer than the model knows.
+#: Seconds that they have to save at least. Measured on CPUs: pairs of 4 to 8 ms that should save 0.3 to 1.3 ms lose
+#: up to 0.9, since threads that hand small tiles to each other wait longer than the model knows.
 _LEAST_S = 1.5e-3
 #: Where torch says what passes run at the end.
 _HOOK = "post_grad_custom_post_pass"
