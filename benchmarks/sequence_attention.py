@@ -7,9 +7,10 @@
 Ranks share few processors here, so kernels do not run: they sleep for as long as their pairs of queries and keys
 take at a given rate (``--paced``, of forward and backward together; 0: not at all). Messages are real, over paced
 links. ``ring over gloo`` is the published ring (zig-zag, every rank passes on what it has met) over torch's own
-backend; ``all_gather over gloo`` is what torch's context parallelism does by default. Predicted are the times of the
-model that chooses, in a column of their own. ``perfect`` is the longer of the paced computation and of the soonest
-communication alone, measured in the same run.
+backend; ``all_gather over gloo`` is what torch's context parallelism does by default. ``ring of sends`` is the
+published ring over mycel, where each rank sends to the next; ``ring`` takes steps that use all links. Predicted are
+the times of the model that chooses, in a column of their own. ``perfect`` is the longer of the paced computation and
+of the soonest communication alone, measured in the same run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from loopback import group_of
 from mycel.bench.measurement import describe_hardware, describe_versions
+from mycel.comm.pending import Pending
 from mycel.planning.sequence import CAUSAL, per_document_zigzag, work_by_rank
 from mycel.sequence import SequenceContext, Way, attention, explain, shape_of
 from mycel.sequence.softmax import choose, rows
@@ -42,6 +44,27 @@ FABRICS = ("two_boxes", "star8", "torus_2x4", "shared_uplink", "ring8", "two_slo
 NAMES = ("ring", "all_gather", "sliced", "needed", "ulysses", "usp")
 #: Of the time of both passes, that of the forward one: two products of five and more.
 FORWARD_SHARE = 2 / 7
+
+
+class Sends(SequenceContext):
+    """Rows go to another rank as published rings send them: straight, by a pair of point-to-point messages."""
+
+    def start_permute(
+        self, rows: Tensor, targets: Sequence[int | None], lengths: Sequence[int], name: str = "permute"
+    ) -> Pending[Tensor]:
+        group, sent, target = self.group, rows.detach().contiguous(), targets[self.rank]
+        source = next((rank for rank, other in enumerate(targets) if other == self.rank), None)
+        received = sent.new_empty(0 if source is None else lengths[source], *sent.shape[1:])
+        pairs = [(dist.isend, sent, target), (dist.irecv, received, source)]
+        messages = [dist.P2POp(do, x, group=group, group_peer=peer) for do, x, peer in pairs if peer is not None]
+        works = dist.batch_isend_irecv(messages)
+
+        def finish(_kept: Tensor = sent) -> Tensor:
+            for work in works:
+                work.wait()
+            return received
+
+        return Pending(finish)
 
 
 class Pace:
@@ -91,6 +114,7 @@ def measure(options: argparse.Namespace) -> None:
         ways: dict[str, tuple[SequenceContext, Way]] = {
             "ring over gloo": (over_gloo, Way(between="ring")),
             "all_gather over gloo": (over_gloo, Way(between="gathered")),
+            "ring of sends": (Sends(layout, group), Way(between="ring")),
         }
         for name in NAMES:
             if name != "ulysses" or options.heads % size == 0:
@@ -110,7 +134,14 @@ def measure(options: argparse.Namespace) -> None:
                     times[name].append(float(took))
         predicted = {p.way: p for p in said.predictions}
         if own == 0:
-            show(options, paced, said.way.name, times, {n: predicted.get(w) for n, (_, w) in ways.items()}, size)
+            show(
+                options,
+                paced,
+                said.way.name,
+                times,
+                {n: predicted.get(w) for n, (over, w) in ways.items() if over is context},
+                size,
+            )
     dist.barrier(group=control)
 
 
@@ -134,7 +165,7 @@ def show(
     print("|---|---|---|---|---|---|")
     lines = []
     for name, median in medians.items():
-        model = predicted[name] if "gloo" not in name else None
+        model = predicted.get(name)
         of_shard = None if model is None else model.memory / (options.kilobytes * 1024)
         print(
             f"| {name} | {1e3 * median:.0f} | {perfect / median:.2f} | {median / medians['chosen']:.2f} | "

@@ -14,12 +14,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.brief import brief
+from mycel.comm.messages import all_gather_single
 from mycel.errors import UsageError
 from mycel.planning.sequence import CAUSAL, Mask, work_by_rank
 from mycel.sequence.context import SequenceContext
-from mycel.sequence.softmax.fabric import agreed, fabric_of
+from mycel.sequence.softmax.fabric import Fabric, agreed, fabric_of
 from mycel.sequence.softmax.kernels import attend, attend_back
-from mycel.sequence.softmax.predict import Kernels, Prediction, Shape, candidates, predict
+from mycel.sequence.softmax.predict import Handling, Kernels, Prediction, Shape, candidates, predict
 from mycel.sequence.softmax.ways import Way, attend_by, check_way
 from mycel.units import format_seconds, format_size
 
@@ -27,6 +28,9 @@ __all__ = ["Explanation", "explain", "shape_of", "tune_attention"]
 
 #: Tokens of the block that kernels are measured with.
 _BLOCK = 256
+#: Bytes that are copied to see what copying takes, and of each rank in the exchange whose start is measured.
+_COPIED, _GATHERED = 1 << 23, 1 << 10
+_IN_A_ROW = 8
 _REPEATS = 3
 
 
@@ -49,7 +53,7 @@ class Explanation:
     __repr__ = brief
 
     def __str__(self) -> str:
-        lines = [f"attention goes by {self.way.name}; wires by {self.source}, kernels measured"]
+        lines = [f"attention goes by {self.way.name}; wires by {self.source}, kernels and handling measured"]
         for p in self.predictions:
             tried = f", measured {format_seconds(self.measured[p.way])}" if p.way in self.measured else ""
             lines.append(
@@ -65,11 +69,13 @@ class _Known:
 
     Attributes:
         kernels: by shape and device.
+        handling: by device.
         tried: by what is attended to: seconds of each way.
         turns: how often something was tried.
     """
 
     kernels: dict[tuple[Shape, torch.device], Kernels]
+    handling: dict[torch.device, Handling]
     tried: dict[tuple[object, ...], dict[Way, float]]
     turns: int = 0
 
@@ -110,7 +116,7 @@ def explain(
     if group is None or context.num_ranks == 1:
         return Explanation(way=Way(between="needed"), predictions=(), measured={}, source="nothing: one rank")
     place = torch.device(device)
-    known = _KNOWN.setdefault(group, _Known({}, {}))
+    known = _KNOWN.setdefault(group, _Known({}, {}, {}))
     return context.remember(
         ("attention explained", shape, mask, str(place), most_memory, known.turns),
         lambda: _explained(context, group, shape, mask, place, most_memory),
@@ -133,8 +139,12 @@ def _explained(
                 zip(("forward_s", "backward_s"), agreed(_kernel_seconds(shape, device), group, device), strict=True)
             )
         )
-    kernels = known.kernels[shape, device]
-    found = [predict(way, context, shape, mask, fabric, kernels) for way in candidates(context, shape, fabric)]
+    if device not in known.handling:
+        known.handling[device] = _handling(group, fabric, device)
+    kernels, handling = known.kernels[shape, device], known.handling[device]
+    found = [
+        predict(way, context, shape, mask, fabric, kernels, handling) for way in candidates(context, shape, fabric)
+    ]
     fitting = [p for p in found if most_memory is None or p.memory <= most_memory]
     if not fitting:
         least = min(found, key=lambda p: p.memory)
@@ -213,6 +223,33 @@ def _kernel_seconds(shape: Shape, device: torch.device) -> list[float]:
         lambda: attend_back(out, q, k, v, out, lse, 1.0),
     ]
     return [median(_seconds(run, device) for _ in range(_REPEATS)) / _BLOCK**2 for run in runs]
+
+
+def _handling(group: dist.ProcessGroup, fabric: Fabric, device: torch.device) -> Handling:
+    """What a small exchange takes beyond what its wires should, and a byte that is copied; the slowest rank's."""
+    part = torch.zeros(_GATHERED // 4, device=device)
+    whole = part.new_zeros(part.numel() * group.size())
+    # As keys and values are packed: two that are strided, into one that is not.
+    half = torch.zeros(16, _COPIED // 2 // (16 * 16 * 4), 16, device=device)
+    runs: list[Callable[[], object]] = [
+        lambda: all_gather_single(whole, part, group=group),
+        lambda: torch.cat([half, half], -1).transpose(0, 1).contiguous(),
+    ]
+    taken = []
+    for run in runs:
+        run()  # for the first time
+        agreed([0.0], group, device)  # all at once, and long enough for ranks to be in each other's way
+
+        def several(run: Callable[[], object] = run) -> None:
+            for _ in range(_IN_A_ROW):
+                run()
+
+        taken.append(median(_seconds(several, device) for _ in range(_REPEATS)) / _IN_A_ROW)
+    start_s, copied_s = agreed(taken, group, device)
+    # Twice: written by one operator and again by the other.
+    return Handling(
+        start_s=max(0.0, start_s - fabric.gather(_GATHERED * group.size())), byte_s=copied_s / (2 * _COPIED)
+    )
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -14,7 +14,11 @@ from mycel.sequence.softmax.delivery import needed
 from mycel.sequence.softmax.fabric import Fabric
 from mycel.sequence.softmax.ways import Way, meeting_ranks
 
-__all__ = ["Kernels", "Prediction", "Shape", "candidates", "predict", "slices_for"]
+__all__ = ["Handling", "Kernels", "Prediction", "Shape", "candidates", "predict", "slices_for"]
+
+
+#: How often what is given for heads is written to memory on its way: packed, in one message, out of another.
+_HEAD_COPIES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,13 +68,26 @@ class Kernels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Handling:
+    """What exchanges take of a rank's own time, which no topology says: the same thread computes.
+
+    Attributes:
+        start_s: of one exchange, beside what the wires take for it.
+        byte_s: of a byte that is packed, unpacked or added up.
+    """
+
+    start_s: float = 0.0
+    byte_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """Of one way.
 
     Attributes:
         way: which.
         network_s: that the wires are busy.
-        compute_s: that the busiest rank computes.
+        compute_s: that kernels of the busiest rank take.
         seconds: forward and backward, one beside the other as far as they can be.
         memory: most bytes beside a rank's own tokens, what travels and what has arrived.
     """
@@ -125,7 +142,13 @@ def _groups(size: int, nodes: Sequence[Sequence[int]]) -> list[tuple[tuple[int, 
 
 
 def predict(
-    way: Way, context: SequenceContext, shape: Shape, mask: Mask, fabric: Fabric, kernels: Kernels
+    way: Way,
+    context: SequenceContext,
+    shape: Shape,
+    mask: Mask,
+    fabric: Fabric,
+    kernels: Kernels,
+    handling: Handling,
 ) -> Prediction:
     """What one way takes.
 
@@ -136,37 +159,46 @@ def predict(
         mask: inside documents.
         fabric: what exchanges take.
         kernels: what blocks take.
+        handling: what exchanges take besides the wires.
     """
-    size = context.num_ranks
-    heads_s, heads_memory, share = 0.0, 0, 1
+    size, start_s = context.num_ranks, handling.start_s
+    heads_s, handled_s, heads_memory, share = 0.0, 0.0, 0, 1
     layout, key_bytes = context.layout, shape.key_bytes
     places: Sequence[Sequence[int]] = [range(size)]
     if way.groups:
         there, back, most = _head_exchanges(way, layout, shape)
         heads_s = 2 * (fabric.exchange(there) + fabric.exchange(back))
+        given = max(context.layout.tokens) * (shape.query_bytes + shape.key_bytes + shape.out_bytes)
+        # Packed, put into one message and taken out of another: of both passes.
+        handled_s = 4 * start_s + 2 * _HEAD_COPIES * given * handling.byte_s
         share, heads_memory = way.degree, 2 * most
         layout, places = meeting_ranks(context, way.groups, mask).layout, list(zip(*way.groups, strict=True))
         key_bytes = -(-key_bytes // min(share, shape.key_heads))
     pairs = int(work_by_rank(layout, mask).max()) / share
     forward_s, backward_s = kernels.forward_s * pairs, kernels.backward_s * pairs
-    network, seconds, memory = heads_s, heads_s, 0
+    network, seconds, memory = heads_s, heads_s + handled_s, 0
     tokens = layout.tokens
     most_bytes = max(tokens, default=0) * key_bytes
+    packed_s = most_bytes * handling.byte_s
     if len(tokens) == 1:
         seconds += forward_s + backward_s
     elif way.between == "gathered":
         gather = fabric.gather(size * most_bytes // way.slices)
         scatter = fabric.scatter(size * most_bytes // way.slices)
         network += way.slices * (2 * gather + scatter)
-        seconds += _overlapped(way.slices, gather, scatter, forward_s, backward_s)
+        # The gradients of all keys are made room for and put there; the own keys are packed twice.
+        forward_s, backward_s = forward_s + packed_s, backward_s + (2 * size + 1) * packed_s
+        seconds += _overlapped(way.slices, gather, scatter, forward_s, backward_s, start_s)
         memory = (4 if way.slices > 1 else 3) * size * most_bytes // way.slices + most_bytes
     elif way.between == "needed":
         matrix = _needed_bytes(context, way, mask, places, key_bytes)
         part = [[count // way.slices for count in row] for row in matrix]
         gather, scatter = fabric.exchange(part), fabric.exchange([list(column) for column in zip(*part, strict=True)])
         network += way.slices * (2 * gather + scatter)
-        seconds += _overlapped(way.slices, gather, scatter, forward_s, backward_s)
         arriving = max(sum(column) for column in zip(*matrix, strict=True))
+        arrived_s = arriving * handling.byte_s
+        forward_s, backward_s = forward_s + packed_s, backward_s + packed_s + 2 * arrived_s
+        seconds += _overlapped(way.slices, gather, scatter, forward_s, backward_s, start_s)
         memory = (4 if way.slices > 1 else 3) * arriving // way.slices + most_bytes
     else:
         # Rings beside each other pass on more or fewer key heads, and no rank knows how many the others do.
@@ -174,22 +206,28 @@ def predict(
         count = len(tokens)
         network += step * (3 * count - 2)
         # Each step of the forward pass computes and passes on; each of the backward pass passes on twice.
-        seconds += sum(max(step, part) for part in [forward_s / count] * (count - 1)) + forward_s / count
-        seconds += sum(max(2 * step, part) for part in [backward_s / count] * (count - 1)) + backward_s / count + step
+        # So it does with what a rank has to do for it: there gradients are put together and added up besides.
+        step += start_s
+        ahead, back = forward_s / count + start_s, backward_s / count + 2 * start_s + 2 * packed_s
+        seconds += (count - 1) * max(step, ahead) + forward_s / count + packed_s
+        seconds += (count - 1) * max(2 * step, back) + back + step + packed_s
         memory = 5 * most_bytes
     return Prediction(
         way=way,
         network_s=network,
-        compute_s=forward_s + backward_s,
+        compute_s=(kernels.forward_s + kernels.backward_s) * pairs,
         seconds=seconds,
         memory=memory + heads_memory,
     )
 
 
-def _overlapped(slices: int, there: float, back: float, forward_s: float, backward_s: float) -> float:
-    """Slices that come and go while others are computed."""
-    forward = makespan([(0.0, there), (forward_s / slices, 0.0)], slices)
-    return forward + makespan([(0.0, there), (backward_s / slices, back)], slices)
+def _overlapped(slices: int, there: float, back: float, forward_s: float, backward_s: float, start_s: float) -> float:
+    """Slices that come and go while others are computed. A start keeps the wires waiting and the rank busy."""
+    arrives, leaves = there + start_s, back + start_s
+    # Who is alone with one slice waits for it anyway.
+    beside = start_s if slices > 1 else 0.0
+    forward = makespan([(0.0, arrives), (forward_s / slices + beside, 0.0)], slices)
+    return forward + makespan([(0.0, arrives), (backward_s / slices + 2 * beside, leaves)], slices)
 
 
 def _head_exchanges(way: Way, layout: Layout, shape: Shape) -> tuple[list[list[int]], list[list[int]], int]:
