@@ -3,6 +3,7 @@
     python benchmarks/sequence_attention.py                        # 8 ranks, each fabric, communication alone
     python benchmarks/sequence_attention.py --paced 200            # and computation of 200 ms a rank, paced
     python benchmarks/sequence_attention.py --clusters two_boxes --heads 16 --key-heads 2 --record
+    python benchmarks/sequence_attention.py --write                # the page's table, of what was recorded last
 
 Ranks share few processors here, so kernels do not run: they sleep for as long as their pairs of queries and keys
 take at a given rate (``--paced``, of forward and backward together; 0: not at all). Messages are real, over paced
@@ -37,8 +38,10 @@ from mycel.sequence import SequenceContext, Way, attention, explain, shape_of
 from mycel.sequence.softmax import choose, rows
 from mycel.sequence.softmax.attention import way_of
 from ranks import are_launched, be_rank
-from record import RECORDED, append, cluster_file, stamp
+from record import RECORDED, ROOT, append, cluster_file, markdown, read, stamp, write_section
 
+OUTPUT = RECORDED / "sequence_attention.jsonl"
+PAGE = ROOT / "docs" / "concepts" / "sequence_attention.md"
 TIMEOUT = timedelta(seconds=120)
 FABRICS = ("two_boxes", "star8", "torus_2x4", "shared_uplink", "ring8", "two_slow_nics")
 NAMES = ("ring", "all_gather", "sliced", "needed", "ulysses", "usp")
@@ -196,7 +199,43 @@ def show(
             }
         )
     if options.record:
-        append(RECORDED / "sequence_attention.jsonl", lines)
+        append(OUTPUT, lines)
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """What was recorded last of each fabric, heads and pace: published rings, the best of two, and the choice."""
+    last: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        key = (line["heads"], line["key_heads"], line["paced_s"], line["fabric"])
+        last.setdefault(key, {})[line["way"]] = line
+    found = []
+    for (heads, key_heads, paced_s, fabric), ways in last.items():
+        chosen = ways["chosen"]
+        seconds = {name: line["median_s"] for name, line in ways.items()}
+        best = min(seconds.get("all_gather", np.inf), seconds.get("ulysses", np.inf))
+        faster = [f"{seconds[n] / chosen['median_s']:.2f}" for n in ("ring over gloo", "ring of sends", "ring")]
+        found.append(
+            (
+                f"{heads} / {key_heads}",
+                f"{1e3 * paced_s:.0f} ms" if paced_s else "none",
+                fabric,
+                chosen["chosen"],
+                f"{1e3 * chosen['median_s']:.0f} ms",
+                f"{1e3 * chosen['predicted_s']:.0f} ms",
+                *faster,
+                f"{best / chosen['median_s']:.2f}",
+                f"{chosen['perfect_s'] / chosen['median_s']:.2f}",
+            )
+        )
+    headings = ("heads / of keys", "computation, paced", "fabric", "chosen", "takes, measured", "predicted, modelled")
+    headings += (
+        "ring over Gloo",
+        "ring of sends",
+        "`ring`",
+        "best of `all_gather` and `ulysses`",
+        "of perfect overlap",
+    )
+    return markdown(headings, found)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -211,7 +250,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--paced", type=float, default=0.0, help="milliseconds of computation of the busiest rank")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--record", action="store_true", help="append lines to benchmarks/recorded")
+    parser.add_argument("--write", action="store_true", help="only put the table of what was recorded in its page")
     options = parser.parse_args(given)
+    if options.write:
+        write_section(PAGE, "sequence_attention", table(read(OUTPUT)))
+        return 0
     if are_launched():
         be_rank(measure, options, TIMEOUT)
         return 0

@@ -9,7 +9,7 @@ from tests.faults.__main__ import PROCESSES, Cell, cells, matrix
 
 def test_the_matrix_is_whole() -> None:
     every = cells()
-    assert len(every) == len(set(every)) == 6 * 10 + 2 * 10 + 2 * 9 + 3 + 4 + (10 + 2) + 3 * 10 + 2 + 7 + 3
+    assert len(every) == len(set(every)) == 6 * 10 + 2 * 10 + 2 * 9 + 3 + 4 + (10 + 2) + 3 * 10 + 2 + 7 + 3 + 1
 
 
 @pytest.mark.usefixtures("warm_ranks")
@@ -38,6 +38,7 @@ def test_processes_that_share_memory(elements: int) -> None:
         Cell(fault="handler", collective="all_reduce"),
         Cell(fault="mismatch", variant="type", collective="all_reduce"),
         Cell(fault="mismatch", variant="root", collective="broadcast"),
+        Cell(fault="mismatch", variant="late root", collective="broadcast"),
         Cell(fault="mismatch", variant="order", collective="barrier"),
         Cell(fault="children", collective="broadcast"),
         Cell(fault="orphan", collective="all_reduce"),

@@ -12,7 +12,7 @@ A cell is one collective, called over and over on the ranks of an emulated clust
 ``slow``, ``store``  a rank is late by half the time-out; the process that holds the store is killed: no error
 ``handler``, ``swap``  ranks meet in a signal handler in the middle of a call; the storage of a tensor under way is
                     exchanged by its owner: no error
-``mismatch``  a rank calls another collective, size, type, operation or root, or in another order
+``mismatch``  a rank calls another collective, size, type, operation or root (late, too), or in another order
 
 ``send_recv`` is no collective: all ranks exchange messages with the one that the fault hits. Faults of links are left
 out there, for a message that waits for a link names its ranks. Two ranks that miss it at the same moment each say so
@@ -158,6 +158,7 @@ def cells(faults: Sequence[str] = FAULTS, collectives: Sequence[str] = COLLECTIV
                 variants += ["size", "type"] if collective != "barrier" else []
                 variants += ["operation"] if collective in REDUCING else []
                 variants += ["root"] if collective in ROOTED else []
+                variants += ["late root"] if collective == "broadcast" else []
                 if collective == "send_recv":
                     variants.remove("collective")
             made += [Cell(fault=fault, collective=collective, variant=variant) for variant in variants]

@@ -162,7 +162,7 @@ def other_call(cell: dict[str, Any], run: Run) -> None:
         run(dtype=torch.int32)
     elif variant == "operation":
         run(op="MAX")
-    elif variant == "root":
+    elif variant in ("root", "late root"):
         run(root=1)
     elif cell["collective"] == "send_recv":
         run(swapped=True)
@@ -200,6 +200,8 @@ def loop(cell: dict[str, Any], store: dist.Store) -> None:
         attempt = functools.partial(dist.new_group, list(range(SIZE)))
         if is_victim:
             time.sleep(LIMIT_S)
+    if cell["variant"] == "late root" and is_victim:
+        time.sleep(LATE_S)  # the others go on meanwhile, for as long as there is room for what they send
     if cell["variant"] == "between":
         time.sleep(LIMIT_S / 2)
     began = time.monotonic()

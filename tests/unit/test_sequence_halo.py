@@ -150,6 +150,25 @@ def test_convolutions_are_those_of_whole_documents(size: int, kernel: int, group
         compare(layout, module, module.alone)
 
 
+def test_batches_of_any_length_meet_few_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's on CPUs keep a kernel for each length that they meet, and memory would grow with every batch."""
+    met: set[int] = set()
+    really = functional.conv1d
+
+    def noted(x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        met.add(x.shape[-1])
+        return really(x, *arguments, **options)
+
+    monkeypatch.setattr(functional, "conv1d", noted)
+    filtering, convolved = LocalizedFiltering(WIDTH), Convolved(4, WIDTH, 1)
+    for length in range(500, 1500, 7):
+        context = SequenceContext(contiguous([length - 100, 100], 1))
+        for module in (filtering, convolved):
+            assert module(torch.randn(1, length, WIDTH), context).shape[1] == length
+    assert len(met) <= 2 * 16 + 2
+    assert max(met) <= 1500 * 17 / 16
+
+
 def test_bytes_of_a_boundary() -> None:
     """Two tokens for each border of ranks inside a document there, and two back, whatever the length."""
 

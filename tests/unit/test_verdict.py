@@ -17,7 +17,9 @@ from mycel.runtime.control import Control
 from mycel.runtime.evidence import Evidence, Hop, collect, failed_links, has_stalled, link_names, probe
 from mycel.runtime.faults import Faults
 from mycel.runtime.headers import ALL_TO_ALL_V, pack_kind
-from mycel.runtime.verdict import State, disagreement, is_whole_without, judge_states, without_links
+from mycel.runtime.inquiry import Inquiry
+from mycel.runtime.messages import Position
+from mycel.runtime.verdict import State, disagreement, is_common, is_whole_without, judge_states, without_links
 from mycel.topology.builders import ring, star
 from mycel.topology.model import Topology
 
@@ -131,6 +133,25 @@ def test_a_rank_that_has_gone_on_is_held_to_what_it_called() -> None:
     assert disagreement({0: state, 1: state, 2: replace(state, header=barrier, recent=())}, str).startswith(
         "ranks do not agree: rank 2 called barrier #7"
     )
+
+
+def test_a_rank_says_more_where_another_is_further_behind() -> None:
+    """Small calls go into a ring before anybody takes them: whoever sends is hundreds ahead of the one that errs."""
+    odd = State(
+        what="", waits_for=(), header=(3, pack_kind("barrier", 0, 0, None, 0), 4), recent=((2, ALL_REDUCE, 64),)
+    )
+    first = State(what="", waits_for=(), header=(900, ALL_REDUCE, 64), recent=((800, ALL_REDUCE, 64),))
+    more = replace(first, recent=((3, ALL_REDUCE, 64), (4, ALL_REDUCE, 64)))
+    book = Inquiry(rank=0)
+    book.note(Position(by=0, inquiry=(0, 0), state=odd))
+    assert book.file(Position(by=1, inquiry=(0, 0), state=first))
+    assert not disagreement(book.states, str) and not is_common(book.states)
+    assert book.file(Position(by=1, inquiry=(0, 0), state=more))
+    assert disagreement(book.states, str).startswith("ranks do not agree: rank 0 called barrier #3")
+    assert is_common(book.states)
+    for again in (more, first):
+        assert not book.file(Position(by=1, inquiry=(0, 0), state=again))
+    assert book.states[1] == more
 
 
 def test_what_may_differ() -> None:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from mycel.collectives.program import Channel
@@ -40,7 +40,7 @@ from mycel.runtime.headers import describe_header
 from mycel.runtime.hearing import Hearing
 from mycel.runtime.openings import Openings
 from mycel.runtime.prepared import Job
-from mycel.runtime.verdict import MOST_HEADERS, State, disagreement, is_whole_without, judge_states
+from mycel.runtime.verdict import MOST_HEADERS, State, disagreement, is_common, is_whole_without, judge_states
 from mycel.topology.model import Topology
 
 __all__ = ["Alarm", "Attempt", "Faults", "LinksFailed"]
@@ -345,18 +345,17 @@ class Faults:
     ) -> None:
         """Say where this rank stands, hear the others, and decide: go on waiting, or set the cause, or raise."""
         began = time.monotonic()
-        self.hearing.say(
-            State(
-                what=attempt.what,
-                waits_for=tuple(waits_for),
-                header=attempt.header,
-                is_committing=attempt.is_committing,
-                limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
-                mismatch=mismatch,
-                recent=self._recent(),
-                may_wait=may_wait,
-            )
+        said = State(
+            what=attempt.what,
+            waits_for=tuple(waits_for),
+            header=attempt.header,
+            is_committing=attempt.is_committing,
+            limit_s=attempt.timeout_s if began >= attempt.deadline else 0.0,
+            mismatch=mismatch,
+            recent=self._recent(),
+            may_wait=may_wait,
         )
+        self.hearing.say(said)
         # Of two bytes out of band, the first becomes one of the data unless all before it has been read: so there is
         # one in each collective, for all ranks come through that before the next.
         is_probed = attempt.header[0] != self._probed
@@ -365,6 +364,7 @@ class Faults:
             probe(self._channels(), self.rank)
         grace = self.grace_s(attempt.timeout_s)
         settled = began + min(_SETTLING_S, 0.4 * grace)
+        patient = settled + 0.2 * grace  # for ranks that have forgotten the call that the hindmost is in
         until = began + 0.8 * grace
         if self.reroutes:
             until = max(until, attempt.deadline)
@@ -372,7 +372,14 @@ class Faults:
             self.hearing.attend(patience_s=0.02)
             states, evidence = self.hearing.said()
             now = time.monotonic()
-            if len(states) == self.size and disagreement(states, self._dtype_names):
+            if not is_common(states):  # a rank is behind all that this one has told of, or another is to say more
+                more = replace(said, recent=self._recent())
+                if more.since < said.since:
+                    said = more
+                    self.hearing.say(said)
+                    continue
+            has_all = len(states) == self.size and (is_common(states) or now >= patient)
+            if has_all and disagreement(states, self._dtype_names):
                 break
             if now >= settled and self.rank not in evidence:
                 heard = frozenset(states)
@@ -380,7 +387,7 @@ class Faults:
                 found = collect(self._channels(), self.rank, heard, waited_s, unanswered, is_probed=is_probed)
                 self.hearing.say_found(found)
                 continue
-            if now >= settled and (len(evidence) == self.size or (mismatch and len(states) == self.size)):
+            if now >= settled and has_all and (len(evidence) == self.size or mismatch):
                 break  # a mismatch is told with all who are in it, or ranks that hear more would tell it otherwise
             if now >= until:
                 break
@@ -392,9 +399,10 @@ class Faults:
     def _recent(self) -> tuple[tuple[int, int, int], ...]:
         """Headers of this rank's calls since the one that the hindmost of the ranks heard so far is in."""
         states, _ = self.hearing.said()
-        hindmost = min((state.header[0] for state in states.values()), default=0)
-        since = [header for header in self.recent if header[0] >= hindmost] if hindmost else list(self.recent)
-        return tuple(since[:MOST_HEADERS] if hindmost else since[-MOST_HEADERS:])
+        if not states:
+            return tuple(self.recent)[-MOST_HEADERS:]
+        hindmost = min(state.header[0] for state in states.values())
+        return tuple(header for header in self.recent if header[0] >= hindmost)[:MOST_HEADERS]
 
     def _let_others_decide(self, until: float) -> None:
         """A rank that hears the others and is not heard by them is what they will complain of: wait for that."""

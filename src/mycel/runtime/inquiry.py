@@ -2,8 +2,9 @@
 
 An inquiry has two numbers: how often the group has gone on with another fabric (its *epoch*), and how often, on that
 fabric, all have found that there is nothing to do but to go on waiting. Each rank says one thing an inquiry, so that
-all who have heard everybody know the same. What is said about inquiries to come is kept; what is said about those
-that are over is not.
+all who have heard everybody know the same. Who hears of a rank further behind than the calls it has told of says it
+again with those: that takes the place of what it said before. What is said about inquiries to come is kept; what is
+said about those that are over is not.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Inquiry:
         if message.by == self._rank or is_over or is_far:
             return False
         if isinstance(message, Position):
-            if key in self._states:
+            if key in self._states and self._states[key].since <= message.state.since:
                 return False
             self._states[key] = message.state
             return True

@@ -12,7 +12,16 @@ from mycel.runtime.fields import Fields
 from mycel.runtime.headers import describe_header, states_own_bytes
 from mycel.topology.model import Topology
 
-__all__ = ["MOST_HEADERS", "State", "Verdict", "disagreement", "is_whole_without", "judge_states", "without_links"]
+__all__ = [
+    "MOST_HEADERS",
+    "State",
+    "Verdict",
+    "disagreement",
+    "is_common",
+    "is_whole_without",
+    "judge_states",
+    "without_links",
+]
 
 #: So that a state fits into a record of 64 KB: twelve bytes a character at most, seven a rank, sixty a header.
 _LONGEST_TEXT, _MOST_AWAITED, MOST_HEADERS = 1_000, 3_000, 128
@@ -54,6 +63,11 @@ class State:
             "recent": self.recent[-MOST_HEADERS:],
             "wait": self.may_wait,
         }
+
+    @property
+    def since(self) -> int:
+        """Sequence number of the first call that it tells of."""
+        return min(header[0] for header in (*self.recent, self.header))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any], size: int) -> State:
@@ -176,6 +190,17 @@ def disagreement(states: Mapping[int, State], dtype_names: Callable[[int], str])
             return f"ranks do not agree: {said}{note if len(set(words)) < len(words) else ''}"
     found = [states[rank].mismatch for rank in sorted(states) if states[rank].mismatch]
     return f"ranks do not agree: {found[0]}" if found else ""
+
+
+def is_common(states: Mapping[int, State]) -> bool:
+    """Whether all of them tell of the call that the hindmost is in.
+
+    Examples:
+        >>> ahead, behind = (State(what="", waits_for=(), header=(number, 0, 0)) for number in (900, 3))
+        >>> is_common({0: ahead, 1: behind}), is_common({0: ahead, 1: ahead})
+        (False, True)
+    """
+    return max(state.since for state in states.values()) <= min(state.header[0] for state in states.values())
 
 
 def _ranks(ranks: Collection[int] | Sequence[int]) -> str:

@@ -59,7 +59,8 @@ def causal_conv1d(
     if not len(longer.own):
         nothing = x.new_zeros(x.shape[0], len(weight), 0)
         return attached(nothing, x, longer.came, weight, *([] if bias is None else [bias]))
-    found = functional.conv1d(longer.rows.movedim(0, 2), weight, bias, dilation=apart, groups=groups)
+    padded = _at_a_common_length(longer.rows.movedim(0, 2))
+    found = functional.conv1d(padded, weight, bias, dilation=apart, groups=groups)
     # What was convolved across the border of two segments is left out.
     kept = found.index_select(2, longer.own - (weight.shape[2] - 1) * apart)
     return attached(kept, longer.came)
@@ -112,12 +113,27 @@ class LocalizedFiltering(nn.Module):
         longer = lengthened(x, context, 2 * back)
         if not len(longer.own):
             return attached(self.norm(x), longer.came, *self.conv1.parameters(), *self.conv2.parameters())
-        middle = self.conv1(longer.rows.movedim(0, 2))
+        num_rows = len(longer.rows) - back
+        middle = self.conv1(_at_a_common_length(longer.rows.movedim(0, 2)))[..., :num_rows]
         # Before a document the second convolution sees zeros, not what the first one's bias makes of zeros.
         middle = torch.where(longer.is_token[back:], middle, 0.0)
-        found = self.conv2(middle).index_select(2, longer.own - 2 * back)
+        found = self.conv2(_at_a_common_length(middle)).index_select(2, longer.own - 2 * back)
         return attached(self._added(x, found.mT), longer.came)
 
     def _added(self, x: Tensor, filtered: Tensor) -> Tensor:
         result: Tensor = self.norm(x + filtered)
         return result
+
+
+def _at_a_common_length(x: Tensor) -> Tensor:
+    """Tokens, the last dimension of ``x``, with zeros behind them up to one of sixteen lengths an octave.
+
+    Batches of documents have another number of tokens each, and on CPUs torch's convolutions keep a compiled kernel
+    for each that they have met, up to 1,024 of them: some 40 KB each, so that a training's memory would grow for
+    hundreds of steps.
+    """
+    length = x.shape[-1]
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return x
+    step = 1 << max(0, (length - 1).bit_length() - 5)
+    return functional.pad(x, (0, -length % step))

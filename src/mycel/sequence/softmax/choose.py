@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mycel.brief import brief
-from mycel.comm.messages import all_gather_single
 from mycel.errors import UsageError
-from mycel.planning.sequence import CAUSAL, Mask, work_by_rank
+from mycel.planning.sequence import CAUSAL, Mask, contiguous, work_by_rank
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.softmax.fabric import Fabric, agreed, fabric_of
 from mycel.sequence.softmax.kernels import attend, attend_back
@@ -28,8 +27,8 @@ __all__ = ["Explanation", "explain", "shape_of", "tune_attention"]
 
 #: Tokens of the block that kernels are measured with.
 _BLOCK = 256
-#: Bytes that are copied to see what copying takes, and of each rank in the exchange whose start is measured.
-_COPIED, _GATHERED = 1 << 23, 1 << 10
+#: Tokens of a rank where starts are measured, and bytes that are copied where copying is.
+_FEW, _COPIED = 8, 1 << 23
 _IN_A_ROW = 8
 _REPEATS = 3
 
@@ -140,7 +139,7 @@ def _explained(
             )
         )
     if device not in known.handling:
-        known.handling[device] = _handling(group, fabric, device)
+        known.handling[device] = _handling(group, fabric, shape, device)
     kernels, handling = known.kernels[shape, device], known.handling[device]
     found = [
         predict(way, context, shape, mask, fabric, kernels, handling) for way in candidates(context, shape, fabric)
@@ -225,31 +224,38 @@ def _kernel_seconds(shape: Shape, device: torch.device) -> list[float]:
     return [median(_seconds(run, device) for _ in range(_REPEATS)) / _BLOCK**2 for run in runs]
 
 
-def _handling(group: dist.ProcessGroup, fabric: Fabric, device: torch.device) -> Handling:
-    """What a small exchange takes beyond what its wires should, and a byte that is copied; the slowest rank's."""
-    part = torch.zeros(_GATHERED // 4, device=device)
-    whole = part.new_zeros(part.numel() * group.size())
+def _handling(group: dist.ProcessGroup, fabric: Fabric, shape: Shape, device: torch.device) -> Handling:
+    """What attention to next to nothing takes beyond what its wires should, and a byte that is copied.
+
+    The slowest rank's, all at once and several times in a row: ranks on one machine are in each other's way then, as
+    they are in training.
+    """
+    size = group.size()
+    context = SequenceContext(contiguous([_FEW * size], size), group)
+    q = torch.zeros(shape.batch, shape.heads, _FEW, shape.width, dtype=shape.dtype, device=device)
+    k = q.new_zeros(shape.batch, shape.key_heads, _FEW, shape.width)
+    v = q.new_zeros(shape.batch, shape.key_heads, _FEW, shape.value_width)
     # As keys and values are packed: two that are strided, into one that is not.
     half = torch.zeros(16, _COPIED // 2 // (16 * 16 * 4), 16, device=device)
     runs: list[Callable[[], object]] = [
-        lambda: all_gather_single(whole, part, group=group),
+        partial(_there_and_back, Way(between="gathered"), q, k, v, context, CAUSAL),
         lambda: torch.cat([half, half], -1).transpose(0, 1).contiguous(),
     ]
     taken = []
     for run in runs:
         run()  # for the first time
-        agreed([0.0], group, device)  # all at once, and long enough for ranks to be in each other's way
+        agreed([0.0], group, device)
 
         def several(run: Callable[[], object] = run) -> None:
             for _ in range(_IN_A_ROW):
                 run()
 
         taken.append(median(_seconds(several, device) for _ in range(_REPEATS)) / _IN_A_ROW)
-    start_s, copied_s = agreed(taken, group, device)
-    # Twice: written by one operator and again by the other.
-    return Handling(
-        start_s=max(0.0, start_s - fabric.gather(_GATHERED * group.size())), byte_s=copied_s / (2 * _COPIED)
-    )
+    whole_s, copied_s = agreed(taken, group, device)
+    gathered = size * _FEW * shape.key_bytes
+    starts_s = whole_s - 2 * fabric.gather(gathered) - fabric.scatter(gathered)
+    # Three exchanges; and each byte is written by one operator and again by the other.
+    return Handling(start_s=max(0.0, starts_s) / 3, byte_s=copied_s / (2 * _COPIED))
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:

@@ -1,9 +1,14 @@
-"""What exchanges along a sequence take between the ranks of a group: by its topology, or by two measured sizes."""
+"""What exchanges along a sequence take between the ranks of a group.
+
+A topology says what wires carry, and schedules how they are used. What headers, connections that share a link and
+processors leave of that is measured once, for each kind of exchange. Where there is no topology, two measured sizes
+are all that is known.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from statistics import median
@@ -15,7 +20,7 @@ import torch.distributed as dist
 
 from mycel.collectives.routes import Routes
 from mycel.comm import ByteMeter, nodes_of
-from mycel.comm.exchange import start_swap
+from mycel.comm.exchange import start_permute, start_swap
 from mycel.comm.messages import all_gather_single, reduce_scatter_single
 from mycel.comm.nodes import with_bandwidths
 from mycel.cost import Line, bytes_per_second
@@ -25,6 +30,8 @@ __all__ = ["Fabric", "agreed", "fabric_of"]
 
 #: Bytes that each rank has from each, where no topology says how fast links are.
 _SMALL, _LARGE = 1 << 12, 1 << 18
+#: Where it does: so many that an all_gather of them takes so long, within these bounds.
+_CORRECTED_S, _LEAST_CORRECTED, _MOST_CORRECTED = 0.06, 1 << 14, 1 << 20
 _REPEATS = 3
 #: Of bytes, from each rank to each.
 Matrix = Sequence[Sequence[int]]
@@ -55,14 +62,15 @@ _FABRICS: WeakKeyDictionary[dist.ProcessGroup, Fabric] = WeakKeyDictionary()
 
 
 def fabric_of(group: dist.ProcessGroup, device: torch.device) -> Fabric:
-    """What is known of a group's wires; where nothing is, it is measured at first: then all ranks call this.
+    """What is known of a group's wires, and measured at first: all ranks call this.
 
     Args:
         group: of two ranks or more.
         device: of the tensors that travel.
     """
     if group not in _FABRICS:
-        _FABRICS[group] = _of_topology(group) or _measured(group, device)
+        known = _of_topology(group)
+        _FABRICS[group] = _measured(group, device) if known is None else _corrected(known, group, device)
     return _FABRICS[group]
 
 
@@ -126,40 +134,82 @@ def _permute(communicator: Communicator, matrix: Matrix) -> float:
     return communicator.planner.weighted_choice("all_to_all", weights, num_bytes).seconds
 
 
-def _measured(group: dist.ProcessGroup, device: torch.device) -> Fabric:
-    """Collectives at two sizes, the slowest rank's medians."""
-    size, own = group.size(), group.rank()
+def _corrected(fabric: Fabric, group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """The same, as many times slower or faster as exchanges of two sizes show. Starts are not in it."""
+    size, large = group.size(), _LEAST_CORRECTED
+    while large < _MOST_CORRECTED and fabric.gather(size * large) < _CORRECTED_S:
+        large *= 2
+    points = _points(group, device, (_SMALL, large))
+
+    def all_to_all(num_bytes: int) -> Matrix:
+        return [[num_bytes * (src != dst) for dst in range(size)] for src in range(size)]
+
+    def shift(num_bytes: int) -> Matrix:
+        return [[size * num_bytes * (dst == (src + 1) % size) for dst in range(size)] for src in range(size)]
+
+    expected: dict[str, Callable[[int], float]] = {
+        "gather": lambda num_bytes: fabric.gather(size * num_bytes),
+        "scatter": lambda num_bytes: fabric.scatter(size * num_bytes),
+        "exchange": lambda num_bytes: fabric.exchange(all_to_all(num_bytes)),
+        "shift": lambda num_bytes: fabric.permute(shift(num_bytes)),
+    }
+    off = {
+        kind: max(points[kind, large] - points[kind, _SMALL], 0.0) / more
+        if (more := at(large) - at(_SMALL)) > 0
+        else 1.0
+        for kind, at in expected.items()
+    }
+    return replace(
+        fabric,
+        gather=lambda num_bytes: off["gather"] * fabric.gather(num_bytes),
+        scatter=lambda num_bytes: off["scatter"] * fabric.scatter(num_bytes),
+        exchange=lambda matrix: off["exchange"] * fabric.exchange(matrix),
+        permute=lambda matrix: off["shift"] * fabric.permute(matrix),
+        source=f"{fabric.source}, corrected by what was measured",
+    )
+
+
+def _points(group: dist.ProcessGroup, device: torch.device, sizes: Sequence[int]) -> dict[tuple[str, int], float]:
+    """Seconds of each kind of exchange, by bytes from each rank to each; the slowest rank's medians.
+
+    ``shift`` is of as many bytes to the next rank as ``exchange`` is to all.
+    """
+    size = group.size()
     meter = ByteMeter()
     points: dict[tuple[str, int], float] = {}
-    for num_bytes in (_SMALL, _LARGE):
+    for num_bytes in sizes:
         part = torch.zeros(num_bytes // 4, device=device)
         whole = part.new_zeros(part.numel() * size)
         even = [part.numel()] * size
-        after = [part.numel() * (r == (own + 1) % size) for r in range(size)]
-        before = [part.numel() * (r == (own - 1) % size) for r in range(size)]
+        following = [(rank + 1) % size for rank in range(size)]
         runs: dict[str, Callable[[], object]] = {
             "gather": lambda whole=whole, part=part: all_gather_single(whole, part, group=group),  # type: ignore[misc]
             "scatter": lambda whole=whole, part=part: reduce_scatter_single(part, whole, group=group),  # type: ignore[misc]
             "exchange": lambda whole=whole, even=even: start_swap(  # type: ignore[misc]
                 whole, even, even, group, meter, "measure"
             ).wait(),
-            "shift": lambda part=part, after=after, before=before: start_swap(  # type: ignore[misc]
-                part, before, after, group, meter, "measure"
+            "shift": lambda whole=whole, following=following: start_permute(  # type: ignore[misc]
+                whole, following, [whole.numel()] * size, group, meter, "measure"
             ).wait(),
         }
         for name, run in runs.items():
+            agreed([0.0], group, device)  # together
             points[name, num_bytes] = _seconds(run, device)
-    slowest = dict(zip(points, agreed(list(points.values()), group, device), strict=True))
-    lines = {
-        name: Line.through((_SMALL, slowest[name, _SMALL]), (_LARGE, slowest[name, _LARGE])) for name, _ in points
-    }
+    return dict(zip(points, agreed(list(points.values()), group, device), strict=True))
+
+
+def _measured(group: dist.ProcessGroup, device: torch.device) -> Fabric:
+    """Collectives at two sizes."""
+    size = group.size()
+    points = _points(group, device, (_SMALL, _LARGE))
+    lines = {kind: Line.through((_SMALL, points[kind, _SMALL]), (_LARGE, points[kind, _LARGE])) for kind, _ in points}
 
     def exchange(matrix: Matrix) -> float:
         if not any(map(any, matrix)):
             return 0.0
         rows = [*matrix, *zip(*matrix, strict=True)]
         if all(sum(map(bool, row)) <= 1 for row in rows):
-            return lines["shift"].at(max(map(sum, rows)))
+            return lines["shift"].at(max(map(sum, rows)) / size)
         return lines["exchange"].at(max(map(sum, rows)) / max(1, size - 1))
 
     return Fabric(

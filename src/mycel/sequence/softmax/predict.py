@@ -17,8 +17,9 @@ from mycel.sequence.softmax.ways import Way, meeting_ranks
 __all__ = ["Handling", "Kernels", "Prediction", "Shape", "candidates", "predict", "slices_for"]
 
 
-#: How often what is given for heads is written to memory on its way: packed, in one message, out of another.
-_HEAD_COPIES = 3
+#: How often what is given for heads is written to memory in a pass: packed, in one message, in another as it arrives,
+#: taken out of it, in the order of tokens, and back.
+_HEAD_COPIES = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +170,6 @@ def predict(
         there, back, most = _head_exchanges(way, layout, shape)
         heads_s = 2 * (fabric.exchange(there) + fabric.exchange(back))
         given = max(context.layout.tokens) * (shape.query_bytes + shape.key_bytes + shape.out_bytes)
-        # Packed, put into one message and taken out of another: of both passes.
         handled_s = 4 * start_s + 2 * _HEAD_COPIES * given * handling.byte_s
         share, heads_memory = way.degree, 2 * most
         layout, places = meeting_ranks(context, way.groups, mask).layout, list(zip(*way.groups, strict=True))
@@ -208,9 +208,9 @@ def predict(
         # Each step of the forward pass computes and passes on; each of the backward pass passes on twice.
         # So it does with what a rank has to do for it: there gradients are put together and added up besides.
         step += start_s
-        ahead, back = forward_s / count + start_s, backward_s / count + 2 * start_s + 2 * packed_s
-        seconds += (count - 1) * max(step, ahead) + forward_s / count + packed_s
-        seconds += (count - 1) * max(2 * step, back) + back + step + packed_s
+        forward_s, backward_s = forward_s / count, backward_s / count + 2 * start_s + 2 * packed_s
+        seconds += (count - 1) * max(step, forward_s + start_s) + forward_s + packed_s
+        seconds += (count - 1) * max(2 * step, backward_s) + backward_s + step + packed_s
         memory = 5 * most_bytes
     return Prediction(
         way=way,

@@ -69,33 +69,24 @@ def gather_tokens(q: Tensor, k: Tensor, v: Tensor, share: Heads) -> tuple[Tensor
         The same with tokens of the ranks inside one after the other, and fewer heads. Where a place's query heads do
         not share key heads evenly, there is a key head for each query head.
     """
-    context, places = share.context, range(len(share.inside))
-    empty = q.new_zeros(0)
-    parts, gets = [empty] * context.num_ranks, [0] * context.num_ranks
+    context = share.context
+    parts, gets = [q.new_zeros(0)] * context.num_ranks, [0] * context.num_ranks
     own = share.inside.index(context.rank)
-    numbers = [_per_token(q, k, v, share, place) for place in places]
-    for place, rank in enumerate(share.inside):
-        # What a token has: queries of some heads, then keys, then values of theirs.
-        mine = torch.cat(
-            [x.permute(2, 0, 1, 3).flatten(1) for x in (q[:, share.queries(place)], *_served(k, v, share, place))], 1
-        )
-        parts[rank] = mine.reshape(-1)
-        gets[rank] = share.tokens[place] * numbers[own]
-    arrived = context.exchange_with_gradient(parts, gets, "heads")
-    rows = torch.cat([arrived[rank] for rank in share.inside]).view(sum(share.tokens), numbers[own])
-    batch, width, value_width = q.shape[0], q.shape[-1], v.shape[-1]
-    num_queries, keys = share.heads // len(share.inside), share.keys(own)
+    batch, keys = q.shape[0], share.keys(own)
     num_keys = keys.stop - keys.start
-    sizes = [batch * num_queries * width, batch * num_keys * width, batch * num_keys * value_width]
-    q_, k_, v_ = (
-        x.view(-1, batch, heads, d).permute(1, 2, 0, 3)
-        for x, heads, d in zip(
-            rows.split_with_sizes(sizes, 1),
-            (num_queries, num_keys, num_keys),
-            (width, width, value_width),
-            strict=True,
-        )
-    )
+    # Heads and width of what comes.
+    forms = [(share.heads // len(share.inside), q.shape[-1]), (num_keys, k.shape[-1]), (num_keys, v.shape[-1])]
+    for rank, tokens, pieces in zip(share.inside, share.tokens, _divided(q, k, v, share), strict=True):
+        # Head by head, so that tokens lie together before and after.
+        parts[rank] = torch.cat([piece.reshape(-1) for piece in pieces])
+        gets[rank] = tokens * batch * sum(heads * width for heads, width in forms)
+    arrived = context.exchange_with_gradient(parts, gets, "heads")
+    came: tuple[list[Tensor], ...] = ([], [], [])
+    for rank, tokens in zip(share.inside, share.tokens, strict=True):
+        flat = arrived[rank].split_with_sizes([batch * heads * tokens * width for heads, width in forms])
+        for kind, piece, (heads, width) in zip(came, flat, forms, strict=True):
+            kind.append(piece.view(batch, heads, tokens, width))
+    q_, k_, v_ = (torch.cat(kind, 2) for kind in came)
     group, heads_here = share.heads // share.key_heads, share.queries(own)
     if num_keys > 1 and (heads_here.start % group or heads_here.stop % group):
         place_of = torch.arange(heads_here.start, heads_here.stop, device=q.device) // group - keys.start
@@ -112,25 +103,24 @@ def scatter_tokens(out: Tensor, share: Heads) -> Tensor:
     """
     context = share.context
     parts, gets = [out.new_zeros(0)] * context.num_ranks, [0] * context.num_ranks
-    rows = out.permute(2, 0, 1, 3)
-    here = context.num_tokens
-    for part, rank in zip(rows.split_with_sizes(share.tokens), share.inside, strict=True):
+    batch, heads, _, width = out.shape
+    for part, rank in zip(out.split_with_sizes(share.tokens, 2), share.inside, strict=True):
         parts[rank] = part.reshape(-1)
-        gets[rank] = here * rows[:1].numel() if len(rows) else 0
+        gets[rank] = context.num_tokens * batch * heads * width
     arrived = context.exchange_with_gradient(parts, gets, "heads.back")
-    whole = [arrived[rank].view(here, out.shape[0], out.shape[1], out.shape[3]) for rank in share.inside]
-    return torch.cat(whole, 2).permute(1, 2, 0, 3)
+    return torch.cat([arrived[rank].view(batch, heads, context.num_tokens, width) for rank in share.inside], 1)
 
 
-def _served(k: Tensor, v: Tensor, share: Heads, place: int) -> tuple[Tensor, Tensor]:
-    keys = share.keys(place)
-    return k[:, keys], v[:, keys]
+def _divided(q: Tensor, k: Tensor, v: Tensor, share: Heads) -> list[tuple[Tensor, ...]]:
+    """For each place its heads of queries, keys and values.
 
-
-def _per_token(q: Tensor, k: Tensor, v: Tensor, share: Heads, place: int) -> int:
-    """Numbers that a token has for a place."""
-    keys = share.keys(place)
-    each: int = share.heads // len(share.inside) * q.shape[-1] + (keys.stop - keys.start) * (
-        k.shape[-1] + v.shape[-1]
-    )
-    return int(q.shape[0]) * each
+    Each is divided by one operator: backward, a slice of its own would fill a whole tensor for every place.
+    """
+    places = range(len(share.inside))
+    served = [range(share.key_heads)[share.keys(place)] for place in places]
+    if (chosen := [head for heads in served for head in heads]) != [*range(share.key_heads)]:
+        at = torch.tensor(chosen, device=k.device)
+        k, v = k.index_select(1, at), v.index_select(1, at)
+    each, counts = [share.heads // len(share.inside)] * len(share.inside), [len(heads) for heads in served]
+    divided = (q.split_with_sizes(each, 1), k.split_with_sizes(counts, 1), v.split_with_sizes(counts, 1))
+    return list(zip(*divided, strict=True))
