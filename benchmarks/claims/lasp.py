@@ -3,10 +3,10 @@
     python benchmarks/claims/lasp.py [--only bytes,length]    # some minutes; replaces its lines and the table
 
 *bytes*: one layer forwards and backwards on an emulated star of 4 ranks, by the counters of the interfaces, beside
-ring attention of the same width; sequences of three lengths. *length*: the longest sequence, doubled from 1,024
-tokens a rank, that a layer forwards and backwards can hold where each rank may allocate so much more than it has at
-the start (a real limit), on 1, 2, 4 and 8 ranks of this machine: linear attention, ring attention and Ulysses over 4
-heads. Lengths that did not fit say why.
+ring attention of the same width; sequences of three lengths. *length*: the longest sequence that a layer forwards and
+backwards can hold where each rank may allocate so much more than it has at the start (a real limit), on 1, 2, 4 and 8
+ranks of this machine: linear attention, ring attention and Ulysses over 4 heads. It is doubled from 1,024 tokens a
+rank, and from there grows by eighths in new processes. Lengths that did not fit say why.
 
 References:
     Sun et al., "Linear Attention Sequence Parallelism", arXiv 2404.02882, sections 3 and 4.2.
@@ -83,25 +83,52 @@ def of_bytes() -> list[dict[str, Any]]:
     ]
 
 
-def try_lengths(method: str) -> None:
-    """A rank: doubles the sequence until it does not fit, says how far it came and why; then the process ends."""
+def lengths_from(longest: int) -> list[int]:
+    """Tokens a rank to try, one after the other: doubled from the smallest, or from those that fit by eighths."""
+    if longest:
+        return [longest * eighths // 8 for eighths in range(9, 16)]
+    return [SMALLEST << i for i in range((LARGEST // SMALLEST).bit_length())]
+
+
+def try_lengths(method: str, known: int) -> None:
+    """A rank: tries longer sequences until one does not fit, says how far it came and why; then the process ends.
+
+    Args:
+        method: one of ``METHODS``.
+        known: tokens a rank that are known to fit, or 0.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    tokens, said = SMALLEST * dist.get_world_size(), ""
-    layer(method, tokens)  # what connects and is loaded once does not count
-    with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
-        used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
-    resource.setrlimit(resource.RLIMIT_DATA, (used + LIMIT, resource.RLIM_INFINITY))
-    longest = 0
+    size = dist.get_world_size()
+    longest, said = known, ""
     try:
-        while tokens <= LARGEST * dist.get_world_size():
-            layer(method, tokens)
+        layer(method, SMALLEST * size)  # what connects and is loaded once does not count
+        with open("/proc/self/status", encoding="ascii") as status:  # noqa: PTH123
+            used = next(int(line.split()[1]) << 10 for line in status if line.startswith("VmData"))
+        resource.setrlimit(resource.RLIMIT_DATA, (used + LIMIT, resource.RLIM_INFINITY))
+        for tokens in lengths_from(known):
+            layer(method, tokens * size)
             dist.barrier()
-            longest, tokens = tokens, 2 * tokens
+            longest = tokens
     except (RuntimeError, MemoryError, MycelError) as error:
         said = str(error).splitlines()[0][:120] or type(error).__name__
     print("@ " + json.dumps([longest, said]), flush=True)
     os._exit(0)  # others that wait for this rank lose their connection, and end too
+
+
+def tried(method: str, size: int, known: int) -> tuple[int, str]:
+    """Tokens a rank that fit on all ranks, and what the next length met."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+    command += [str(Path(__file__)), method, str(known)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "LASP_RANK": "1"}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
+    # Ranks that end together may share a line.
+    said = [json.JSONDecoder().raw_decode(text)[0] for text in done.stdout.split("@ ")[1:]]
+    # Who met the limit says so; others lost it.
+    reasons = sorted((text for _, text in said if text), key=lambda text: "memory" not in text)
+    if not said:
+        reasons = [done.stderr.strip().splitlines()[-1][:120]]
+    return min((length for length, _ in said), default=known), next(iter(reasons), "")
 
 
 def of_length() -> list[dict[str, Any]]:
@@ -109,17 +136,10 @@ def of_length() -> list[dict[str, Any]]:
     found = []
     for method in METHODS:
         for size in RANKS:
-            command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-            command += [str(Path(__file__)), method]
-            env = {**os.environ, "OMP_NUM_THREADS": "1", "LASP_RANK": "1"}
-            done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=180, check=False)
-            # Ranks that end together may share a line.
-            said = [json.JSONDecoder().raw_decode(text)[0] for text in done.stdout.split("@ ")[1:]]
-            longest = min((length for length, _ in said), default=0)
-            # Who met the limit says so; others lost it.
-            reasons = sorted((text for _, text in said if text), key=lambda text: "memory" not in text)
-            reason = reasons[0] if reasons else done.stderr.strip().splitlines()[-1][:120] if not said else ""
-            found.append({"length": True, "method": method, "ranks": size, "longest": longest, "then": reason})
+            longest, reason = tried(method, size, 0)
+            if longest:
+                longest, reason = tried(method, size, longest)
+            found.append({"length": True, "method": method, "ranks": size, "longest": longest * size, "then": reason})
             print(found[-1], file=sys.stderr)
     return found
 
@@ -133,8 +153,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         if counted
     ]
     text = markdown(("measured MB of all ranks, by tokens", *map(str, LENGTHS)), rows) + "\n" if rows else ""
-    tried = [line for line in lines if "length" in line and "ranks" in line]
-    rows = [(m, *(f"{line['longest']:,}" for line in tried if line["method"] == m)) for m in METHODS if tried]
+    found = [line for line in lines if "length" in line and "ranks" in line]
+    rows = [(m, *(f"{line['longest']:,}" for line in found if line["method"] == m)) for m in METHODS if found]
     return text + (markdown(("longest sequence that fits, by ranks", *map(str, RANKS)), rows) if rows else "")
 
 
@@ -160,6 +180,6 @@ if __name__ == "__main__":
     if is_rank():
         count_bytes()
     elif "LASP_RANK" in os.environ:
-        try_lengths(sys.argv[1])
+        try_lengths(sys.argv[1], int(sys.argv[2]))
     else:
         sys.exit(main())

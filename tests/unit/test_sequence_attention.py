@@ -22,8 +22,10 @@ from torch.utils.checkpoint import checkpoint
 from mycel.errors import UsageError
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, contiguous, per_document_zigzag, zigzag
 from mycel.sequence import SequenceContext, Way, attention, explain, shape_of, tune_attention
-from mycel.sequence.softmax import delivery, rows
+from mycel.sequence.softmax import delivery, fabric, rows
+from mycel.sequence.softmax.fabric import Fabric
 from mycel.sequence.softmax.kernels import attend, attend_back, plain_attend, plain_attend_back
+from mycel.sequence.softmax.predict import Handling, Kernels, Shape, predict
 
 WINDOW, CHUNKED = Mask(kind="window", width=4), Mask(kind="chunked", width=4)
 MASKS = (CAUSAL, FULL, WINDOW, CHUNKED)
@@ -261,6 +263,74 @@ def test_memory_decides_how_many_slices() -> None:
             explain(context, shape_of(q, k, v), most_memory=10)
 
     on_ranks(4, work)
+
+
+def test_predictions_count_what_ranks_do_for_exchanges() -> None:
+    """A ring starts one exchange a step, which computation does not hide; slices start one each."""
+    context, shape = (
+        SequenceContext(contiguous([64], 8)),
+        Shape(batch=1, heads=8, key_heads=8, width=4, value_width=4, dtype=torch.float32),
+    )
+    wires = Fabric(
+        gather=lambda num_bytes: 1e-9 * num_bytes,
+        scatter=lambda num_bytes: 1e-9 * num_bytes,
+        exchange=lambda matrix: 1e-9 * max(map(max, matrix)),
+        permute=lambda matrix: 1e-9 * max(map(max, matrix)),
+        nodes=(tuple(range(8)),),
+        source="made up",
+    )
+
+    def seconds(way: Way, handling: Handling, kernel_s: float = 1.0) -> float:
+        kernels = Kernels(forward_s=kernel_s, backward_s=kernel_s)
+        return predict(way, context, shape, CAUSAL, wires, kernels, handling).seconds
+
+    def starts(way: Way, kernel_s: float) -> float:
+        free, taken = Handling(), Handling(start_s=1.0)
+        return seconds(way, taken, kernel_s) - seconds(way, free, kernel_s)
+
+    ring, slices, heads = (
+        Way(between="ring"),
+        Way(between="gathered", slices=4),
+        Way(between="needed", groups=(tuple(range(8)),)),
+    )
+    # With nothing to compute they all count, in a chain or beside each other; else those of one's own thread do.
+    assert starts(ring, 0.0) == pytest.approx(7 * 1 + 7 * 2 + 2 + 1)
+    assert starts(ring, 1e6) == pytest.approx(7 * 1 + 8 * 2 + 1)
+    assert starts(Way(between="gathered"), 0.0) == pytest.approx(3)
+    assert starts(slices, 1e6) >= 3 * 4
+    assert starts(heads, 1.0) == pytest.approx(4)
+    for way in (ring, slices, heads):
+        assert seconds(way, Handling(byte_s=1.0)) > seconds(way, Handling())
+
+
+def test_wires_are_corrected_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gathers take twice what the topology promises, and other exchanges 1.5 times that; starts do not count."""
+    promised = 1e-7
+    plain = Fabric(
+        gather=lambda num_bytes: promised * num_bytes,
+        scatter=lambda num_bytes: promised * num_bytes,
+        exchange=lambda matrix: promised * max(map(sum, matrix)),
+        permute=lambda matrix: promised * max(map(sum, matrix)),
+        nodes=((0, 1),),
+        source="topology two",
+    )
+
+    def points(group: object, device: object, sizes: tuple[int, ...]) -> dict[tuple[str, int], float]:
+        off = {"gather": 2 * 2, "scatter": 2 * 2, "exchange": 1.5, "shift": 1.5 * 2}
+        return {(kind, size): 0.5 + promised * size * each for kind, each in off.items() for size in sizes}
+
+    monkeypatch.setattr(fabric, "_of_topology", lambda group: plain)
+    monkeypatch.setattr(fabric, "_points", points)
+
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        found = fabric.fabric_of(group, torch.device("cpu"))
+        assert found.gather(1000) == pytest.approx(2000 * promised)
+        assert found.scatter(1000) == pytest.approx(2000 * promised)
+        assert found.exchange([[0, 100], [200, 0]]) == pytest.approx(300 * promised)
+        assert found.permute([[0, 100], [100, 0]]) == pytest.approx(150 * promised)
+        assert "corrected" in found.source
+
+    on_ranks(2, work)
 
 
 def test_only_what_is_seen_travels() -> None:
