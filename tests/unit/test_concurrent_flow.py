@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.effort import long
+from typer.testing import CliRunner
 
-from mycel.collectives import flow_bound
+from mycel.cli import build_app
+from mycel.collectives import concurrent_flow, flow_bound
 from mycel.collectives.bound import bound
 from mycel.collectives.cheapest_ways import find_leaves
 from mycel.collectives.concurrent_flow import bracket_flow, proven_time
@@ -21,6 +25,7 @@ from mycel.collectives.synth import balanced_paths, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError
 from mycel.topology.builders import dragonfly, ring, torus
+from mycel.topology.json_format import to_json
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -114,6 +119,30 @@ def test_what_is_not_exact_says_so(everything_is_large: None) -> None:
     even = bound(torus(dims=(4, 4, 6), bandwidth="1 GB/s"), pairs(96))
     assert even.algbw == Fraction(4, 3), "3/2 hops a pair along the dimension of 6, half of them each way"
     assert "nine digits" in even.explain() and "may be" not in even.explain()
+
+
+def test_what_a_schedule_reaches_is_the_least_beside_it(
+    everything_is_large: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Where the search for the bound ends early, paths that are planned reach more than it has seen."""
+    monkeypatch.setattr(concurrent_flow, "_WORK", 0)
+    monkeypatch.setattr(concurrent_flow, "_LEVEL_WORK", 0)
+    topology = unlike(1, 24)
+    file = tmp_path / "unlike.json"
+    file.write_text(json.dumps(to_json(topology)))
+
+    def printed(*words: str) -> str:
+        run = CliRunner().invoke(build_app(), [words[0], str(file), "-c", "all_to_all", *words[1:]])
+        assert run.exit_code == 0, run.output
+        return run.stdout
+
+    alone = json.loads(printed("bound", "--json"))
+    beside = json.loads(printed("synth", "--json"))
+    assert alone["bound_algbw"] == beside["bound_algbw"]
+    assert alone["reached_algbw"] < beside["algbw"] == beside["reached_algbw"] < beside["bound_algbw"]
+    assert f"{beside['algbw']:.6g} link is known to be reached" in printed("synth")
+    slow = json.loads(printed("synth", "--method", "direct", "--json"))
+    assert slow["algbw"] < alone["reached_algbw"] == slow["reached_algbw"], "it takes nothing from what is known"
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -31,7 +31,7 @@ def summarise(
     k: int | None = None,
     within: float | None = None,
 ) -> tuple[Bound, dict[str, Any]]:
-    """Plan a forest, or the two of all_reduce, check them, and give the bound beside them and the figures' JSON object.
+    """Plan a forest, or the two of all_reduce, check them, and give the bound beside them, and the figures as JSON.
 
     What is planned is what ``synthesize`` makes a schedule of.
 

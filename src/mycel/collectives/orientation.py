@@ -213,9 +213,9 @@ def numbers_of_trees(
 ) -> Iterator[tuple[int, Fraction, bool]]:
     """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
 
-    And whether no fewer will do: where the division meets the limit, and whole trees can. Units that do not fit are
-    rounded down at every link; a unit of capacity is as many as the fullest link has of its own, since trees may go as
-    fast as that allows.
+    And whether no fewer will do: where the division meets the limit, and whole trees can. Units that do not fit
+    exactly are rounded down at every link. What a unit of capacity is follows from the link that loses least, as
+    that one says how fast the trees may go.
 
     Args:
         topology: a fabric whose links are as wide as their opposites.
