@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.effort import long
+from tests.unit.test_sparse_cuts import cables, numbered
 from typer.testing import CliRunner
 
 from mycel.cli import build_app
@@ -121,28 +122,37 @@ def test_what_is_not_exact_says_so(everything_is_large: None) -> None:
     assert "nine digits" in even.explain() and "may be" not in even.explain()
 
 
+def printed(folder: Path, topology: Topology, command: str, *words: str) -> str:
+    """What a command line prints of all_to_all on a fabric."""
+    file = folder / "fabric.json"
+    file.write_text(json.dumps(to_json(topology)))
+    run = CliRunner().invoke(build_app(), [command, str(file), "-c", "all_to_all", *words])
+    assert run.exit_code == 0, run.output
+    return run.stdout
+
+
 def test_what_a_schedule_reaches_is_the_least_beside_it(
     everything_is_large: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Where the search for the bound ends early, paths that are planned reach more than it has seen."""
+    """A torus with two failed cables, where the search for the bound ends early and planned paths reach more."""
     monkeypatch.setattr(concurrent_flow, "_WORK", 0)
     monkeypatch.setattr(concurrent_flow, "_LEVEL_WORK", 0)
-    topology = unlike(1, 24)
-    file = tmp_path / "unlike.json"
-    file.write_text(json.dumps(to_json(topology)))
-
-    def printed(*words: str) -> str:
-        run = CliRunner().invoke(build_app(), [words[0], str(file), "-c", "all_to_all", *words[1:]])
-        assert run.exit_code == 0, run.output
-        return run.stdout
-
-    alone = json.loads(printed("bound", "--json"))
-    beside = json.loads(printed("synth", "--json"))
+    topology = numbered(cables((5, 5), 2, 0), 0)
+    alone = json.loads(printed(tmp_path, topology, "bound", "--json"))
+    beside = json.loads(printed(tmp_path, topology, "synth", "--json"))
     assert alone["bound_algbw"] == beside["bound_algbw"]
     assert alone["reached_algbw"] < beside["algbw"] == beside["reached_algbw"] < beside["bound_algbw"]
-    assert f"{beside['algbw']:.6g} link is known to be reached" in printed("synth")
-    slow = json.loads(printed("synth", "--method", "direct", "--json"))
-    assert slow["algbw"] < alone["reached_algbw"] == slow["reached_algbw"], "it takes nothing from what is known"
+    assert f"{beside['algbw']:.6g} {beside['unit']} is known to be reached" in printed(tmp_path, topology, "synth")
+    slow = json.loads(printed(tmp_path, topology, "synth", "--method", "direct", "--json"))
+    assert slow["algbw"] < slow["reached_algbw"] == alone["reached_algbw"], "it takes nothing from what is known"
+
+
+def test_a_schedule_that_meets_the_bound_closes_the_interval(everything_is_large: None, tmp_path: Path) -> None:
+    topology = unlike(0, 16)
+    assert "nine digits" in printed(tmp_path, topology, "bound")
+    beside = json.loads(printed(tmp_path, topology, "synth", "--json"))
+    assert beside["optimal"] and beside["exact"] and beside["reached_algbw"] == beside["bound_algbw"]
+    assert "digits" not in printed(tmp_path, topology, "synth")
 
 
 @pytest.mark.parametrize("seed", range(3))
