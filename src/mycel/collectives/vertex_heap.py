@@ -40,7 +40,8 @@ def pop(keys: Keys, vertices: IntArray, size: int) -> int:
         vertices: as of ``push``.
         size: entries before; at least one.
     """
-    first, size = vertices[0], size - 1
+    first: int = vertices[0]
+    size -= 1
     key, moved, place = keys[size], vertices[size], 0
     while 2 * place + 1 < size:
         child = 2 * place + 1
