@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.effort import long
+from tests.unit.test_sparse_cuts import cables, numbered
+from typer.testing import CliRunner
 
-from mycel.collectives import flow_bound
+from mycel.cli import build_app
+from mycel.collectives import concurrent_flow, flow_bound
 from mycel.collectives.bound import bound
 from mycel.collectives.cheapest_ways import find_leaves
 from mycel.collectives.concurrent_flow import bracket_flow, proven_time
@@ -21,6 +26,7 @@ from mycel.collectives.synth import balanced_paths, synthesize
 from mycel.collectives.verify import verify_schedule
 from mycel.errors import SynthesisError
 from mycel.topology.builders import dragonfly, ring, torus
+from mycel.topology.json_format import to_json
 from mycel.topology.load import load_topology
 from mycel.topology.model import Link, Topology, Vertex
 
@@ -114,6 +120,39 @@ def test_what_is_not_exact_says_so(everything_is_large: None) -> None:
     even = bound(torus(dims=(4, 4, 6), bandwidth="1 GB/s"), pairs(96))
     assert even.algbw == Fraction(4, 3), "3/2 hops a pair along the dimension of 6, half of them each way"
     assert "nine digits" in even.explain() and "may be" not in even.explain()
+
+
+def printed(folder: Path, topology: Topology, command: str, *words: str) -> str:
+    """What a command line prints of all_to_all on a fabric."""
+    file = folder / "fabric.json"
+    file.write_text(json.dumps(to_json(topology)))
+    run = CliRunner().invoke(build_app(), [command, str(file), "-c", "all_to_all", *words])
+    assert run.exit_code == 0, run.output
+    return run.stdout
+
+
+def test_what_a_schedule_reaches_is_the_least_beside_it(
+    everything_is_large: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A torus with two failed cables, where the search for the bound ends early and planned paths reach more."""
+    monkeypatch.setattr(concurrent_flow, "_WORK", 0)
+    monkeypatch.setattr(concurrent_flow, "_LEVEL_WORK", 0)
+    topology = numbered(cables((5, 5), 2, 0), 0)
+    alone = json.loads(printed(tmp_path, topology, "bound", "--json"))
+    beside = json.loads(printed(tmp_path, topology, "synth", "--json"))
+    assert alone["bound_algbw"] == beside["bound_algbw"]
+    assert alone["reached_algbw"] < beside["algbw"] == beside["reached_algbw"] < beside["bound_algbw"]
+    assert f"{beside['algbw']:.6g} {beside['unit']} is known to be reached" in printed(tmp_path, topology, "synth")
+    slow = json.loads(printed(tmp_path, topology, "synth", "--method", "direct", "--json"))
+    assert slow["algbw"] < slow["reached_algbw"] == alone["reached_algbw"], "it takes nothing from what is known"
+
+
+def test_a_schedule_that_meets_the_bound_closes_the_interval(everything_is_large: None, tmp_path: Path) -> None:
+    topology = unlike(0, 16)
+    assert "nine digits" in printed(tmp_path, topology, "bound")
+    beside = json.loads(printed(tmp_path, topology, "synth", "--json"))
+    assert beside["optimal"] and beside["exact"] and beside["reached_algbw"] == beside["bound_algbw"]
+    assert "digits" not in printed(tmp_path, topology, "synth")
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -9,6 +9,8 @@ import pytest
 from tests.unit.test_both_ways import check_division, rate
 from tests.unit.test_sparse_cuts import cables, numbered
 
+from mycel.collectives import allreduce_bound, orientation
+from mycel.collectives import bound as bounds
 from mycel.collectives.bound import find_division
 from mycel.collectives.level_trees import LevelTrees, grow_levels
 from mycel.collectives.maxflow import as_int64
@@ -80,6 +82,22 @@ def test_fewer_trees_where_fewer_will_do() -> None:
     assert whole is not None and nearly is not None
     assert nearly[0].num_trees < whole[0].num_trees and nearly[0].depth() <= whole[0].depth()
     assert rate(*nearly) >= Fraction(93, 100) * division.limit
+
+
+def test_trees_that_do_not_fit_exactly_count_with_the_links_they_fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the bound says is reached is what the same trees reach as a schedule, not what rounding leaves of it."""
+    monkeypatch.setattr(bounds, "_find_division", bounds._find_division.__wrapped__)
+    monkeypatch.setattr(allreduce_bound, "_LARGEST", 0)
+    monkeypatch.setattr(orientation, "_LARGEST", 1)
+    monkeypatch.setattr(orientation, "_LARGEST_LEVELS", 1)
+    topology = numbered(cables((4, 4, 4), 2, 8), 3)
+    division, _ = find_division(topology)
+    check_division(topology, division)
+    forests = grow_both_ways(topology, division, within=WHOLE)
+    assert forests is not None and rate(*forests) == division.reached < division.limit
+    schedule = synthesize(topology, Collective(name="all_reduce", num_ranks=64), "forest")
+    verify_schedule(schedule)
+    assert schedule.algbw == division.reached
 
 
 def test_unlike_cables_hold_what_they_are_wide() -> None:

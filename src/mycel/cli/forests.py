@@ -31,7 +31,7 @@ def summarise(
     k: int | None = None,
     within: float | None = None,
 ) -> tuple[Bound, dict[str, Any]]:
-    """Plan a forest, or the two of all_reduce, check them, and give the bound and the JSON object of the figures.
+    """Plan a forest, or the two of all_reduce, check them, and give the bound beside them, and the figures as JSON.
 
     What is planned is what ``synthesize`` makes a schedule of.
 
@@ -57,6 +57,7 @@ def summarise(
     if figures is None:
         figures = _grown(topology, collective, progress, k, share_of(within))
     algbw = figures.pop("algbw")
+    best = best.beside(algbw)
     record = bound_record(best, time.perf_counter() - started) | {
         "method": "forest",
         "algbw": float(algbw),

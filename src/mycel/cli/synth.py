@@ -221,6 +221,7 @@ def _synthesize(
             schedule = synthesize(fabric, wanted, method, **options)
     with consoles.doing(f"verifying {what}"):
         verify_schedule(schedule)
+    best = best.beside(schedule.algbw)
     record = schedule_record(best, schedule, k=options.get("k"), seconds=time.perf_counter() - started)
     with consoles.doing(f"simulating {what}"):
         shares = attained(schedule)

@@ -18,7 +18,7 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache, partial
 
@@ -64,7 +64,8 @@ class Bound:
         composition: of all_reduce, the ``algbw`` of reduce-scatter and then all-gather over equal shares, which is
             ``algbw`` itself on homogeneous fabrics; ``None`` for other collectives.
         reached: ``algbw`` of a schedule known to exist; less than ``algbw`` where nothing is shown to meet the bound
-            (large fabrics, of parts that look alike and are not or with many switches that copy and add).
+            (large fabrics, of parts that look alike and are not or with many switches that copy and add). What is
+            planned may reach more than the search for the bound has seen: ``beside`` says so.
         groups: of all_reduce, groups of vertices whose links alone prove the bound, which then holds for every
             schedule; empty where none were found, and for other collectives.
         without_computing: of all_reduce on a fabric with switches that copy and add, the ``algbw`` if they only
@@ -108,6 +109,20 @@ class Bound:
     def is_met(self) -> bool:
         """Whether something meets the bound to nine digits: exactly, or flows found in floating point."""
         return self.reached >= self.algbw * (1 - _DIGITS)
+
+    def beside(self, rate: Fraction) -> Bound:
+        """The same bound, beside a schedule: what that reaches is reached.
+
+        Args:
+            rate: ``algbw`` of a verified schedule of this collective on this fabric.
+
+        Examples:
+            >>> from mycel.topology import load_topology
+            >>> best = bound(load_topology("ring:ranks=4,bandwidth=1 GB/s"), "all_gather")
+            >>> best.beside(best.algbw / 2).reached == best.algbw  # a slow one takes nothing from what is known
+            True
+        """
+        return replace(self, reached=max(self.reached, rate))
 
     def seconds(self, num_bytes: int) -> float:
         """The least time of an array of so many bytes, latencies left out.

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.maxflow import BoolArray, IntArray
+from mycel.collectives.vertex_heap import pop, push
 from mycel.compiled import compiled_at_once
 
 __all__ = ["find_leaves", "search_ways"]
@@ -58,18 +59,8 @@ def search_ways(
     keys[0], vertices[0] = 0.0, start
     size = 1
     while size > 0:
-        vertex = vertices[0]
+        vertex = pop(keys, vertices, size)
         size -= 1
-        key, moved, place = keys[size], vertices[size], 0
-        while 2 * place + 1 < size:
-            child = 2 * place + 1
-            if child + 1 < size and keys[child + 1] < keys[child]:
-                child += 1
-            if keys[child] >= key:
-                break
-            keys[place], vertices[place] = keys[child], vertices[child]
-            place = child
-        keys[place], vertices[place] = key, moved
         if done[vertex]:
             continue
         done[vertex] = True
@@ -80,9 +71,5 @@ def search_ways(
                 far[v], last[v] = length, arc
                 if is_leaf[v]:
                     continue
-                place = size
+                push(keys, vertices, size, length, v)
                 size += 1
-                while place > 0 and keys[(place - 1) // 2] > length:
-                    keys[place], vertices[place] = keys[(place - 1) // 2], vertices[(place - 1) // 2]
-                    place = (place - 1) // 2
-                keys[place], vertices[place] = length, v

@@ -33,6 +33,7 @@ from mycel.collectives.cheapest_ways import find_leaves
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, as_int64
 from mycel.collectives.sparse_cuts import sparsest_cut
 from mycel.collectives.symmetry import find_classes
+from mycel.collectives.vertex_heap import pop, push
 from mycel.compiled import compiled
 from mycel.topology.model import Topology
 
@@ -381,18 +382,8 @@ def _route(
         keys[0], vertices[0] = 0, starts[s]
         size, last = 1, 0
         while size > 0:
-            vertex = vertices[0]
+            vertex = pop(keys, vertices, size)
             size -= 1
-            key, moved, place = keys[size], vertices[size], 0
-            while 2 * place + 1 < size:
-                child = 2 * place + 1
-                if child + 1 < size and keys[child + 1] < keys[child]:
-                    child += 1
-                if keys[child] >= key:
-                    break
-                keys[place], vertices[place] = keys[child], vertices[child]
-                place = child
-            keys[place], vertices[place] = key, moved
             if done[vertex]:
                 continue
             done[vertex] = True
@@ -409,12 +400,8 @@ def _route(
                     far[v] = length
                     continue
                 far[v] = length
-                place = size
+                push(keys, vertices, size, length, v)
                 size += 1
-                while place > 0 and keys[(place - 1) // 2] > length:
-                    keys[place], vertices[place] = keys[(place - 1) // 2], vertices[(place - 1) // 2]
-                    place = (place - 1) // 2
-                keys[place], vertices[place] = length, v
         # Arcs of the ways to each vertex, of those equally long the widest; nearer vertices come first.
         wide[starts[s]] = most
         filled = 0

@@ -163,7 +163,7 @@ def with_whole_trees(
 def level_forests(
     topology: Topology, division: Division, *, fewest_first: bool = False
 ) -> Iterator[tuple[LevelTrees, Fraction]]:
-    """Trees by levels, exactly at the limit, then nearly, and the units that a unit of capacity is.
+    """Trees by levels, exactly at the limit, then nearly, and the most of them that a unit of capacity carries.
 
     Args:
         topology: a fabric whose links are as wide as their opposites.
@@ -179,7 +179,8 @@ def level_forests(
         least = ceil(ENOUGH * division.limit * scale)
         found = grow_levels(topology, units, wanted=trees, least=min(trees, least))
         if found is not None:
-            yield found, scale
+            loads = zip(found.loads.tolist(), topology.links, strict=True)
+            yield found, max(Fraction(load, link.capacity) for load, link in loads)
         elif (failures := failures + 1) == _MOST_FAILURES:
             return
 
@@ -212,7 +213,9 @@ def numbers_of_trees(
 ) -> Iterator[tuple[int, Fraction, bool]]:
     """Numbers of trees to try, with the units that a unit of capacity is: what fits exactly, then nearly.
 
-    And whether no fewer will do: where the division meets the limit, and whole trees can.
+    And whether no fewer will do: where the division meets the limit, and whole trees can. Units that do not fit
+    exactly are rounded down at every link. What a unit of capacity is follows from the link that loses least, as
+    that one says how fast the trees may go.
 
     Args:
         topology: a fabric whose links are as wide as their opposites.
@@ -242,8 +245,9 @@ def numbers_of_trees(
         trees = floor(most * Fraction(used) / (scale * int(between.sum())))
         if trees >= ENOUGH * most:
             near.append((Fraction(trees, most), most, trees))
+    every = {link.capacity for link in topology.links}
     for _, most, trees in sorted(near, key=lambda each: (-each[0], each[1]))[:_NUMBERS]:
-        yield trees, most / limit, False
+        yield trees, max(Fraction(floor(size * most / limit), size) for size in every), False
 
 
 def _shares(division: Division, wanted: int) -> IntArray:
