@@ -201,21 +201,22 @@ def _needed(plan: dict[str, Any], place: int) -> float:
     parameters += (is_last and not (shape["is_tied"] and mesh["pp"] == 1)) * vocab * hidden / tp
     shards, zero = mesh["dp"] * mesh["cp"], job["zero"]
     share = parameters / shards
-    held = 4 * share if zero == 3 else 2 * parameters
+    each = shape.get("element_bytes", 2)
+    held = 4 * share if zero == 3 else each * parameters
     held += (4 if zero == 3 else job["gradient_bytes"]) * (share if zero >= 2 else parameters)
     if not job["is_offloaded"]:
-        held += (8 if zero == 3 else 12) * (share if zero >= 1 else parameters)
+        held += (8 if zero == 3 or each == 4 else 12) * (share if zero >= 1 else parameters)
     tokens = job["micro_batch"] * job["seq"] / mesh["cp"]
     row, alone = tokens * hidden, tp if job["is_sequence_parallel"] else 1
     core, keys = heads * width, 2 * kv * width
     inner = (2 + 2 * shape["is_gated"]) * ffn
-    whole = 8 * row / alone + tokens * (2 * (core + keys) + 2 * core + 2 * inner) / tp + 4 * tokens * heads / tp
-    norms, pieces = 8 * row / alone, _pieces(plan)
-    products = tokens * (core + keys + ffn * (1 + shape["is_gated"])) / tp + 2 * row / alone
+    whole = each * (4 * row / alone + tokens * (core + keys + core + inner) / tp) + 4 * tokens * heads / tp
+    norms, pieces = 4 * each * row / alone, _pieces(plan)
+    products = each * (tokens * (core + keys + ffn * (1 + shape["is_gated"])) / 2 / tp + row / alone)
     kept = {
         "none": whole if pieces == 1 else norms,
-        "full": 2 * row / alone,
-        "alternate": products + 2 * row / alone + 2 * tokens * core / tp,
+        "full": each * row / alone,
+        "alternate": products + each * (row / alone + tokens * core / tp),
         "attention": whole - 4 * tokens * heads / tp,
     }[job["recompute"]]
     flight = most = 0
@@ -224,19 +225,19 @@ def _needed(plan: dict[str, Any], place: int) -> float:
         most = max(most, flight)
     held += count / job["chunks"] * kept * most
     if pieces > 1:
-        held += norms * (job["recompute"] == "full") + (whole - norms) / pieces + 2 * layer
+        held += norms * (job["recompute"] == "full") + (whole - norms) / pieces + each * layer
     elif job["recompute"] in ("full", "alternate"):
         held += whole
     if mesh["pp"] > 1:
-        message = 2 * row / (tp if job["is_sequence_parallel"] or job["is_scattered"] else 1)
+        message = each * row / (tp if job["is_sequence_parallel"] or job["is_scattered"] else 1)
         ends = job["chunks"] > 1
         held += message * (2 * (place > 0 or ends) + (place < mesh["pp"] - 1 or ends))
-    held += is_last * (4 if job["is_loss_fused"] else 12) * tokens * vocab / tp
+    held += is_last * (2 * each if job["is_loss_fused"] else 12 if each == 2 else 8) * tokens * vocab / tp
     if zero == 3 and shards > 1:
         edge = vocab * hidden / tp if 0 in mine or is_last else 0
-        held += (2 + job["gradient_bytes"]) * parameters if mesh["pp"] > 1 else 4 * max(layer / tp, edge)
+        held += (each + job["gradient_bytes"]) * parameters if mesh["pp"] > 1 else 2 * each * max(layer / tp, edge)
     if job["is_sequence_parallel"] and tp > 1:
-        held += (2 if job["is_async_tp"] else 4) * 2 * row
+        held += (2 if job["is_async_tp"] else 4) * each * row
     return 1.06 * held + 2 * (1 << 30)
 
 

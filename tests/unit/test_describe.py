@@ -42,6 +42,17 @@ def test_the_tiny_model_that_the_planner_knows_is_the_example(example: ModuleTyp
     assert load_model("tiny").shape.num_parameters == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [(torch.float32, 4), (torch.bfloat16, 2)])
+def test_a_model_is_planned_in_the_type_that_it_is_made_in(
+    example: ModuleType, dtype: torch.dtype, expected: int
+) -> None:
+    with torch.device("meta"):
+        model = example.TinyGPT(example.Sizes()).to(dtype)
+    said = read_model(describe(model, torch.zeros(1, 128, dtype=torch.long)))
+    assert said.shape.element_bytes == expected
+    assert read_model(said.to_json()) == said
+
+
 def test_operations_and_parameters_are_those_of_the_matrices(example: ModuleType) -> None:
     sizes = example.Sizes(width=32, head_width=8, num_layers=3, length=16)
     said = describe(example.TinyGPT(sizes), TOKENS)

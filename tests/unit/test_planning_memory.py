@@ -187,6 +187,21 @@ def test_torch_s_executor_holds_a_buffer_for_each_micro_batch() -> None:
     assert by == {"torch": 32, "mycel": 3}
 
 
+@pytest.mark.parametrize("recompute", ["none", "full", "alternate"])
+def test_in_32_bits_everything_but_adam_is_twice_as_much(recompute: Any) -> None:
+    half = named("llama3-8b")
+    job = Job(mesh=Mesh(pp=4, dp=2), global_batch=8, micro_batch=1, seq=4096, zero=1, recompute=recompute)
+    for stage, (one, two) in enumerate(
+        zip(footprints(half, job), footprints(replace(half, element_bytes=4), job), strict=True)
+    ):
+        assert (two.parameters, two.boundary) == (2 * one.parameters, 2 * one.boundary), stage
+        # Of attention on the chip a sum for each query is in 32 bits anyway.
+        assert 1.9 * one.activations < two.activations <= 2 * one.activations, stage
+        assert two.gradients == one.gradients, stage  # kept in 32 bits in both
+        assert two.optimizer == one.optimizer * 8 / 12, stage  # parameters are their own master copy
+        assert two.logits == one.logits * 8 / 12, stage
+
+
 def test_experts_are_shared_by_their_ranks() -> None:
     shape = ModelShape(
         name="moe", num_layers=4, hidden=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn=0, vocab=1000,

@@ -255,6 +255,17 @@ def test_experts_over_ranks_trade_gradients_for_exchanges() -> None:
     assert shared["gradients"] < 0.3 * whole["gradients"]
 
 
+def test_in_32_bits_messages_and_gathers_are_twice_as_long() -> None:
+    half = named("llama3-8b")
+    job = Job(mesh=Mesh(pp=2, dp=2, tp=2), global_batch=16, micro_batch=1, seq=4096, zero=2)
+    one, two = (predict_step(replace(half, element_bytes=size), job, H100).parts for size in (2, 4))
+    assert one is not None
+    assert two is not None
+    assert two["boundary"] == pytest.approx(2 * one["boundary"], rel=0.05)  # but for what each message costs
+    assert two["gradients"] == pytest.approx(one["gradients"] * (4 + 4) / (2 + 4))  # sums are in 32 bits in both
+    assert two["tensor"] > one["tensor"]
+
+
 def test_offloading_costs_a_transfer() -> None:
     job = Job(mesh=Mesh(dp=8), global_batch=8, micro_batch=1, seq=4096, zero=3)
     here, there = (predict_step(named("llama3-8b"), replace(job, is_offloaded=o), H100).parts for o in (False, True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -229,7 +230,8 @@ def _shape(
 ) -> ModelShape:
     config = getattr(model, "config", None)
     if config is not None and hasattr(config, "to_dict"):
-        return replace(from_hugging_face(config.to_dict(), where=name), name=name)
+        known = from_hugging_face(config.to_dict(), where=name)
+        return replace(known, name=name, element_bytes=_element_bytes(model))
     numbered = [n for n in names if n.rpartition(".")[2].isdigit()]
     kinds = [type(modules[n]) for n in numbered]
     kind = max(kinds, key=kinds.count, default=None)
@@ -265,4 +267,14 @@ def _shape(
         norms_per_layer=len(norms),
         has_ffn_bias=any(m.bias is not None for m in (*into, *down) if inner != hidden),
         has_qkv_bias=any(m.bias is not None for m in linear if m not in into and m not in down),
+        element_bytes=_element_bytes(model),
     )
+
+
+def _element_bytes(model: nn.Module) -> int:
+    """Of most parameters: a model is trained in the type that it is made in."""
+    sizes: Counter[int] = Counter()
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            sizes[parameter.element_size()] += parameter.numel()
+    return 4 if sizes and max(sizes, key=lambda size: sizes[size]) >= 4 else 2

@@ -301,7 +301,9 @@ class Planned:
             return
         for parameter in self.parameters():  # of norms on shared positions each rank has a part
             grad = parameter.grad
-            if isinstance(parameter, DTensor) and isinstance(grad, DTensor):
+            if not isinstance(parameter, DTensor) or not isinstance(grad, DTensor):
+                continue
+            if grad.placements != parameter.placements:
                 parameter.grad = grad.redistribute(placements=parameter.placements)
         if self._in_parts:
             sum_gradients(self._in_parts, self._groups.tp.get_group())

@@ -28,7 +28,9 @@ def planned_actions(
     job, mesh = plan.job, plan.job.mesh
     width = mesh.dp * mesh.cp * mesh.tp
     ranks = [plan.ranks[place * width + replica * mesh.tp + shard] for place in range(mesh.pp)]
-    num_bytes = 2 * job.micro_batch * job.seq * plan.model.shape.hidden / (mesh.cp * mesh.tp**job.is_scattered)
+    shape = plan.model.shape
+    num_bytes = shape.element_bytes * job.micro_batch * job.seq * shape.hidden
+    num_bytes /= mesh.cp * mesh.tp**job.is_scattered
     run = simulate(
         plan.order_of(data),
         times,

@@ -8,14 +8,13 @@ import numpy as np
 
 from mycel.planning.step.points import Numbers, Points
 
-__all__ = ["FUSED_LOGIT_BYTES", "LOGIT_BYTES", "MemoryParts", "activation_bytes", "again_bytes", "memory_parts"]
+__all__ = ["LOGIT_BYTES", "MemoryParts", "activation_bytes", "again_bytes", "memory_parts"]
 
-#: Bytes held for one logit: in 16 bits, in 32 for the loss, and the gradients of both.
-LOGIT_BYTES = 12.0
-#: Where the loss is fused: in 16 bits, and what its gradient needs beside it.
-FUSED_LOGIT_BYTES = 4.0
-#: Master copy and two moments of Adam, in 32 bits.
-_STATE_BYTES = 12.0
+#: Bytes held for one logit: in 16 bits, in 32 for the loss, and the gradients of both. Where all is in 32 bits there
+#: is one of each.
+LOGIT_BYTES, _LOGIT_BYTES_IN_32 = 12.0, 8.0
+#: Two moments of Adam, and the master copy of parameters in 16 bits, all in 32.
+_MOMENT_BYTES, _MASTER_BYTES = 8.0, 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,19 +68,22 @@ def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
     shard = dense / (p.dp * p.cp) + p.rank_experts * p.ep / (p.dp * p.cp)
     shards = p.dp * p.cp
     is_sharded = p.zero >= 3
-    parameters = np.where(is_sharded, 4.0 * shard, 2.0 * counted)
-    gradients = np.where(is_sharded, 4.0, p.gradient_bytes) * np.where(p.zero >= 2, shard, counted)
     # FSDP's shards are in 32 bits: they are the master copy.
-    state = np.where(is_sharded, _STATE_BYTES - 4.0, _STATE_BYTES)
+    has_master = ~is_sharded & (p.element_bytes < 4)
+    parameters = np.where(is_sharded, 4.0 * shard, p.element_bytes * counted)
+    gradients = np.where(is_sharded, 4.0, p.gradient_bytes) * np.where(p.zero >= 2, shard, counted)
+    state = _MOMENT_BYTES + np.where(has_master, _MASTER_BYTES, 0.0)
     optimizer = state * np.where(p.zero >= 1, shard, counted) * (1.0 - p.offloaded)
     kept, _ = activation_bytes(p)
     flight = _in_flight(p, stage)
-    each = np.where(p.loss_fused > 0, FUSED_LOGIT_BYTES, LOGIT_BYTES)
+    # Where the loss is fused there is the logit, and what its gradient needs beside it.
+    apart = np.where(p.element_bytes < 4, LOGIT_BYTES, _LOGIT_BYTES_IN_32)
+    each = np.where(p.loss_fused > 0, 2.0 * p.element_bytes, apart)
     logits = np.where(is_last, each * p.tokens * p.vocab / p.tp, 0.0)
     unit = p.layer_parameters / p.tp + p.moe_share * p.routed_parameters / (p.tp * p.ep)
     unit = np.maximum(unit, np.where(is_first | is_last, p.outer_parameters / p.tp, 0.0))
     # In a pipeline what is gathered stays, and so do its gradients, as they are summed, until the last micro-batch.
-    units = np.where(p.pp > 1, (2.0 + p.gradient_bytes) * counted, 2.0 * 2.0 * unit)
+    units = np.where(p.pp > 1, (p.element_bytes + p.gradient_bytes) * counted, 2.0 * p.element_bytes * unit)
     gathered = np.where(is_sharded & (shards > 1), units, 0.0) + _sequence(p)
     return MemoryParts(
         parameters=parameters,
@@ -97,9 +99,10 @@ def memory_parts(points: Points, stage: Numbers) -> MemoryParts:
 def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
     """Bytes that one layer keeps of one micro-batch: by the job's policy, and without doing anything again.
 
-    What tensor parallelism does not share: two norms' inputs and outputs (8 bytes for each token and width) and two
-    masks. What it shares: queries, keys and values, attention's result, the feed-forward network's inner activations
-    (two tensors, or four with a gate), and the scores where they are written (weights, mask and masked weights).
+    What tensor parallelism does not share: two norms' inputs and outputs (8 bytes for each token and width, in 16
+    bits) and two masks. What it shares: queries, keys and values, attention's result, the feed-forward network's
+    inner activations (two tensors, or four with a gate), and the scores where they are written (weights, mask and
+    masked weights).
 
     Examples:
         >>> from mycel.planning.job import Job, Mesh
@@ -119,11 +122,11 @@ def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
     core = p.heads * p.head_dim
     # Every second product's result, the layer's input and attention's result are kept.
     matrices = core + 2.0 * p.kv_heads * p.head_dim + p.ffn * (1.0 + p.gated)
-    products = p.tokens * matrices / p.tp + 2.0 * width / alone
-    some = products + 2.0 * width / alone + 2.0 * p.tokens * core / p.tp
+    products = p.tokens * p.element_bytes / 2.0 * matrices / p.tp
+    some = products + p.element_bytes * (2.0 * width / alone + p.tokens * core / p.tp)
     kept = np.where(
         p.full > 0,
-        2.0 * width / alone,
+        p.element_bytes * width / alone,
         np.where(p.alternate > 0, some, np.where(p.attention > 0, norms + inner, whole)),
     )
     return np.where((p.coshard > 1) & (p.full == 0), norms, kept), whole
@@ -132,7 +135,7 @@ def activation_bytes(points: Points) -> tuple[Numbers, Numbers]:
 def again_bytes(points: Points) -> Numbers:
     """Bytes of what is done again at one moment: a layer, or a piece of it.
 
-    Where layers are in pieces, gradients of a layer's matrices wait in 16 bits until the last piece has its own.
+    Where layers are in pieces, gradients of a layer's matrices wait until the last piece has its own.
 
     References:
         Lin et al., "nnScaler", OSDI 2024, section 3.3 (co-shard).
@@ -140,31 +143,32 @@ def again_bytes(points: Points) -> Numbers:
     p = points
     again = np.where((p.full > 0) | (p.alternate > 0), _outside(p), 0.0)
     again += np.where((p.full > 0) | (p.alternate > 0) | (p.coshard > 1), (_inside(p) + _scores(p)) / p.coshard, 0.0)
-    waiting: Numbers = np.where(p.coshard > 1, 2.0 * p.layer_parameters, 0.0)
+    waiting: Numbers = np.where(p.coshard > 1, p.element_bytes * p.layer_parameters, 0.0)
     return again + waiting
 
 
 def _outside(p: Points) -> Numbers:
     """Of a layer: inputs and outputs of its norms, and masks."""
     alone = np.where(p.sequence_parallel > 0, p.tp, 1.0)
-    kept: Numbers = (8.0 + 2.0 * p.dropout) * p.tokens * p.hidden / alone
+    kept: Numbers = (4.0 * p.element_bytes + 2.0 * p.dropout) * p.tokens * p.hidden / alone
     return kept
 
 
 def _inside(p: Points) -> Numbers:
     """Of a layer: what heads and inner columns share among them, but for scores."""
     core = p.heads * p.head_dim
-    heads = 2.0 * (core + 2.0 * p.kv_heads * p.head_dim) + 2.0 * core
-    inner = 2.0 * (2.0 + 2.0 * p.gated)
+    heads = core + 2.0 * p.kv_heads * p.head_dim + core
+    inner = 2.0 + 2.0 * p.gated
     feed = (1.0 - p.moe_share) * inner * p.ffn
-    feed += p.moe_share * (inner * (p.top_k * p.expert_ffn + p.shared_ffn) + 4.0 * p.top_k * p.hidden)
-    kept: Numbers = p.tokens * (heads + feed) / p.tp
+    feed += p.moe_share * (inner * (p.top_k * p.expert_ffn + p.shared_ffn) + 2.0 * p.top_k * p.hidden)
+    kept: Numbers = p.element_bytes * p.tokens * (heads + feed) / p.tp
     return kept
 
 
 def _scores(p: Points) -> Numbers:
     """Of a layer: weights, mask and masked weights; on the chip one number for each query."""
-    scores = p.micro_batch * p.heads * (p.seq / p.cp) * p.seq * (2.0 + 3.0 * p.dropout) / p.tp
+    each = p.element_bytes + (1.0 + p.element_bytes) * p.dropout
+    scores = p.micro_batch * p.heads * (p.seq / p.cp) * p.seq * each / p.tp
     kept: Numbers = np.where(p.flash > 0, 4.0 * p.tokens * p.heads / p.tp, scores)
     return kept
 
@@ -194,14 +198,14 @@ def _sequence(p: Points) -> Numbers:
     """
     tensors = np.where(p.megatron_executor > 0, 0.0, np.where(p.async_tp > 0, 2.0, 4.0))
     is_on = (p.sequence_parallel > 0) & (p.tp > 1)
-    held: Numbers = np.where(is_on, tensors * 2.0 * p.tokens * p.hidden, 0.0)
+    held: Numbers = np.where(is_on, tensors * p.element_bytes * p.tokens * p.hidden, 0.0)
     return held
 
 
 def _boundary(p: Points, is_first: Numbers, is_last: Numbers) -> Numbers:
     """Buffers of messages: activations on every stage but the first, gradients on every one but the last."""
     share = np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
-    message = 2.0 * p.tokens * p.hidden / share
+    message = p.element_bytes * p.tokens * p.hidden / share
     every = p.micro_batches * p.chunks
     forward = np.where(p.torch_executor > 0, every, np.where(p.megatron_executor > 0, 1.0, 2.0))
     backward = np.where(p.torch_executor > 0, every, 1.0)

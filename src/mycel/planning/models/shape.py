@@ -40,9 +40,12 @@ class ModelShape:
         has_qkv_bias: biases of queries, keys and values.
         has_out_bias: bias of the projection after attention.
         has_ffn_bias: biases of the feed-forward matrices.
+        element_bytes: of a parameter or an activation as ranks compute with it and send it: 2 where training is in
+            16 bits with a master copy in 32, 4 where it is all in 32.
 
     Raises:
-        UsageError: a size that is not positive, heads that do not share evenly, or experts without a width.
+        UsageError: a size that is not positive, elements of another size, heads that do not share evenly, or
+            experts without a width.
 
     References:
         Vaswani et al., "Attention Is All You Need", NeurIPS 2017; Shazeer, "GLU Variants Improve Transformer", 2020;
@@ -80,12 +83,15 @@ class ModelShape:
     has_qkv_bias: bool = False
     has_out_bias: bool = False
     has_ffn_bias: bool = False
+    element_bytes: int = 2
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < (0 if name == "ffn" else 1):
                 raise UsageError(f"model {self.name!r}: {name} is {value!r}; it must be a whole number from 1")
+        if self.element_bytes not in (2, 4):
+            raise UsageError(f"model {self.name!r}: element_bytes is {self.element_bytes!r}; it must be 2 or 4")
         if self.num_heads % self.num_kv_heads:
             raise UsageError(
                 f"model {self.name!r}: {self.num_heads} heads cannot share {self.num_kv_heads} heads of keys and "
@@ -204,7 +210,9 @@ class ModelShape:
 
     def to_json(self) -> dict[str, object]:
         """As an object of JSON, with ``version``; ``mycel.planning.models.json_format`` reads it again."""
-        return {"version": 1, **{f.name: getattr(self, f.name) for f in fields(self)}}
+        # What 16 bits are called by default is left out: files of models and plans stay what they were.
+        named = [f.name for f in fields(self) if f.name != "element_bytes" or self.element_bytes != 2]
+        return {"version": 1, **{name: getattr(self, name) for name in named}}
 
 
 def _divisor(number: int, near: int) -> int:

@@ -128,15 +128,16 @@ def rewrites_of(plan: PlanRecord, cluster: Cluster) -> tuple[Rewrite, ...]:
 
 
 def _message(plan: PlanRecord, share: int) -> float:
-    job = plan.job
-    return 2.0 * job.micro_batch * job.seq / job.mesh.cp * plan.model.shape.hidden / share
+    job, shape = plan.job, plan.model.shape
+    return shape.element_bytes * job.micro_batch * job.seq / job.mesh.cp * shape.hidden / share
 
 
 def _gradients(plan: PlanRecord, job: Job, *, is_split: bool) -> float:
-    """Bytes that a rank sends in a sum of gradients: two halves of them, or one and parameters in 16 bits."""
+    """Bytes that a rank sends in a sum of gradients: two halves of them, or one and parameters."""
     replicas = job.mesh.dp * job.mesh.cp
-    count = plan.model.shape.num_parameters / (job.mesh.pp * job.mesh.tp)
-    each = job.gradient_bytes + (2.0 if is_split else job.gradient_bytes)
+    shape = plan.model.shape
+    count = shape.num_parameters / (job.mesh.pp * job.mesh.tp)
+    each = job.gradient_bytes + (shape.element_bytes if is_split else job.gradient_bytes)
     return (replicas - 1.0) / replicas * count * each
 
 

@@ -122,7 +122,7 @@ def _least(p: Points, cluster: Cluster, links: Links, fullest: Numbers) -> Numbe
     share = np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
     # Some boundaries may be inside a node where others are not: of two neighbours, the fastest there are.
     rate = links.hop(p.tp * p.cp * p.dp, np.minimum(p.pp, 2.0), c.link_efficiency, c.boundary_efficiency)
-    message = np.where(p.pp > 1, 2.0 * p.tokens * p.hidden / share / rate, 0.0)
+    message = np.where(p.pp > 1, p.element_bytes * p.tokens * p.hidden / share / rate, 0.0)
     # Messages put every later stage off; where the speeds of stages differ that is left out.
     passed = 2.0 * message * (p.pp - weights) if len(kinds) == 1 else np.zeros(len(p))
     late = batches * (work + passed) / weights

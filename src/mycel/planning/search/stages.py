@@ -210,7 +210,7 @@ def _stages(
     slowest, at = one.argmax(axis=0), np.arange(mesh.pp)
     heads = [head_seconds(point, kind, c)[0] for kind, is_there in zip(kinds, has[:, -1], strict=True) if is_there]
     share = mesh.tp if job.is_sequence_parallel or job.is_scattered else 1
-    message = 2.0 * float(point.tokens[0]) * shape.hidden / share
+    message = shape.element_bytes * float(point.tokens[0]) * shape.hidden / share
     efficiencies = (c.link_efficiency, c.boundary_efficiency)
     between = [boundary_seconds(cluster, groups[i], groups[i + 1], message, efficiencies) for i in range(mesh.pp - 1)]
     together_s, alone_s = [list(column) for column in zip(*between, strict=True)] if between else ([], [])

@@ -58,7 +58,7 @@ class _Rates:
         peak = np.where(self.points.float8 > 0, max(eight, device.flops), device.flops)
         seconds = 2.0 * rows * columns * inner * (1.0 + c.matmul_rows / np.maximum(rows, 1.0))
         seconds = seconds / (peak * c.matmul_efficiency)
-        moved = 2.0 * (rows * columns + rows * inner + columns * inner)
+        moved = self.points.element_bytes * (rows * columns + rows * inner + columns * inner)
         longer: Numbers = np.maximum(seconds, self.memory(moved))
         return longer
 
@@ -107,7 +107,7 @@ def layer_seconds(points: Points, device: Device, coefficients: Coefficients) ->
     alone = np.where(p.sequence_parallel > 0, 1.0 / p.tp, 1.0)
     fused = np.where(p.compiled > 0, c.compiled_elements, 1.0)
     elements = c.layer_elements * tokens * p.hidden * fused * (0.5 * alone + 0.5 / p.tp)
-    around = rates.memory(2.0 * elements)
+    around = rates.memory(p.element_bytes * elements)
     again = np.where(
         p.full > 0,
         forward + core + around,
@@ -162,7 +162,7 @@ def _attention(p: Points, rates: _Rates) -> tuple[Numbers, Numbers, Numbers]:
     rows, keys = p.seq / p.cp, p.seq
     on_chip = 2.0 * heads * rows * keys * p.head_dim / (device.flops * c.attention_efficiency)
     written = heads * (rates.product(rows, keys, p.head_dim) + rates.product(rows, p.head_dim, keys))
-    scores = rates.memory(2.0 * c.softmax_elements * heads * rows * keys)
+    scores = rates.memory(p.element_bytes * c.softmax_elements * heads * rows * keys)
     forward = np.where(p.flash > 0, on_chip, written + scores)
     backward = np.where(p.flash > 0, _FLASH_BACKWARD * on_chip, 2.0 * written + 1.5 * scores)
     return forward, backward, np.where(p.flash > 0, 0.0, written + scores)

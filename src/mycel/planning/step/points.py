@@ -44,6 +44,7 @@ class Points:
     routed_parameters: Numbers
     outer_parameters: Numbers
     position_parameters: Numbers
+    element_bytes: Numbers
     pp: Numbers
     dp: Numbers
     tp: Numbers
@@ -158,6 +159,7 @@ def _row(shape: ModelShape, job: Job) -> list[float]:
         routed,
         shape.vocab * shape.hidden,
         shape.num_positions * shape.hidden,
+        shape.element_bytes,
         mesh.pp,
         mesh.dp,
         mesh.tp,

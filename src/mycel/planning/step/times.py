@@ -98,7 +98,9 @@ def step_times(points: Points, device: Device, links: Links, coefficients: Coeff
     batches = p.micro_batches
     is_piped = p.pp > 1
     bubble = np.where(is_piped, (p.pp - 1.0) / p.chunks * mean_stage, 0.0)
-    message = 2.0 * p.tokens * p.hidden / np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
+    message = (
+        p.element_bytes * p.tokens * p.hidden / np.where((p.sequence_parallel > 0) | (p.scattered > 0), p.tp, 1.0)
+    )
     rate = links.hop(p.tp * p.cp * p.dp, p.pp, c.link_efficiency, c.boundary_efficiency)
     messages = 2.0 * p.chunks * batches + 2.0 * (p.pp - 1.0)
     boundary = np.where(is_piped, messages * (message / rate + c.exchange_s), 0.0)
@@ -144,11 +146,11 @@ def _tensor(p: Points, links: Links, c: Coefficients) -> tuple[Numbers, Numbers]
 
     Tensor parallelism sums the activations twice; backward, and forward again, are as much.
     """
-    size = 2.0 * p.tokens * p.hidden
+    size = p.element_bytes * p.tokens * p.hidden
     rate = links.ring(p.tp, np.ones(len(p)), c.link_efficiency, c.network_efficiency)
     steps = 1.0 + np.log2(p.tp)
     tensor = np.where(p.tp > 1, 2.0 * (2.0 * (p.tp - 1.0) / p.tp * size / rate + c.exchange_s * steps), 0.0)
-    keys = 2.0 * 2.0 * p.tokens * p.kv_heads * p.head_dim / p.tp
+    keys = 2.0 * p.element_bytes * p.tokens * p.kv_heads * p.head_dim / p.tp
     rate = links.ring(p.cp, p.tp, c.link_efficiency, c.network_efficiency)
     context = np.where(p.cp > 1, (p.cp - 1.0) * (keys / rate + c.exchange_s), 0.0)
     rate = links.ring(p.ep, p.tp, c.link_efficiency, c.network_efficiency)
@@ -197,7 +199,7 @@ def _reduced(p: Points, links: Links, c: Coefficients, count: Numbers, replicas:
     wire = (replicas - 1.0) / replicas * count
     rate = links.ring(replicas, stride, c.link_efficiency, c.gradient_efficiency)
     often = np.where(p.pp > 1, 1.0, p.micro_batches)
-    gathered = 2.0 * wire / rate
+    gathered = p.element_bytes * wire / rate
     summed = p.gradient_bytes * wire / rate
     seconds: Numbers = np.where(
         p.zero >= 3,
@@ -217,6 +219,6 @@ def optimizer_seconds(p: Points, device: Device, c: Coefficients) -> Numbers:
     sharded = p.rank_dense / replicas + p.rank_experts * p.ep / replicas
     own = np.where(p.zero >= 1, sharded, p.rank_dense + p.rank_experts)
     here = c.optimizer_bytes * own / (device.memory_gbps * 1e9 * c.memory_efficiency)
-    there = own * (p.gradient_bytes + 2.0) / (_HOST_GBPS * 1e9)
+    there = own * (p.gradient_bytes + p.element_bytes) / (_HOST_GBPS * 1e9)
     seconds: Numbers = np.where(p.offloaded > 0, there + here, here)
     return seconds
