@@ -267,10 +267,7 @@ def test_memory_decides_how_many_slices() -> None:
 
 def test_predictions_count_what_ranks_do_for_exchanges() -> None:
     """A ring starts one exchange a step, which computation does not hide; slices start one each."""
-    context, shape = (
-        SequenceContext(contiguous([64], 8)),
-        Shape(batch=1, heads=8, key_heads=8, width=4, value_width=4, dtype=torch.float32),
-    )
+    shape = Shape(batch=1, heads=8, key_heads=8, width=4, value_width=4, dtype=torch.float32)
     wires = Fabric(
         gather=lambda num_bytes: 1e-9 * num_bytes,
         scatter=lambda num_bytes: 1e-9 * num_bytes,
@@ -280,27 +277,32 @@ def test_predictions_count_what_ranks_do_for_exchanges() -> None:
         source="made up",
     )
 
-    def seconds(way: Way, handling: Handling, kernel_s: float = 1.0) -> float:
-        kernels = Kernels(forward_s=kernel_s, backward_s=kernel_s)
-        return predict(way, context, shape, CAUSAL, wires, kernels, handling).seconds
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        context = SequenceContext(contiguous([64], 8), group)
 
-    def starts(way: Way, kernel_s: float) -> float:
-        free, taken = Handling(), Handling(start_s=1.0)
-        return seconds(way, taken, kernel_s) - seconds(way, free, kernel_s)
+        def seconds(way: Way, handling: Handling, kernel_s: float = 1.0) -> float:
+            kernels = Kernels(forward_s=kernel_s, backward_s=kernel_s)
+            return predict(way, context, shape, CAUSAL, wires, kernels, handling).seconds
 
-    ring, slices, heads = (
-        Way(between="ring"),
-        Way(between="gathered", slices=4),
-        Way(between="needed", groups=(tuple(range(8)),)),
-    )
-    # With nothing to compute they all count, in a chain or beside each other; else those of one's own thread do.
-    assert starts(ring, 0.0) == pytest.approx(7 * 1 + 7 * 2 + 2 + 1)
-    assert starts(ring, 1e6) == pytest.approx(7 * 1 + 8 * 2 + 1)
-    assert starts(Way(between="gathered"), 0.0) == pytest.approx(3)
-    assert starts(slices, 1e6) >= 3 * 4
-    assert starts(heads, 1.0) == pytest.approx(4)
-    for way in (ring, slices, heads):
-        assert seconds(way, Handling(byte_s=1.0)) > seconds(way, Handling())
+        def starts(way: Way, kernel_s: float) -> float:
+            free, taken = Handling(), Handling(start_s=1.0)
+            return seconds(way, taken, kernel_s) - seconds(way, free, kernel_s)
+
+        ring, slices, heads = (
+            Way(between="ring"),
+            Way(between="gathered", slices=4),
+            Way(between="needed", groups=(tuple(range(8)),)),
+        )
+        # With nothing to compute they all count, in a chain or beside each other; else those of one's own thread do.
+        assert starts(ring, 0.0) == pytest.approx(7 * 1 + 7 * 2 + 2 + 1)
+        assert starts(ring, 1e6) == pytest.approx(7 * 1 + 8 * 2 + 1)
+        assert starts(Way(between="gathered"), 0.0) == pytest.approx(3)
+        assert starts(slices, 1e6) >= 3 * 4
+        assert starts(heads, 1.0) == pytest.approx(4)
+        for way in (ring, slices, heads):
+            assert seconds(way, Handling(byte_s=1.0)) > seconds(way, Handling())
+
+    on_ranks(8, work)
 
 
 def test_wires_are_corrected_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
