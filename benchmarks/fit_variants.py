@@ -173,7 +173,9 @@ def fit(variant: Variant, task: Task, points: Points, rows: NDArray[np.int_]) ->
         off = np.log(seconds_of(variant, task, points, build(at)) / task.measured)[rows]
         return np.concatenate([off, fit_costs.PULL * (at - begin)])
 
-    best, cost = np.clip(begin, 1e-6, 1 - 1e-6), np.inf
+    # A search that begins at a bound hardly leaves it: terms begin inside, and are pulled to 0 all the same.
+    first = np.where(np.arange(len(begin)) < len(names), begin, 0.1)
+    best, cost = np.clip(first, 1e-6, 1 - 1e-6), np.inf
     for _ in range(fit_costs.ROUNDS):
         before = cost
         for step in fit_costs.STEPS:
