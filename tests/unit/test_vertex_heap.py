@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import heapq
 import random
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from mycel.collectives import vertex_heap
@@ -17,8 +19,10 @@ from mycel.collectives import vertex_heap
 def test_keys_come_out_in_order(form: str, kind: type, seed: int) -> None:
     push, pop = getattr(vertex_heap.push, form), getattr(vertex_heap.pop, form)
     rng = random.Random(seed)
-    keys, vertices = np.zeros(200, dtype=kind), np.zeros(200, dtype=np.int64)
-    size, key_of, other = 0, {}, []
+    keys: npt.NDArray[Any] = np.zeros(200, dtype=kind)
+    vertices, size = np.zeros(200, dtype=np.int64), 0
+    key_of: dict[int, Any] = {}
+    other: list[Any] = []
     for vertex in range(400):
         if size and (size == 200 or rng.random() < 0.4):
             assert key_of.pop(int(pop(keys, vertices, size))) == heapq.heappop(other)
