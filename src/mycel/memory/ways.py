@@ -126,9 +126,13 @@ def activations(
             in_bytes_per_us=gbps * 1e3,
         )
         plan = fast_plan(instance)
-    except (UsageError, SynthesisError):
-        says = f"all but activations takes {mib(others)}: {least - budget} bytes too little"
-        return Choice(way=way, peak=max(least, budget + 1), seconds=None, says=says, fullest=where), None
+    except (UsageError, SynthesisError) as error:
+        says = f"all but activations takes {mib(others)}: " + (
+            f"{least - budget} bytes too little" if least > budget else str(error)
+        )
+        # Where even the least would fit and still no plan was found, only what is known to suffice is said.
+        peak = least if least > budget else needs.peak
+        return Choice(way=way, peak=peak, seconds=None, says=says, fullest=where), None
     counts = ", ".join(f"{policy} {count}" for policy, count in plan.counts.items())
     seconds = _base(needs, rate, micro_batches) + (plan.iteration_us - instance.ideal_us) * 1e-6 * micro_batches
     choice = Choice(way=way, peak=budget, seconds=seconds, says=f"blocks: {counts}", fullest=where)
