@@ -226,7 +226,7 @@ def ring(demand: Demand, *, slots: int) -> ResidencyPlan:
                 f"{demand.room[moment]}: {size - demand.room[moment]} bytes too little"
             )
         near.append(frozenset(held))
-    return _plan(demand, f"ring of {slots} slots", near)
+    return _plan(demand, f"in a ring of {slots} slots", near)
 
 
 def fixed_set(demand: Demand) -> ResidencyPlan:
