@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path
@@ -35,6 +37,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mycel.demo.train import learning_rate
+from mycel.errors import SynthesisError
 from mycel.memory import Fitted, allocator_limit, fit, needs_of
 from mycel.planning.sequence import per_document_zigzag
 from mycel.sequence import SequenceContext
@@ -107,14 +110,14 @@ def averaged(model: Hybrid) -> nn.Module:
     return DistributedDataParallel(model, gradient_as_bucket_view=True, bucket_cap_mb=1024)
 
 
-def train(options: argparse.Namespace, most: list[int]) -> None:
+def train(options: argparse.Namespace, seen: Seen) -> None:
     """Steps, and in the end what other files' bytes cost.
 
     Args:
         options: of the command.
-        most: what is taken at most, by ``looking``.
+        seen: by ``looking``; steps are noted in it.
     """
-    at_start = taken()
+    seen.first = seen.most = taken()
     model, optimizer = make(options)
     budget = int((options.limit or 0) * PLANNED_SHARE * MIB)
     fitted = planned(model, optimizer, blank(options.context), budget) if options.plan else None
@@ -130,13 +133,14 @@ def train(options: argparse.Namespace, most: list[int]) -> None:
             begin = time.perf_counter()
             losses.append(step(trained, optimizer, pack))
             seconds.append(time.perf_counter() - begin)
+            seen.steps = number + 1
             say(event="step", step=number + 1, loss=losses[-1])
         say(
             event="end",
             parameters=sum(p.numel() for p in model.parameters()),
             losses=losses,
             step_s=statistics.median(seconds[1:] or seconds),
-            taken_mib=(most[0] - at_start) / MIB,
+            taken_mib=(seen.most - seen.first) / MIB,
             plan=None if fitted is None else fitted.explain(),
             held_out=held_out(model, options),
         )
@@ -171,19 +175,35 @@ def taken() -> int:
     return int(fields[5]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@dataclass(slots=True)
+class Seen:
+    """Of a run so far.
+
+    Attributes:
+        first: bytes that were taken before there was a model.
+        most: bytes that were, at most, when a thread looked.
+        steps: that came to their end.
+    """
+
+    first: int
+    most: int
+    steps: int = 0
+
+
 @contextmanager
-def looking() -> Iterator[list[int]]:
+def looking() -> Iterator[Seen]:
     """While it is entered, a thread notes how much is taken at most."""
-    most, over = [taken()], threading.Event()
+    before, over = taken(), threading.Event()
+    seen = Seen(before, before)
 
     def look() -> None:
         while not over.wait(EVERY_S):
-            most[0] = max(most[0], taken())
+            seen.most = max(seen.most, taken())
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     try:
-        yield most
+        yield seen
     finally:
         over.set()
         thread.join()
@@ -199,12 +219,16 @@ def of_zeros(logits: Tensor) -> Tensor:
     return token_losses(logits, logits.new_zeros(logits.shape[:2], dtype=torch.int64)).sum()
 
 
-def ways_out(options: argparse.Namespace, alone: dist.ProcessGroup | None) -> str:
+def ways_out(options: argparse.Namespace, alone: dist.ProcessGroup | None, seen: Seen) -> str:
     """Of a step that did not fit: what it needs, by how much that is too much, and what can be done. Nothing runs.
+
+    Where it should have fit, by its needs or by its plan, nobody knows how much is missing: then what is known is
+    said, which is what was foreseen and what was taken.
 
     Args:
         options: of the command.
         alone: a group of this rank, where there are others.
+        seen: how far it came.
     """
     tokens, room = -(-options.context // num_ranks()), options.limit * MIB
     small = max(256, tokens // 16)
@@ -223,10 +247,28 @@ def ways_out(options: argparse.Namespace, alone: dist.ProcessGroup | None) -> st
 
     (fixed, each), (fixed_again, each_again) = line(False), line(True)
     needed, again = (fixed + each * tokens) / MIB, (fixed_again + each_again * tokens) / MIB
+    if options.plan or needed <= options.limit:
+        foreseen = (
+            f"its plan keeps what torch allocates below {PLANNED_SHARE * options.limit:.0f} MiB"
+            if options.plan
+            else f"a rank's {tokens} bytes of a sequence need about {needed:.0f} MiB"
+        )
+        return (
+            f"memory ran out in step {seen.steps + 1} with a limit of {options.limit} MiB, which no step should "
+            f"reach: {foreseen}. At most {(seen.most - seen.first) / MIB:.0f} MiB were seen to be taken before what "
+            f"was refused; nothing foresees temporary memory of libraries, and freed pieces too small to be used. "
+            f"Ways out: a larger --limit; a shorter --context{'' if options.plan else '; --plan'}; more ranks that "
+            "share the sequence"
+        )
+    if fixed >= room:
+        return (
+            f"no step fits: model and optimizer alone need about {math.ceil(fixed / MIB)} MiB, and a rank may take "
+            f"{options.limit}: {math.ceil((fixed - room) / MIB)} MiB too little. The way out: a larger --limit"
+        )
     return (
-        f"a step on {options.context} bytes does not fit: a rank's {tokens} need about {needed:.0f} MiB, and it may "
-        f"take {options.limit}: {needed - options.limit:.0f} MiB too little. Three ways out: "
-        f"{-(-int(each * options.context) // int(max(1, room - fixed)))} ranks or more that share the sequence; "
+        f"a step on {options.context} bytes does not fit: a rank's {tokens} need about {math.ceil(needed)} MiB, and "
+        f"it may take {options.limit}: {math.ceil(needed - options.limit)} MiB too little. Three ways out: "
+        f"{-(-int(each * options.context) // int(room - fixed))} ranks or more that share the sequence; "
         f"--plan, which needs about {again:.0f} MiB where it computes all blocks again; --context "
         f"{int((room - fixed) / each) * num_ranks()} or less"
     )
@@ -258,8 +300,8 @@ def warm(options: argparse.Namespace) -> None:
     model, optimizer = make(options)
     pack = blank(128 * num_ranks())
     if options.plan:
-        budget = needs_of(model, (pack.tokens, context_of(pack)), loss=of_zeros, optimizer=optimizer).peak - MIB
-        with planned(model, optimizer, pack, budget):
+        peak = needs_of(model, (pack.tokens, context_of(pack)), loss=of_zeros, optimizer=optimizer).peak
+        with planned(model, optimizer, pack, peak - min(MIB, peak // 16)):
             step(model, optimizer, pack)
     else:
         step(averaged(model), optimizer, pack)
@@ -275,11 +317,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         dist.init_process_group("mycel", timeout=timedelta(minutes=5))
         alone, _ = dist.new_subgroups(1)
+    warm(options)
     try:
-        warm(options)
         limited = nullcontext() if options.limit is None else allocator_limit(options.limit * MIB)
-        with looking() as most, limited:
-            train(options, most)
+        with looking() as seen, limited:
+            train(options, seen)
+    except SynthesisError as error:  # no plan fits
+        print(f"one_rank.py: --plan: {error}", file=sys.stderr, flush=True)
+        return 2
     except (RuntimeError, MemoryError) as error:
         is_full = isinstance(error, MemoryError) or "t allocate memory" in str(error)
         if options.limit is None or not is_full:
@@ -289,7 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             dist.barrier()
             dist.destroy_process_group()
         return 0
-    print(f"one_rank.py: {ways_out(options, alone)}", file=sys.stderr, flush=True)
+    print(f"one_rank.py: {ways_out(options, alone, seen)}", file=sys.stderr, flush=True)
     return 2
 
 

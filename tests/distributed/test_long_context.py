@@ -76,18 +76,53 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
 
 
+def ways_out(*arguments: str) -> str:
+    """What is said in the third step, with 7 MiB taken until then."""
+    seen = one_rank.Seen(first=one_rank.MIB, most=8 * one_rank.MIB, steps=2)
+    said: str = one_rank.ways_out(one_rank.parse_arguments(arguments), None, seen)
+    return said
+
+
 @pytest.mark.usefixtures("small")
 def test_what_does_not_fit_is_said_with_what_it_needs() -> None:
     """Needs that are known from short sequences are those of the long one."""
-    says = one_rank.ways_out(one_rank.parse_arguments(["--context", "1024", "--limit", "5"]), None)
+    says = ways_out("--context", "1024", "--limit", "5")
     needed, over, least, again, longest = (
         int(number) for number in re.findall(r"(\d+)(?: MiB[, ]| ranks| or less)", says)
     )
     pack = packs.blank(1024)
     model, _ = one_rank.make(one_rank.parse_arguments([]))
     exact = needs_of(model, (pack.tokens, one_rank.context_of(pack)), loss=one_rank.of_zeros).peak
-    assert abs(needed - exact / one_rank.MIB) < 0.5 + 0.02 * needed and over == needed - 5
+    assert abs(needed - exact / one_rank.MIB) < 1 + 0.02 * needed and over == needed - 5
     assert least == -(-1024 // longest) and again < needed and longest < 1024 * 6 / needed
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("limit", "more"), [("300", []), ("20", ["--plan"])])
+def test_what_should_have_fit_is_said_to_have_grown(limit: str, more: list[str]) -> None:
+    """Nobody knows by how much then: no figure says so, least of all a negative one."""
+    says = ways_out("--context", "1024", "--limit", limit, *more)
+    foreseen = (
+        "plan keeps what torch allocates below 16 MiB" if more else r"1024 bytes of a sequence need about \d+ MiB"
+    )
+    assert re.search(rf"in step 3 with a limit of {limit} MiB, .*{foreseen}.*At most 7 MiB were seen", says)
+    assert ("; --plan;" in says) is not bool(more) and "too little" not in says
+    assert not re.search(r"-\d", says)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_limit_below_the_model_is_said() -> None:
+    says = ways_out("--context", "1024", "--limit", "0")
+    assert re.fullmatch(
+        r"no step fits: model and optimizer alone need about \d+ MiB, .* 0: \d+ MiB too little. .*", says
+    )
+
+
+@pytest.mark.usefixtures("small")
+def test_a_budget_without_a_plan_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert one_rank.main(["--context", "4096", "--steps", "1", "--text", "1", "--limit", "24", "--plan"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert re.fullmatch(r"one_rank.py: --plan: a budget of \d+ bytes: nothing fits; nearest is .*", said)
 
 
 @pytest.mark.long
@@ -95,7 +130,7 @@ def test_what_does_not_fit_is_said_with_what_it_needs() -> None:
 def test_a_plan_of_memory_learns_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     """Bit for bit, and under a real limit below what a step takes without a plan."""
     ends = []
-    for more in ([], ["--limit", "24", "--plan"]):
+    for more in ([], ["--limit", "38", "--plan"]):
         assert one_rank.main(["--context", "4096", "--steps", "2", "--text", "1", *more]) == 0
         ends.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
     free, planned = ends

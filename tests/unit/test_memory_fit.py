@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory import EmulatedLink, attach, fit, measure, needs_of
 from mycel.memory.needs import blocks_of, loss_of, recomputed
+from mycel.memory.ways import activations
 from mycel.planning.residency import fast_plan
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -97,6 +99,43 @@ def test_what_fits_in_no_way_says_which_is_nearest() -> None:
     ):
         with pytest.raises(UsageError, match=says):
             fit(model, optimizer, (batch(8),), **wrong)  # type: ignore[arg-type]
+
+
+def test_a_way_without_a_plan_says_why_and_no_negative_shortage() -> None:
+    """More blocks than are planned: the least that they need would fit, so that nobody knows what is missing."""
+    model = Model()
+    needs = needs_of(model, (batch(64),))
+    budget = needs.peak - 1
+    many = replace(needs, blocks=needs.blocks * 2000)
+    choice, plan = activations(many, budget, 1e9, 1.0, 1)
+    assert plan is None and choice.seconds is None
+    assert "blocks: 16000; at most" in choice.says and "-" not in choice.says
+    assert choice.peak == needs.peak
+    short, none = activations(needs, 1, 1e9, 1.0, 1)
+    assert none is None and short.says.endswith(f"{short.peak - 1} bytes too little")
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_a_ring_of_dense_blocks_changes_no_bit_and_moves_what_it_says(slots: int) -> None:
+    free = Model()
+    wanted = losses(free, torch.optim.AdamW(free.parameters()), 8)
+    model = Model()
+    optimizer = torch.optim.AdamW(model.parameters())
+    link = EmulatedLink(bandwidth_gbps=10)
+    budget = int(0.6 * needs_of(model, (batch(8),), optimizer=optimizer).peak)
+    with fit(model, optimizer, (batch(8),), budget=budget, link=link, slots=slots) as fitted:
+        before = link.fetched_bytes + link.stored_bytes
+        assert losses(model, optimizer, 8) == wanted
+        moved = link.fetched_bytes + link.stored_bytes - before
+        residency = fitted.handles[-1]
+        unit = residency.schedule.parts.sizes[0]
+        # Forward brings every unit, backward those that the ring has let go; each sends its gradients.
+        assert residency.schedule.plan.loaded_bytes == (8 + 8 - slots) * unit
+        assert moved == 3 * residency.schedule.moved_bytes
+        assert residency.peak_bytes == slots * unit and residency.off_schedule == 0
+        assert f"ring of {slots} slots" in fitted.explain()
+    link.close()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), free.parameters(), strict=True))
 
 
 def test_one_budget_at_a_time() -> None:

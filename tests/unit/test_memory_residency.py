@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +29,7 @@ from mycel.memory.residency import (
     layout_of,
     least_recently_used,
     parts_of,
+    ring,
     schedule_of,
     search_layout,
 )
@@ -150,6 +152,26 @@ def test_the_next_block_comes_while_one_computes_if_there_is_room() -> None:
     for room in ((7, 8, 8, 8), (8, 3, 8, 8)):
         assert replace(demand, room=room).with_ahead().uses[0] == (0,)
     assert replace(demand, fresh=True).with_ahead().uses == ((0, 1), (1,), (1, 0), (0,))
+
+
+@pytest.mark.parametrize("slots", [2, 3, 5, 9])
+def test_a_ring_has_its_slots_filled_and_turns(slots: int) -> None:
+    """A unit comes when the slot of one that has computed is free, and each pass brings it once."""
+    demand = up_and_down(6, lambda depth: slots, fresh=False)
+    plan = ring(demand, slots=slots)
+    assert check_residency(demand, plan) == plan.loaded_bytes == 6 + max(0, 6 - slots)
+    assert plan.peak_bytes == min(slots, 6) and plan.loads[1:6] == tuple(
+        (slots + place,) if slots + place < 6 else () for place in range(5)
+    )
+    assert plan.loaded_bytes >= by_next_use(demand).loaded_bytes
+    with (
+        pytest.raises(SynthesisError, match=rf"moment 0: a ring of {slots} slots .*: 1 bytes too little")
+        if (slots <= 6)
+        else nullcontext()
+    ):
+        ring(replace(demand, room=(slots - 1,) * 12), slots=slots)
+    with pytest.raises(UsageError, match="a ring of 1 slots"):
+        ring(demand, slots=1)
 
 
 def test_wrong_plans_are_refused() -> None:

@@ -733,6 +733,66 @@ def _descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
+@pytest.mark.parametrize("is_thrown_away", [False, True])
+@pytest.mark.parametrize("blocks", [3.0, 40.0])
+def test_far_memory_holds_what_one_iteration_needs(blocks: float, is_thrown_away: bool) -> None:
+    """Whatever a backward pass takes from near memory, before a slow link has it far, is gone before the next is."""
+    model = make()
+    x, found = inputs(), measured(model, blocks=blocks)
+    plan = planned(found, *["swap"] * (COUNT - 1), "keep")
+    link = EmulatedLink(bandwidth_gbps=0.05)  # an iteration's blocks take longer out than it computes
+    far = FarMemory()
+    with attach(model, list(model)[:-1], found, plan, link=link, far=far) as swapping:
+        once = sum(block.saved for block in found.blocks[:-1])
+        for _ in range(20):
+            if is_thrown_away:
+                model(x)
+            else:
+                step(model, x)
+        assert swapping.moved.out_bytes > 19 * once / 2 and swapping.moved.spilled_bytes == 0
+        if not is_thrown_away:
+            assert swapping.moved.forwarded_bytes > 0
+        assert 0 < far.peak_bytes <= once and far.held_bytes <= once
+    link.close()
+
+
+def test_far_memory_of_a_large_iteration_is_given_back() -> None:
+    model = make()
+    x, found = inputs(), measured(model)
+    far = FarMemory()
+    with attach(model, list(model)[:-1], found, planned(found, "swap"), link=NowLink(), far=far) as swapping:
+        step(model, x)
+        assert settled(swapping)
+        once = far.held_bytes
+        both = [model(x), model(x)]
+        for out in both:
+            out.sum().backward()
+        del both, out
+        assert settled(swapping)
+        assert far.held_bytes > once
+        for _ in range(2):  # the first gives back what was lent before both
+            step(model, x)
+            assert settled(swapping)
+        assert far.held_bytes == once
+
+
+def test_what_an_iteration_before_left_on_its_way_is_named() -> None:
+    model = make()
+    blocks, x = list(model)[:-1], inputs()
+    wanted = step(model, x)
+    found = measured(model)
+    link = Gate()
+    with attach(model, blocks, found, planned(found, "swap"), link=link, deadline_s=0.2) as swapping:
+        assert same(step(model, x), wanted)
+        with pytest.raises(
+            CommunicationError, match=r"block 0 \(0\): waited 0.2 s for 5 transfers .* iteration before"
+        ):
+            step(model, x)
+        link.open.set()
+        assert settled(swapping)
+        assert same(step(model, x), wanted)
+
+
 @pytest.mark.parametrize("steps", [30, pytest.param(200, marks=pytest.mark.long)])
 def test_steps_leave_descriptors_threads_and_far_memory_as_they_are(steps: int, tmp_path: Path) -> None:
     model = make()

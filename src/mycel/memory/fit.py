@@ -83,6 +83,7 @@ def fit(
     loss: Loss = loss_of,
     micro_batches: int = 1,
     far: FarMemory | None = None,
+    slots: int | None = None,
 ) -> Fitted:
     """Train a model within a budget of near memory, the loop unchanged.
 
@@ -102,6 +103,8 @@ def fit(
         loss: of the model's output.
         micro_batches: backward passes of a step.
         far: lends far memory; of the host, or pinned for a GPU, if not given.
+        slots: where parameters come and go, they go round a ring of so many units, at least 2; what moves least if
+            not given.
 
     Returns:
         A handle: ``explain()`` says what was chosen and why, ``close()`` ends it.
@@ -136,6 +139,7 @@ def fit(
         far = the(FarMemory, far, "far memory")
     budget = whole_number(budget, "a budget in bytes", least=1)
     micro_batches = whole_number(micro_batches, "a number of micro-batches", least=1)
+    slots = None if slots is None else whole_number(slots, "slots of a ring", least=2)
     subject = _subject(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     rounding = 512 if device.type == "cuda" else 1
@@ -153,7 +157,7 @@ def fit(
         else:
             ways["recomputed"] = near("recomputed", again, budget, rate, micro_batches), None
         for way, of in (("residency", needs), ("residency, recomputed", again)):
-            ways[way] = residency(way, of, subject.parts, budget, rate, gbps, micro_batches)
+            ways[way] = residency(way, of, subject.parts, budget, rate, gbps, micro_batches, slots)
     choices = _agreed(tuple(choice for choice, _ in ways.values()), subject.group)
     fitting = [choice for choice in choices if choice.seconds is not None]
     if not fitting:

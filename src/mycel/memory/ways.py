@@ -61,7 +61,14 @@ def near(way: str, needs: Needs, budget: int, rate: float, micro_batches: int) -
 
 
 def residency(
-    way: str, needs: Needs, parts: Parts, budget: int, rate: float, gbps: float, micro_batches: int
+    way: str,
+    needs: Needs,
+    parts: Parts,
+    budget: int,
+    rate: float,
+    gbps: float,
+    micro_batches: int,
+    slots: int | None = None,
 ) -> tuple[Choice, Schedule | None]:
     """Parameters, gradients and optimizer state far, near when they are needed.
 
@@ -73,16 +80,20 @@ def residency(
         rate: operations a second.
         gbps: of the link.
         micro_batches: backward passes of a step.
+        slots: of a ring of units; what moves least if not given.
     """
     least, where = tightest(needs, parts)
     try:
-        schedule = schedule_of(needs, parts, budget, micro_batches=micro_batches)
-    except SynthesisError:
+        schedule = schedule_of(needs, parts, budget, micro_batches=micro_batches, slots=slots)
+    except SynthesisError as error:
+        if slots is not None and least <= budget:
+            return Choice(way=way, peak=needs.peak, seconds=None, says=str(error), fullest=where), None
         says = f"{where} needs {least}: {least - budget} bytes too little"
         return Choice(way=way, peak=least, seconds=None, says=says, fullest=where), None
     moving = schedule.moved_bytes / gbps / 1e9
     seconds = max(_base(needs, rate, micro_batches), moving)
-    says = f"{mib(schedule.moved_bytes)} over the link a step, {len(schedule.pinned)} units near for good"
+    pinned = f"{len(schedule.pinned)} units near for good, the others {schedule.plan.way}"
+    says = f"{mib(schedule.moved_bytes)} over the link a step, {pinned}"
     return Choice(way=way, peak=schedule.peak, seconds=seconds, says=says, fullest=where), schedule
 
 
@@ -126,9 +137,13 @@ def activations(
             in_bytes_per_us=gbps * 1e3,
         )
         plan = fast_plan(instance)
-    except (UsageError, SynthesisError):
-        says = f"all but activations takes {mib(others)}: {least - budget} bytes too little"
-        return Choice(way=way, peak=max(least, budget + 1), seconds=None, says=says, fullest=where), None
+    except (UsageError, SynthesisError) as error:
+        says = f"all but activations takes {mib(others)}: " + (
+            f"{least - budget} bytes too little" if least > budget else str(error)
+        )
+        # Where even the least would fit and still no plan was found, only what is known to suffice is said.
+        peak = least if least > budget else needs.peak
+        return Choice(way=way, peak=peak, seconds=None, says=says, fullest=where), None
     counts = ", ".join(f"{policy} {count}" for policy, count in plan.counts.items())
     seconds = _base(needs, rate, micro_batches) + (plan.iteration_us - instance.ideal_us) * 1e-6 * micro_batches
     choice = Choice(way=way, peak=budget, seconds=seconds, says=f"blocks: {counts}", fullest=where)

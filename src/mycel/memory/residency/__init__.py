@@ -11,6 +11,7 @@ from mycel.memory.residency.plan import (
     check_residency,
     fixed_set,
     least_recently_used,
+    ring,
 )
 from mycel.memory.residency.schedule import Parts, Schedule, demand_of, parts_of, schedule_of
 from mycel.memory.residency.sharded import sharded_parts
@@ -30,6 +31,7 @@ __all__ = [
     "layout_of",
     "least_recently_used",
     "parts_of",
+    "ring",
     "schedule_of",
     "search_layout",
     "sharded_parts",

@@ -9,7 +9,7 @@ from typing import Any
 from mycel.brief import brief
 from mycel.errors import SynthesisError, UsageError
 
-__all__ = ["Demand", "ResidencyPlan", "by_next_use", "check_residency", "fixed_set", "least_recently_used"]
+__all__ = ["Demand", "ResidencyPlan", "by_next_use", "check_residency", "fixed_set", "least_recently_used", "ring"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,6 +180,53 @@ def least_recently_used(demand: Demand) -> ResidencyPlan:
         last[unit] = clock[0]
 
     return _played(demand, age, "least recently used", used)
+
+
+def ring(demand: Demand, *, slots: int) -> ResidencyPlan:
+    """What computes is near with the units that are used next; what has computed gives its slot to another.
+
+    The backward pass turns the ring the other way. As many units are near at every moment, whatever else there is
+    room for: more moves than by next use, and what memory takes is known before, as is what the link has to do in
+    the time of one block.
+
+    Args:
+        demand: of an iteration.
+        slots: units that are near, of whatever size.
+
+    Raises:
+        UsageError: fewer than two slots.
+        SynthesisError: so many units do not fit at some moment; the message says by how much.
+
+    References:
+        Shen et al., "SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System",
+        2022 (arXiv 2205.10034; ring memory offload), there for experts.
+
+    Examples:
+        >>> uses = ((0,), (1,), (2,), (2,), (1,), (0,))
+        >>> demand = Demand(names=("a", "b", "c"), sizes=(4, 4, 4), uses=uses, room=(8,) * 6)
+        >>> ring(demand, slots=2).loads
+        ((0, 1), (2,), (), (), (0,), ())
+    """
+    if slots < 2:
+        raise UsageError(f"a ring of {slots} slots; with fewer than 2 nothing comes while a block computes")
+    count = len(demand.uses)
+    near: list[frozenset[int]] = []
+    for moment, units in enumerate(demand.uses):
+        held = list(units)
+        for step in range(1, count if demand.fresh else count - moment):
+            for unit in demand.uses[(moment + step) % count]:
+                if unit not in held and len(held) < max(slots, len(units)):
+                    held.append(unit)
+            if len(held) >= slots:
+                break
+        size = sum(demand.sizes[unit] for unit in held)
+        if size > demand.room[moment]:
+            raise SynthesisError(
+                f"moment {moment}: a ring of {slots} slots has {size} bytes near, and there is room for "
+                f"{demand.room[moment]}: {size - demand.room[moment]} bytes too little"
+            )
+        near.append(frozenset(held))
+    return _plan(demand, f"in a ring of {slots} slots", near)
 
 
 def fixed_set(demand: Demand) -> ResidencyPlan:

@@ -12,7 +12,7 @@ from mycel.brief import brief
 from mycel.errors import SynthesisError
 from mycel.memory.needs import Moment, Needs
 from mycel.memory.needs.moments import moment_name
-from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use
+from mycel.memory.residency.plan import Demand, ResidencyPlan, by_next_use, ring
 
 __all__ = ["Parts", "Schedule", "demand_of", "least_budget", "parts_of", "schedule_of", "tightest"]
 
@@ -232,7 +232,9 @@ def tightest(needs: Needs, parts: Parts) -> tuple[int, str]:
     return max((step, *held), key=lambda each: each[0])
 
 
-def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int = 1) -> Schedule:
+def schedule_of(
+    needs: Needs, parts: Parts, budget: int, *, micro_batches: int = 1, slots: int | None = None
+) -> Schedule:
     """The schedule that moves least, as long as everything fits.
 
     Units are pinned, gradients and optimizer state with them, one after the other for as long as fewer bytes move:
@@ -243,9 +245,11 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
         parts: its units.
         budget: bytes of near memory.
         micro_batches: backward passes of a step.
+        slots: of a ring of units, all of which come and go; what moves least if not given.
 
     Raises:
-        SynthesisError: not even one unit at a time fits; the message says by how much.
+        SynthesisError: not even one unit at a time fits, or not so many slots; the message says by how much.
+        UsageError: fewer than two slots.
 
     References:
         Fang et al., "PatrickStar", TPDS 2023, section 6.2 (optimizer's chunks on the device by the margin that
@@ -254,7 +258,7 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
     best: Schedule | None = None
     step = _step_bytes(needs, parts)
     order = sorted(range(len(parts.sizes)), key=lambda unit: -parts.sizes[unit])
-    for count in range(len(order) + 1):
+    for count in range(len(order) + 1 if slots is None else 1):
         pinned = frozenset(order[:count])
         pinned_bytes = parts.buffers + sum(_whole(needs, parts, unit) for unit in pinned)
         over = pinned_bytes + step - budget
@@ -272,7 +276,7 @@ def schedule_of(needs: Needs, parts: Parts, budget: int, *, micro_batches: int =
                 raise
             break
         demand = once.repeated(micro_batches)
-        plan = by_next_use(demand.with_ahead())
+        plan = by_next_use(demand.with_ahead()) if slots is None else ring(demand, slots=slots)
         gradients = sum(size for unit, size in enumerate(parts.trained) if unit not in pinned)
         moved = plan.loaded_bytes + micro_batches * gradients
         if best is None or moved < best.moved_bytes:

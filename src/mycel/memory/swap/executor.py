@@ -85,6 +85,8 @@ class Swapping:
         """
         current = None if self._current is None else self._current()
         if current is None or block <= current.latest:
+            if not self.passes:  # graphs that were let go without a backward pass are over too
+                self.mover.iteration_over()
             current = Pass(self)
             self._current = weakref.ref(current)
             self.passes.add(current)
@@ -411,6 +413,7 @@ class Pass:
             self._left = []
         for block in range(len(self._saved)):
             self._let_go(block)
+        self.swapping.mover.iteration_over()
 
 
 def _over(here: weakref.ref[Pass]) -> None:

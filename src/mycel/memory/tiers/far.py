@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +89,9 @@ class FarMemory:
         self._back: deque[Tensor] = deque()
         self._lock = threading.RLock()
         self._used = self.peak_bytes = self.held_bytes = 0
+        #: By size: buffers that are lent, and most that were at once since ``trim``.
+        self._lent: Counter[int] = Counter()
+        self._latest: Counter[int] = Counter()
 
     @property
     def used_bytes(self) -> int:
@@ -116,6 +119,8 @@ class FarMemory:
                 self.held_bytes += num_bytes
             self._used += num_bytes
             self.peak_bytes = max(self.peak_bytes, self._used)
+            self._lent[num_bytes] += 1
+            self._latest[num_bytes] = max(self._latest[num_bytes], self._lent[num_bytes])
             return buffer
 
     def give(self, buffer: Tensor) -> None:
@@ -134,7 +139,37 @@ class FarMemory:
         """
         with self._lock:
             self._used -= buffer.nbytes
+            self._lent[buffer.nbytes] -= 1
             self.held_bytes -= buffer.nbytes
+
+    def trim(self) -> None:
+        """Give back to the system what was not lent at once since the last call, size by size.
+
+        Called between iterations, so that each finds the buffers of the one before.
+
+        Examples:
+            >>> far = FarMemory()
+            >>> both = [far.take(4096), far.take(4096)]
+            >>> while both:
+            ...     far.give(both.pop())
+            >>> far.trim()
+            >>> far.give(far.take(4096))
+            >>> far.held_bytes
+            8192
+            >>> far.trim()
+            >>> far.held_bytes
+            4096
+        """
+        with self._lock:
+            self._settle()
+            for size, waiting in list(self._free.items()):
+                while waiting and self._lent[size] + len(waiting) > self._latest[size]:
+                    waiting.pop()
+                    self.held_bytes -= size
+                if not waiting:
+                    del self._free[size]
+            self._lent = +self._lent
+            self._latest = self._lent.copy()
 
     def clear(self) -> None:
         """Give everything that waits back to the system."""
@@ -146,6 +181,7 @@ class FarMemory:
         while self._back:
             buffer = self._back.popleft()
             self._used -= buffer.nbytes
+            self._lent[buffer.nbytes] -= 1
             self._free.setdefault(buffer.nbytes, []).append(buffer)
 
     def _trim(self, most: int) -> None:
