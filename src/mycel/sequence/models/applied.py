@@ -174,7 +174,7 @@ class AppliedSequence(Handle):
             if not context.num_tokens:
                 token = batch if batch.shape[dim] else torch.cat([batch, batch.new_zeros(*_one_at(batch, dim))], dim)
                 here = token.narrow(dim, 0, 1).contiguous()
-            self._binding.prepared(here, context)
+            self.prepared(here, context)
             return here
         made = local_batch(batch, context)
         if "shift_labels" in made:
@@ -186,10 +186,19 @@ class AppliedSequence(Handle):
             made["num_items_in_batch"] = count / self.num_averaged  # a number stays one: no wrapper rounds it
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values()):
             made = {name: value for name, value in made.items() if name in self._parameters or name in batch}
-        for value in made.values():
+        self.prepared(made, context)
+        return made
+
+    def prepared(self, made: Any, context: SequenceContext) -> None:
+        """Take what stands for a batch that ``shard_by`` gave, such as fake tensors, for one that it gave.
+
+        Args:
+            made: a dict or one tensor.
+            context: of the documents.
+        """
+        for value in made.values() if isinstance(made, Mapping) else (made,):
             if isinstance(value, Tensor):
                 self._binding.prepared(value, context)
-        return made
 
     def count_labels(self, batch: Mapping[str, Any], documents: Sequence[int] | None = None) -> Tensor:
         """Labels that count of a whole batch, and of those of other sequences in the mesh.

@@ -1,0 +1,40 @@
+"""Ranks share sequences where that is what makes a model fit, and learn what one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+RunRanks = Callable[..., list[Any]]
+
+
+@pytest.mark.parametrize(("backend", "world_size"), [("gloo", 2), pytest.param("mycel", 4, marks=pytest.mark.long)])
+def test_degrees_are_chosen_that_fit_and_losses_are_those_of_one_process(
+    run_ranks: RunRanks, backend: str, world_size: int
+) -> None:
+    by_rank = run_ranks(world_size, "memory_degrees", "fits", [1.05, 0.62, 0.4], backend=backend)
+    for found in by_rank:
+        for one, first in zip(found, by_rank[0], strict=True):
+            assert (one["way"], one["degree"], one["choices"]) == (first["way"], first["degree"], first["choices"])
+            assert one["losses"] == pytest.approx(one["wanted"], rel=1e-4), one
+            assert one["given back"] and "* " + one["way"] in one["told"]
+            if one["way"] == "keep":
+                assert 0.98 <= one["predicted"] <= 1.08, one
+        enough, less, least = found
+        assert (enough["degree"], enough["way"]) == (1, "keep")
+        assert {degree for degree, *_ in less["choices"]} >= {1, 2}
+        assert less["degree"] == 2, less["told"]
+        assert least["degree"] == world_size or least["way"] != "keep", least["told"]
+
+
+def test_what_cannot_be_shared_is_refused_alike(run_ranks: RunRanks) -> None:
+    for small, other, wrong, places, shape in run_ranks(2, "memory_degrees", "refused", backend="gloo"):
+        assert (
+            "nothing fits; nearest is " in small and "ranks a sequence" in small and "more ranks, a smaller" in small
+        )
+        assert other == "a degree of 3 does not divide 2 ranks; these do: 1, 2"
+        assert wrong.startswith("degrees")
+        assert "which of several by place have tokens, nobody says" in places
+        assert shape == "(1, 384)"
