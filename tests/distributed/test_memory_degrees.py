@@ -35,6 +35,6 @@ def test_what_cannot_be_shared_is_refused_alike(run_ranks: RunRanks) -> None:
             "nothing fits; nearest is " in small and "ranks a sequence" in small and "more ranks, a smaller" in small
         )
         assert other == "a degree of 3 does not divide 2 ranks; these do: 1, 2"
-        assert wrong.startswith("degrees")
+        assert wrong.startswith("expected degrees, got list")
         assert "which of several by place have tokens, nobody says" in places
         assert shape == "(1, 384)"

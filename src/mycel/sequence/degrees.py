@@ -89,7 +89,9 @@ class SequenceDegrees:
             device = next((p.device.type for p in model.parameters()), "cpu")
             ranks = torch.arange(self.group.size()).reshape(-1, degree)
             self._meshes[degree] = DeviceMesh(device, ranks, mesh_dim_names=("replica", "sequence"))
-        return apply(model, self._meshes[degree], dim="sequence", layout=self._layout, way=self._way)
+        handle = apply(model, self._meshes[degree], dim="sequence", layout=self._layout, way=self._way)
+        handle.frame_forwards()  # blocks may be computed again
+        return handle
 
     @contextmanager
     def traced(self, model: nn.Module, batch: Any, degree: int) -> Iterator[_Traced]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial, update_wrapper
 from typing import Any
 
 import torch
@@ -283,6 +283,17 @@ class AppliedSequence(Handle):
         """
         return self._binding.at_work(module)
 
+    def frame_forwards(self) -> None:
+        """From now on ``forward`` of an attached module goes over ranks where it is called without the module, too.
+
+        So it is called where the module's own ``forward`` was replaced by one that computes it again.
+        """
+        for attached in self.attached:
+            module = attached.module
+            before = module.__dict__.get("forward")
+            module.__dict__["forward"] = _Framed(self._binding, module, module.forward)
+            self._undo.append(partial(_put_back, module, before))
+
     def close(self) -> None:
         """Give the model back as it was, between steps. May be called again."""
         self._detach()
@@ -335,6 +346,24 @@ class AppliedSequence(Handle):
             prepared = False  # what came from shard, but not all of it
         check_call(context, kwargs, prepared=prepared, takes_positions=takes_positions)
         return kwargs | {"use_cache": False} if "use_cache" in self._parameters else kwargs
+
+
+class _Framed:
+    """A module's ``forward`` as the module's own work; a copy of the module has a copy of it."""
+
+    def __init__(self, binding: Binding, module: nn.Module, inner: Callable[..., Any]) -> None:
+        self._binding, self._module, self._inner = binding, module, inner
+        update_wrapper(self, inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._binding.at_work(self._module):
+            return self._inner(*args, **kwargs)
+
+
+def _put_back(module: nn.Module, before: Any) -> None:
+    module.__dict__.pop("forward", None)
+    if before is not None:
+        module.__dict__["forward"] = before
 
 
 #: Layouts that are kept for batches to come.
