@@ -14,19 +14,23 @@ RunRanks = Callable[..., list[Any]]
 def test_degrees_are_chosen_that_fit_and_losses_are_those_of_one_process(
     run_ranks: RunRanks, backend: str, world_size: int
 ) -> None:
-    by_rank = run_ranks(world_size, "memory_degrees", "fits", [1.05, 0.62, 0.4], backend=backend)
+    by_rank = run_ranks(world_size, "memory_degrees", "fits", backend=backend)
     for found in by_rank:
         for one, first in zip(found, by_rank[0], strict=True):
             assert (one["way"], one["degree"], one["choices"]) == (first["way"], first["degree"], first["choices"])
+            costs = {(degree, way): s * degree for degree, way, _, s in one["choices"] if s is not None}
+            assert costs[one["degree"], one["way"]] == min(costs.values()), one["told"]
             assert one["losses"] == pytest.approx(one["wanted"], rel=1e-4), one
-            assert one["given back"] and "* " + one["way"] in one["told"]
-            if one["way"] == "keep":
-                assert 0.98 <= one["predicted"] <= 1.08, one
-        enough, less, least = found
-        assert (enough["degree"], enough["way"]) == (1, "keep")
-        assert {degree for degree, *_ in less["choices"]} >= {1, 2}
-        assert less["degree"] == 2, less["told"]
-        assert least["degree"] == world_size or least["way"] != "keep", least["told"]
+            assert one["given back"] and f"* {one['way']}, {one['degree']} rank" in one["told"]
+        enough, half, least = found
+        assert (enough["degree"], enough["way"], len(enough["choices"])) == (1, "keep", 4)
+        assert {degree for degree, *_ in half["choices"]} >= {1, 2}
+        assert least["degree"] == world_size, least["told"]
+
+
+def test_peaks_are_those_that_are_counted(run_ranks: RunRanks) -> None:
+    for ratios in run_ranks(2, "memory_degrees", "predicted", backend="gloo"):
+        assert len(ratios) == 2 and all(0.98 <= ratio <= 1.08 for ratio in ratios), ratios
 
 
 def test_what_cannot_be_shared_is_refused_alike(run_ranks: RunRanks) -> None:

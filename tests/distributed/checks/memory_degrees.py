@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from mycel.errors import SynthesisError, UsageError
-from mycel.memory import Fitted, fit, needs_of
+from mycel.memory import Fitted, fit
 from mycel.memory.needs import counted_peak
 from mycel.sequence import SequenceDegrees
 
@@ -91,17 +91,30 @@ def step_of(model: nn.Module, optimizer: torch.optim.Optimizer, fitted: Fitted, 
     return float(fitted.sequence.average(loss))
 
 
-def fits(rank: int, world_size: int, parts: list[float]) -> list[dict[str, Any]]:
-    """What is chosen for budgets that are parts of what one rank would need, and what it then learns and takes."""
-    peak = needs_of(Model(), (ids(0, 0),), loss=summed).peak
+def least(degree: int) -> int:
+    """The smallest budget in which so many ranks can share a sequence."""
+    model, optimizer = made()
+    try:
+        fit(model, optimizer, (ids(0, 0),), budget=1, loss=summed, degrees=SequenceDegrees([degree]))
+    except SynthesisError as error:
+        return int(str(error).split("which needs ")[1].split(",")[0])
+    raise AssertionError("a byte is enough")
+
+
+def fits(rank: int, world_size: int) -> list[dict[str, Any]]:
+    """What is chosen for all that one rank needs, for half of it, and for too little for fewer than all ranks.
+
+    And what is learnt then, and taken.
+    """
+    model, optimizer = made()
+    with fit(model, optimizer, (ids(0, 0),), budget=1 << 30, loss=summed, degrees=SequenceDegrees([1])) as fitted:
+        peak = fitted.needs.peak
+    small = (least(world_size) + least(world_size // 2)) // 2
     found = []
-    for part in parts:
+    for budget in (peak, peak // 2, small):
         model, optimizer = made()
-        budget, degrees = round(part * peak), SequenceDegrees()
-        with fit(model, optimizer, (ids(0, 0),), budget=budget, loss=summed, degrees=degrees) as fitted:
+        with fit(model, optimizer, (ids(0, 0),), budget=budget, loss=summed, degrees=SequenceDegrees()) as fitted:
             losses = [step_of(model, optimizer, fitted, step) for step in range(3)]
-            states = sum(3 * p.nbytes for p in model.parameters())
-            counted = states + counted_peak(lambda: step_of(model, optimizer, fitted, 3))  # noqa: B023 (called here)
             found.append(
                 {
                     "way": fitted.way,
@@ -109,11 +122,26 @@ def fits(rank: int, world_size: int, parts: list[float]) -> list[dict[str, Any]]
                     "choices": [(c.degree, c.way, c.peak, c.seconds) for c in fitted.choices],
                     "losses": losses,
                     "wanted": alone(world_size // fitted.degree, 3),
-                    "predicted": fitted.needs.peak / counted,
                     "told": fitted.explain(),
                 }
             )
         found[-1]["given back"] = model(ids(0, 0)).shape == (1, TOKENS)
+    return found
+
+
+def predicted(rank: int, world_size: int) -> list[float]:
+    """Predicted peaks over counted ones, with everything near, by degree."""
+    found = []
+    for degree in SequenceDegrees().degrees:
+        model, optimizer = made()
+        degrees = SequenceDegrees([degree])
+        with fit(model, optimizer, (ids(0, 0),), budget=1 << 30, loss=summed, degrees=degrees) as fitted:
+            step_of(model, optimizer, fitted, 0)
+            here = fitted.sequence.shard(ids(1, fitted.sequence.replica))
+            states = sum(3 * p.nbytes for p in model.parameters())
+            backward = lambda: fitted.sequence.mean(model(here), TOKENS).backward()  # noqa: B023, E731 (called here)
+            counted = states + here.nbytes + counted_peak(backward)
+            found.append(fitted.needs.peak / counted)
     return found
 
 
