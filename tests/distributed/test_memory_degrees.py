@@ -28,6 +28,15 @@ def test_degrees_are_chosen_that_fit_and_losses_are_those_of_one_process(
         assert least["degree"] == world_size, least["told"]
 
 
+@pytest.mark.long
+def test_models_of_hugging_face_unedited(run_ranks: RunRanks) -> None:
+    by_rank = run_ranks(2, "memory_degrees", "hugging_face", backend="gloo", preload=("transformers",))
+    for found in by_rank:
+        assert (found[0]["way"], found[0]["degree"]) == ("keep", 1)
+        for one in found:
+            assert one["losses"] == pytest.approx(one["wanted"], rel=1e-4), one
+
+
 def test_peaks_are_those_that_are_counted(run_ranks: RunRanks) -> None:
     for ratios in run_ranks(2, "memory_degrees", "predicted", backend="gloo"):
         assert len(ratios) == 2 and all(0.98 <= ratio <= 1.08 for ratio in ratios), ratios

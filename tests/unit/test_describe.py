@@ -106,7 +106,7 @@ def test_buffers_are_not_kept_and_types_are_the_models_own() -> None:
     said = {m["name"]: m["activation_bytes"] for m in describe(model)["modules"]}
     tokens = 64
     assert said["model.embed_tokens"] == tokens * 8  # the tokens, once
-    # In float32, as the model is, though torch's rule for grouped products on tensors without numbers has bfloat16 only.
+    # In float32, as the model is, though torch's rule for grouped products without numbers takes bfloat16 only.
     assert said["model.norm"] == (2 * tokens * 32 + tokens) * 4
     assert said["lm_head"] == tokens * 32 * 4
 

@@ -161,3 +161,47 @@ def refused(rank: int, world_size: int) -> list[str]:
             said.append(str(error))
     said.append(str(tuple(model(ids(0, 0)).shape)))  # nothing of it stays
     return said
+
+
+def hugging_face(rank: int, world_size: int) -> list[dict[str, Any]]:
+    """A Llama that is not edited: what is chosen for two budgets, and losses beside those of one process."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 96, "num_hidden_layers": 4}
+
+    def llama() -> tuple[nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    tokens = torch.randint(0, 64, (1, 256), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": tokens, "labels": tokens}
+    model, optimizer = llama()
+    wanted = []
+    for _ in range(3):
+        loss = model(**batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        wanted.append(loss.item())
+    found = []
+    peak = 0
+    for part in (None, 0.6, 0.35):
+        model, optimizer = llama()
+        budget = 1 << 30 if part is None else round(part * peak)
+        # Ranks that do not share a sequence get the same one, so that losses are those of one process.
+        with fit(model, optimizer, batch, budget=budget, degrees=SequenceDegrees()) as fitted:
+            peak = peak or fitted.needs.peak
+            losses = []
+            for _ in range(3):
+                loss = model(**fitted.sequence.shard(batch)).loss
+                loss.backward()
+                for parameter in model.parameters():
+                    dist.all_reduce(parameter.grad)
+                    parameter.grad /= world_size
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(float(fitted.sequence.average(loss)))
+            found.append({"way": fitted.way, "degree": fitted.degree, "losses": losses, "told": fitted.explain()})
+            found[-1]["wanted"] = wanted
+    return found
