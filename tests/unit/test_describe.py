@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mycel.errors import UsageError
+from mycel.memory import needs_of
 from mycel.parallel import describe
 from mycel.parallel.chain import check_chain
 from mycel.parallel.planned.parts import part_of
@@ -86,6 +87,39 @@ def test_hugging_face_models_are_described_as_their_configurations_are() -> None
         "model.embed_tokens", "model.layers.0", "model.layers.1", "model.norm", "lm_head",
     ]  # fmt: skip
     json.dumps(describe(model))
+
+
+def test_kept_bytes_are_those_that_a_step_of_memory_holds(example: ModuleType) -> None:
+    """What a module keeps counts with who saves it here, and with who makes it there: all but the two ends agree."""
+    model = example.TinyGPT(example.Sizes(width=32, head_width=8, num_layers=3, length=16))
+    kept = {m["name"]: m["activation_bytes"] for m in describe(model, TOKENS)["modules"]}
+    needs = needs_of(model, (TOKENS,), optimizer=None, loss=lambda logits: logits.sum(), blocks=list(kept))
+    held = {block.name: block.saved for block in needs.blocks}
+    assert {name: kept[name] for name in kept if name.startswith("blocks.")} == {
+        name: held[name] for name in held if name.startswith("blocks.")
+    }
+    logits = 2 * 16 * 256 * 4
+    assert sum(kept.values()) - TOKENS.nbytes + logits == sum(held.values())
+
+
+def test_buffers_are_not_kept_and_types_are_the_models_own() -> None:
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    norms = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 3))
+    _, norm, _ = describe(norms, torch.zeros(2, 3, 8, 8))["modules"]
+    assert norm["activation_bytes"] == (2 * 8 * 6 * 6 + 2 * 8) * 4  # its input, means and deviations; no running ones
+    config = MixtralConfig(
+        hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        vocab_size=64, max_position_embeddings=64, num_local_experts=4,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = MixtralForCausalLM(config)
+    said = {m["name"]: m["activation_bytes"] for m in describe(model)["modules"]}
+    tokens = 64
+    assert said["model.embed_tokens"] == tokens * 8  # the tokens, once
+    # In float32, as the model is, though torch's rule for grouped products without numbers takes bfloat16 only.
+    assert said["model.norm"] == (2 * tokens * 32 + tokens) * 4
+    assert said["lm_head"] == tokens * 32 * 4
 
 
 class Adding(nn.Module):

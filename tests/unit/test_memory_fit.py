@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from mycel.errors import SynthesisError, UsageError
 from mycel.memory import EmulatedLink, attach, fit, measure, needs_of
 from mycel.memory.needs import blocks_of, loss_of, recomputed
-from mycel.memory.ways import activations
+from mycel.memory.ways import Rates, activations
 from mycel.planning.residency import fast_plan
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -107,11 +107,12 @@ def test_a_way_without_a_plan_says_why_and_no_negative_shortage() -> None:
     needs = needs_of(model, (batch(64),))
     budget = needs.peak - 1
     many = replace(needs, blocks=needs.blocks * 2000)
-    choice, plan = activations(many, budget, 1e9, 1.0, 1)
+    rates = Rates(flops_per_s=1e9, gbps=1.0, exchange_s=0.0, micro_batches=1)
+    choice, plan = activations(many, budget, rates)
     assert plan is None and choice.seconds is None
     assert "blocks: 16000; at most" in choice.says and "-" not in choice.says
     assert choice.peak == needs.peak
-    short, none = activations(needs, 1, 1e9, 1.0, 1)
+    short, none = activations(needs, 1, rates)
     assert none is None and short.says.endswith(f"{short.peak - 1} bytes too little")
 
 

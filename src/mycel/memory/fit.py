@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from mycel.arguments import the, whole_number
 from mycel.comm.handle import Handle
-from mycel.comm.sharded import is_fully_sharded
 from mycel.errors import SynthesisError, UsageError
-from mycel.memory.needs import Needs, blocks_of, groups_of, innermost, loss_of, needs_of, recomputed
+from mycel.memory.degrees import Degrees
+from mycel.memory.needs import Needs, loss_of, recomputed
 from mycel.memory.needs.trace import Batch, Loss
-from mycel.memory.residency import Parts, Residency, parts_of, sharded_parts
+from mycel.memory.residency import Residency
+from mycel.memory.search import Search, subject_of
 from mycel.memory.swap import attach
 from mycel.memory.swap.blocks import is_swapped
 from mycel.memory.tiers import CudaLink, FarMemory, Link, in_host, pinned
-from mycel.memory.ways import Choice, activations, bytes_per_s, flops_per_s, mib, near, residency, usual_link
+from mycel.memory.ways import Choice, mib, usual_link
 from mycel.units import format_seconds
 
 __all__ = ["Choice", "Fitted", "fit"]
@@ -36,14 +35,18 @@ class Fitted(Handle):
 
     Attributes:
         way: that was chosen.
+        degree: ranks that share a sequence.
         choices: all that were looked at.
-        needs: of the model's step as it is.
+        needs: of a step as it is, on what a rank has of a sequence by this degree.
         budget: bytes of near memory.
+        sequence: what ``mycel.sequence.apply`` gives, where degrees were looked at; ``None`` where none were.
         handles: what is at work: a ``Residency``, a ``Swapping``, or what has blocks computed again.
     """
 
-    def __init__(self, way: str, choices: tuple[Choice, ...], needs: Needs, budget: int) -> None:
-        self.way, self.choices, self.needs, self.budget = way, choices, needs, budget
+    def __init__(self, chosen: Choice, choices: tuple[Choice, ...], needs: Needs, budget: int) -> None:
+        self.way, self.degree = chosen.way, chosen.degree
+        self.choices, self.needs, self.budget = choices, needs, budget
+        self.sequence: Any = None  # of a floor above
         self.handles: list[Any] = []
         self._held = ExitStack()
         self._says: list[Callable[[], str]] = []
@@ -61,11 +64,16 @@ class Fitted(Handle):
 
     def explain(self) -> str:
         """What was chosen, beside what else was looked at, and what it did so far."""
-        lines = [f"a step needs {mib(self.needs.peak)}, and there are {mib(self.budget)}: {self.way}"]
+        over = self.sequence is not None
+        chosen = _named(self.way, self.degree, over=over)
+        lines = [f"a step needs {mib(self.needs.peak)}, and there are {mib(self.budget)}: {chosen}"]
         for choice in self.choices:
-            taken = "*" if choice.way == self.way else " "
+            taken = "*" if (choice.way, choice.degree) == (self.way, self.degree) else " "
             cost = "does not fit" if choice.seconds is None else f"{format_seconds(choice.seconds)} a step, modelled"
-            lines.append(f"{taken} {choice.way}: {mib(choice.peak)}, {cost}; {choice.says}")
+            if choice.seconds_of_all is not None and choice.degree > 1:
+                cost += f", {format_seconds(choice.seconds_of_all)} of all that share it"
+            named = _named(choice.way, choice.degree, over=over)
+            lines.append(f"{taken} {named}: {mib(choice.peak)}, {cost}; {choice.says}")
         return "\n".join([*lines, *(says() for says in self._says)])
 
     def close(self) -> None:
@@ -84,6 +92,7 @@ def fit(
     micro_batches: int = 1,
     far: FarMemory | None = None,
     slots: int | None = None,
+    degrees: Degrees | None = None,
 ) -> Fitted:
     """Train a model within a budget of near memory, the loop unchanged.
 
@@ -91,6 +100,10 @@ def fit(
     the model as it is; activations kept, moved or computed again block by block; parameters, gradients and optimizer
     state far, near when they are needed; or that with blocks computed again. Results are those of training without
     it, bit for bit.
+
+    With ``degrees`` each of these ways is looked at with one, two and more ranks that share a sequence. What counts
+    then is the time of a batch on all ranks that share it, since the fewer share one, the more batches a step has.
+    All ranks call this, with the same batch, and choose alike.
 
     Args:
         model: any module whose blocks run in the same order each step; on a GPU, or on a processor, where far memory
@@ -105,9 +118,11 @@ def fit(
         far: lends far memory; of the host, or pinned for a GPU, if not given.
         slots: where parameters come and go, they go round a ring of so many units, at least 2; what moves least if
             not given.
+        degrees: ``mycel.sequence.SequenceDegrees``: numbers of ranks that may share a sequence.
 
     Returns:
-        A handle: ``explain()`` says what was chosen and why, ``close()`` ends it.
+        A handle: ``explain()`` says what was chosen and why, ``close()`` ends it. With ``degrees``,
+        ``sequence.shard(batch)`` gives what the model is called with, and ``sequence.replica`` says whose batches.
 
     Raises:
         UsageError: a budget or number of micro-batches that is not positive, a model whose sizes depend on values,
@@ -140,48 +155,38 @@ def fit(
     budget = whole_number(budget, "a budget in bytes", least=1)
     micro_batches = whole_number(micro_batches, "a number of micro-batches", least=1)
     slots = None if slots is None else whole_number(slots, "slots of a ring", least=2)
-    subject = _subject(model)
+    if degrees is not None:
+        degrees = the(Degrees, degrees, "degrees")  # type: ignore[type-abstract]  # a protocol
+    subject = subject_of(model, degrees)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    rounding = 512 if device.type == "cuda" else 1
-    needs = needs_of(model, batch, optimizer=optimizer, loss=loss, rounding=rounding)
     made = link is None
     carrier: Link = link if link is not None else usual_link(device)
     lender = FarMemory(pinned if isinstance(carrier, CudaLink) else in_host) if far is None else far
-    rate = flops_per_s(device, next((p.dtype for p in model.parameters()), torch.float32))
-    ways: dict[str, tuple[Choice, Any]] = {"keep": (near("keep", needs, budget, rate, micro_batches), None)}
-    if needs.peak > budget or subject.group is not None:  # ranks look at the same ways, whatever each has
-        gbps = bytes_per_s(carrier, device, budget=budget) / 1e9
-        again = needs_of(model, batch, optimizer=optimizer, loss=loss, rounding=rounding, recompute=True)
-        if subject.group is None:
-            ways["activations"] = activations(needs, budget, rate, gbps, micro_batches)
-        else:
-            ways["recomputed"] = near("recomputed", again, budget, rate, micro_batches), None
-        for way, of in (("residency", needs), ("residency, recomputed", again)):
-            ways[way] = residency(way, of, subject.parts, budget, rate, gbps, micro_batches, slots)
-    choices = _agreed(tuple(choice for choice, _ in ways.values()), subject.group)
-    fitting = [choice for choice in choices if choice.seconds is not None]
-    if not fitting:
+    search = Search(subject, batch, optimizer, loss, budget, micro_batches, device, carrier, slots)
+    try:
+        looked_at = search.alone() if degrees is None else search.shared(degrees)
+        fitting = [each for each in looked_at if each.choice.seconds is not None]
+        if not fitting:
+            raise _refused(budget, [each.choice for each in looked_at], shared=degrees is not None)
+    except BaseException:
         if made:
             carrier.close()
-        nearest = min(choices, key=lambda choice: choice.peak)
-        where = f" (fullest in {nearest.fullest})" if nearest.fullest else ""
-        raise SynthesisError(
-            f"a budget of {budget} bytes: nothing fits; nearest is {nearest.way}{where}, which needs {nearest.peak}, "
-            f"{nearest.peak - budget} bytes more: a smaller batch, or a larger budget"
-        )
-    best = min(fitting, key=lambda choice: choice.seconds or 0.0)
-    fitted = Fitted(best.way, choices, needs, budget)
-    plan = ways[best.way][1]
+        raise
+    best = min(fitting, key=lambda each: each.choice.seconds_of_all or 0.0)
+    fitted = Fitted(best.choice, tuple(each.choice for each in looked_at), best.needs, budget)
     if made:
         fitted._held.push(lambda *_: carrier.close())
     try:
-        if best.way == "activations":
-            names, instance, chosen = plan
+        if degrees is not None:
+            fitted.sequence = degrees.apply(model, best.choice.degree)
+            fitted.hold(fitted.sequence)
+        if fitted.way == "activations":
+            names, instance, chosen = best.plan
             fitted.hold(attach(model, names, instance, chosen, link=carrier, far=lender))
-        if best.way.endswith("recomputed"):
+        if fitted.way.endswith("recomputed"):
             fitted.hold(recomputed(subject.again))
-        if best.way.startswith("residency"):
-            fitted.hold(Residency(model, optimizer, plan, subject.blocks, carrier, far=lender, device=device))
+        if fitted.way.startswith("residency"):
+            fitted.hold(Residency(model, optimizer, best.plan, subject.blocks, carrier, far=lender, device=device))
     except BaseException:
         fitted.close()
         raise
@@ -190,45 +195,16 @@ def fit(
     return fitted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Subject:
-    """A model as ways see it.
-
-    Attributes:
-        blocks: that the residency of parameters follows: modules, or FSDP2's groups.
-        again: modules that are computed again.
-        parts: units.
-        group: of the ranks that have to choose alike; ``None`` where each has a whole model.
-    """
-
-    blocks: Mapping[str, Any]
-    again: dict[str, nn.Module]
-    parts: Parts
-    group: dist.ProcessGroup | None
+def _refused(budget: int, choices: Sequence[Choice], *, shared: bool) -> SynthesisError:
+    nearest = min(choices, key=lambda choice: choice.peak)
+    where = f" (fullest in {nearest.fullest})" if nearest.fullest else ""
+    return SynthesisError(
+        f"a budget of {budget} bytes: nothing fits; nearest is {_named(nearest.way, nearest.degree, over=shared)}"
+        f"{where}, which needs {nearest.peak}, {nearest.peak - budget} bytes more: "
+        f"{'more ranks, ' if shared else ''}a smaller batch, or a larger budget"
+    )
 
 
-def _subject(model: nn.Module) -> _Subject:
-    if not any(is_fully_sharded(module) for module in model.modules()):
-        blocks = blocks_of(model)
-        return _Subject(blocks=blocks, again=blocks, parts=parts_of(model, blocks), group=None)
-    groups = groups_of(model)
-    modules = {name: group.modules[0] for name, group in groups.items()}
-    again = {name: modules[name] for name in innermost(modules)}
-    group = next(iter(groups.values()))._all_gather_process_group
-    return _Subject(blocks=groups, again=again, parts=sharded_parts(model, groups), group=group)
-
-
-def _agreed(choices: tuple[Choice, ...], group: dist.ProcessGroup | None) -> tuple[Choice, ...]:
-    """What fits on every rank takes as long as on the slowest; what does not, lacks what the worst one lacks."""
-    if group is None or group.size() == 1:
-        return choices
-    found: list[Any] = [None] * group.size()
-    dist.all_gather_object(found, [(choice.peak, choice.seconds) for choice in choices], group=group)
-    made = []
-    for place, choice in enumerate(choices):
-        peak = max(each[place][0] for each in found)
-        times = [each[place][1] for each in found]
-        missing = None in times
-        says = "another rank has too little" if missing and choice.seconds is not None else choice.says
-        made.append(replace(choice, peak=peak, seconds=None if missing else max(times), says=says))
-    return tuple(made)
+def _named(way: str, degree: int, *, over: bool) -> str:
+    """A way, for people, with how many ranks share a sequence where that was to choose."""
+    return f"{way}, {degree} rank{'s' if degree > 1 else ''} a sequence" if over else way

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from mycel.errors import UsageError
+from mycel.memory.needs import Storages
 from mycel.parallel.chain import Call, watch
 from mycel.planning.models.hugging_face import from_hugging_face
 from mycel.planning.models.json_format import ModelDescription, ModuleDescription
@@ -25,8 +25,6 @@ _COLWISE = frozenset(("q", "k", "v", "q_proj", "k_proj", "v_proj", "wq", "wk", "
     ("gate_proj", "up_proj", "up", "gate", "w1", "w3", "fc1", "c_fc")
 )
 _ROWWISE = frozenset(("out", "o", "o_proj", "wo", "out_proj", "down_proj", "down", "w2", "fc2", "c_proj"))
-#: Without a type of torch's own.
-_flops_of_attention: Callable[..., int] = sdpa_flop_count
 #: Of a sequence that is made up for a Hugging Face model.
 _LENGTH = 128
 #: Of sequences, where nothing in a model says so.
@@ -101,40 +99,21 @@ class _Seen:
 
 @contextmanager
 def _measuring(modules: Mapping[str, nn.Module], seen: _Seen) -> Iterator[None]:
-    """Operations and kept bytes of every module while a model runs."""
-    weights: set[int] = set()
-    stored: dict[int, int] = {}
-    open_calls: list[tuple[float, int]] = []
-
-    def attention(query: Any, key: Any, value: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
-        seen.heads = seen.heads or (query[1], key[1], query[3])
-        return int(_flops_of_attention(query, key, value))
-
-    aten = torch.ops.aten
-    counted: dict[Any, Callable[..., int]] = {
-        aten._scaled_dot_product_flash_attention_for_cpu: attention,
-        aten._scaled_dot_product_flash_attention: attention,
-        aten._scaled_dot_product_efficient_attention: attention,
-        aten._scaled_dot_product_cudnn_attention: attention,
-    }
-    counter = FlopCounterMode(display=False, custom_mapping=counted)
-
-    def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in weights:
-            stored.setdefault(storage._cdata, storage.nbytes())
-        return tensor
+    """Operations and kept bytes of every module while a model runs, as ``mycel.memory`` counts them."""
+    storages = Storages(cpu_kernels=False)
+    open_calls: list[int] = []
+    runs: list[tuple[str, int, int]] = []
 
     def begin(module: nn.Module, _: Any) -> None:
         if not open_calls:
-            weights.update(p.untyped_storage()._cdata for p in module.parameters())
-        open_calls.append((counter.get_total_flops(), sum(stored.values())))
+            storages.known((*module.parameters(), *module.buffers()), "parameters")
+        open_calls.append(storages.num_marks)
+        storages.mark("forward", "")
 
     def ending(name: str) -> Callable[..., None]:
         def end(*_: Any) -> None:
-            flops, kept = open_calls.pop()
-            seen.flops[name] = seen.flops.get(name, 0.0) + counter.get_total_flops() - flops
-            seen.kept[name] = seen.kept.get(name, 0) + sum(stored.values()) - kept
+            runs.append((name, open_calls.pop(), storages.num_marks - 1))
+            storages.mark("forward", "")
 
         return end
 
@@ -145,11 +124,16 @@ def _measuring(modules: Mapping[str, nn.Module], seen: _Seen) -> Iterator[None]:
                 module.register_forward_pre_hook(begin, prepend=True),
                 module.register_forward_hook(ending(name)),
             ]
-        with counter, torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
+        with storages, storages.saving():
             yield
     finally:
         for handle in handles:
             handle.remove()
+    for name, first, last in runs:
+        seen.flops[name] = seen.flops.get(name, 0.0) + storages.flops_in(first, last)
+        seen.kept[name] = seen.kept.get(name, 0) + storages.saved_in(first, last)
+    for query, key, _ in storages.attentions[:1]:
+        seen.heads = query[1], key[1], query[3]
 
 
 # -- the chain --------------------------------------------------------------------------------------------------

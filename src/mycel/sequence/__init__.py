@@ -16,6 +16,7 @@ needs("mycel.sequence", "torch")
 from mycel.planning.sequence import CAUSAL, FULL, Layout, Mask, Segment
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.convolution import LocalizedFiltering, causal_conv1d
+from mycel.sequence.degrees import SequenceDegrees
 from mycel.sequence.grouped import MicroBatch, SequenceStep, planned_step, steps
 from mycel.sequence.halo import halo
 from mycel.sequence.linear import linear_attention, parallel_scan
@@ -40,6 +41,7 @@ __all__ = [
     "MicroBatch",
     "Segment",
     "SequenceContext",
+    "SequenceDegrees",
     "SequenceStep",
     "SequenceTrainer",
     "ServedContextParallel",

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
@@ -25,6 +26,13 @@ __all__ = ["Storages"]
 _ATEN = torch.ops.aten
 _ATTENTION = _ATEN._scaled_dot_product_flash_attention_for_cpu
 _ATTENTION_BACKWARD = _ATEN._scaled_dot_product_flash_attention_for_cpu_backward
+#: Attention of torch, by whatever kernel.
+_ATTENTIONS = {
+    _ATTENTION,
+    _ATEN._scaled_dot_product_flash_attention,
+    _ATEN._scaled_dot_product_efficient_attention,
+    _ATEN._scaled_dot_product_cudnn_attention,
+}
 
 
 @dataclass(slots=True)
@@ -36,12 +44,14 @@ class _Storage:
         kind: what it is for, where that is known for certain.
         mark: number of the moment that it was born in.
         died: number of the moment that it died in; none yet.
+        saved: number of the moment in which it was saved for backward first; none yet.
     """
 
     num_bytes: int
     kind: Kind | None
     mark: int
     died: int | None = None
+    saved: int | None = None
 
 
 @dataclass(slots=True)
@@ -59,6 +69,9 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
     Storages are told by identity: views and saved tensors of one storage count once. What was there before counts
     from when ``known`` names it. A storage that is resized, as FSDP2 does with what it gathers, counts with what it
     has.
+
+    Attributes:
+        attentions: of each attention that torch did the shapes of queries, keys and values.
 
     Args:
         rounding: bytes to whose multiple the allocator rounds: 512 on a GPU.
@@ -80,6 +93,7 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive: dict[int, tuple[int, weakref.ref[Any]]] = {}
         self._changes: list[tuple[int, int]] = []
         self._marks: list[_Mark] = []
+        self.attentions: list[tuple[torch.Size, ...]] = []
 
     # -- what happens -------------------------------------------------------------------------------------------
 
@@ -105,6 +119,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         extra = workspace(func, args, kwargs) if self.cpu_kernels else 0
         if extra:
             self._changes += [(-1, extra), (-1, -extra)]
+        if func.overloadpacket in _ATTENTIONS:
+            self.attentions.append(tuple(each.shape for each in args[:3]))
         if self._marks:
             self._marks[-1].flops += _flops(func, args, kwargs, result)
         return result
@@ -142,6 +158,18 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """
         for tensor in tensors:
             self.see(tensor, kind)
+
+    def saving(self) -> saved_tensors_hooks:
+        """While it is entered, notes in which moment each storage is saved for backward first."""
+
+        def pack(tensor: Tensor) -> Tensor:
+            self.see(tensor)
+            storage = self._storages[self._alive[tensor.untyped_storage()._cdata][0]]
+            if storage.saved is None:
+                storage.saved = max(0, len(self._marks) - 1)
+            return tensor
+
+        return saved_tensors_hooks(pack, lambda tensor: tensor)
 
     def mark(self, phase: Phase, block: str) -> None:
         """A moment begins.
@@ -212,6 +240,28 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if number >= 0 and first <= self._storages[number].mark <= last and self._storages[number].kind is None:
                 born[number] = born.get(number, 0) + change
         return sum(born.values())
+
+    def saved_in(self, first: int, last: int) -> int:
+        """Bytes that a run of moments saved for backward and none before it, parameters and buffers not counted.
+
+        Args:
+            first: number of the first moment.
+            last: number of the last.
+        """
+        return sum(
+            storage.num_bytes
+            for storage in self._storages
+            if storage.saved is not None and first <= storage.saved <= last and storage.kind != "parameters"
+        )
+
+    def flops_in(self, first: int, last: int) -> int:
+        """Operations of a run of moments.
+
+        Args:
+            first: number of the first moment.
+            last: number of the last.
+        """
+        return sum(mark.flops for mark in self._marks[first : last + 1])
 
     def moments(self, first: int = 0) -> tuple[Moment, ...]:
         """What was held between marks.

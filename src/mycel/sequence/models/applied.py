@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial, update_wrapper
 from typing import Any
 
 import torch
@@ -174,7 +174,7 @@ class AppliedSequence(Handle):
             if not context.num_tokens:
                 token = batch if batch.shape[dim] else torch.cat([batch, batch.new_zeros(*_one_at(batch, dim))], dim)
                 here = token.narrow(dim, 0, 1).contiguous()
-            self._binding.prepared(here, context)
+            self.prepared(here, context)
             return here
         made = local_batch(batch, context)
         if "shift_labels" in made:
@@ -186,10 +186,19 @@ class AppliedSequence(Handle):
             made["num_items_in_batch"] = count / self.num_averaged  # a number stays one: no wrapper rounds it
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in self._parameters.values()):
             made = {name: value for name, value in made.items() if name in self._parameters or name in batch}
-        for value in made.values():
+        self.prepared(made, context)
+        return made
+
+    def prepared(self, made: Any, context: SequenceContext) -> None:
+        """Take what stands for a batch that ``shard_by`` gave, such as fake tensors, for one that it gave.
+
+        Args:
+            made: a dict or one tensor.
+            context: of the documents.
+        """
+        for value in made.values() if isinstance(made, Mapping) else (made,):
             if isinstance(value, Tensor):
                 self._binding.prepared(value, context)
-        return made
 
     def count_labels(self, batch: Mapping[str, Any], documents: Sequence[int] | None = None) -> Tensor:
         """Labels that count of a whole batch, and of those of other sequences in the mesh.
@@ -274,6 +283,17 @@ class AppliedSequence(Handle):
         """
         return self._binding.at_work(module)
 
+    def frame_forwards(self) -> None:
+        """From now on ``forward`` of an attached module goes over ranks where it is called without the module, too.
+
+        So it is called where the module's own ``forward`` was replaced by one that computes it again.
+        """
+        for attached in self.attached:
+            module = attached.module
+            before = module.__dict__.get("forward")
+            module.__dict__["forward"] = _Framed(self._binding, module, module.forward)
+            self._undo.append(partial(_put_back, module, before))
+
     def close(self) -> None:
         """Give the model back as it was, between steps. May be called again."""
         self._detach()
@@ -326,6 +346,24 @@ class AppliedSequence(Handle):
             prepared = False  # what came from shard, but not all of it
         check_call(context, kwargs, prepared=prepared, takes_positions=takes_positions)
         return kwargs | {"use_cache": False} if "use_cache" in self._parameters else kwargs
+
+
+class _Framed:
+    """A module's ``forward`` as the module's own work; a copy of the module has a copy of it."""
+
+    def __init__(self, binding: Binding, module: nn.Module, inner: Callable[..., Any]) -> None:
+        self._binding, self._module, self._inner = binding, module, inner
+        update_wrapper(self, inner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._binding.at_work(self._module):
+            return self._inner(*args, **kwargs)
+
+
+def _put_back(module: nn.Module, before: Any) -> None:
+    module.__dict__.pop("forward", None)
+    if before is not None:
+        module.__dict__["forward"] = before
 
 
 #: Layouts that are kept for batches to come.
