@@ -51,20 +51,21 @@ class Unsent(SequenceContext):
                 matrix[src][dst] = lengths[src] * width
         self._takes(lambda fabric: fabric.permute(matrix))
         source = next((src for src, dst in enumerate(targets) if dst == self.rank and src != self.rank), None)
-        return Pending.done(rows.detach().new_empty(0 if source is None else lengths[source], *rows.shape[1:]))
+        sent = rows.detach().contiguous()
+        return _under_way(sent, sent.new_empty(0 if source is None else lengths[source], *sent.shape[1:]))
 
     def start_gather(self, rows: Tensor, name: str = "gather") -> Pending[Tensor]:
         """See ``SequenceContext``."""
         sent = rows.detach().contiguous()
         gathered = sent.new_empty(len(sent) * self.num_ranks, *sent.shape[1:])
         self._takes(lambda fabric: fabric.gather(gathered.nbytes))
-        return Pending.done(gathered)
+        return _under_way(sent, gathered)
 
     def start_scatter(self, rows: Tensor, name: str = "scatter") -> Pending[Tensor]:
         """See ``SequenceContext``."""
         sent = rows.detach().contiguous()
         self._takes(lambda fabric: fabric.scatter(sent.nbytes))
-        return Pending.done(sent.new_empty(len(sent) // self.num_ranks, *sent.shape[1:]))
+        return _under_way(sent, sent.new_empty(len(sent) // self.num_ranks, *sent.shape[1:]))
 
     def _start(self, rows: Tensor, gets: list[int], gives: list[int], name: str) -> Pending[Tensor]:
         size, width = self.num_ranks, _row_bytes(rows)
@@ -74,12 +75,18 @@ class Unsent(SequenceContext):
         ]
         self._takes(lambda fabric: fabric.exchange(matrix))
         sent = rows.contiguous()
-        return Pending.done(sent.new_empty(sum(gets), *sent.shape[1:]))
+        return _under_way(sent, sent.new_empty(sum(gets), *sent.shape[1:]))
 
     def _takes(self, seconds: Callable[[Fabric], float]) -> None:
         fabric = self._fabric
         if fabric is not None:
             self.seconds += for_good(lambda: seconds(fabric))
+
+
+def _under_way(sent: Tensor, received: Tensor) -> Pending[Tensor]:
+    """What is sent is there for as long as somebody may wait for it."""
+    both = sent, received
+    return Pending(lambda: both[1])
 
 
 def _row_bytes(rows: Tensor) -> int:
