@@ -305,6 +305,31 @@ def test_predictions_count_what_ranks_do_for_exchanges() -> None:
     on_ranks(8, work)
 
 
+@pytest.mark.parametrize("is_recomputed", [False, True])
+def test_a_first_call_measures_in_any_pass(is_recomputed: bool) -> None:
+    """Where nothing needs gradients, and where a pass is to be computed again, whose hooks are not for measuring."""
+    whole = tensors(contiguous([16], 2), FORMS[0])
+
+    def work(rank: int, group: dist.ProcessGroup) -> None:
+        def called(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return attention(q, k, v, SequenceContext(contiguous([16], 2), group))
+
+        calls = 0
+        parts = [SequenceContext(contiguous([16], 2), group).shard(x, 2) for x in whole[:3]]
+        if is_recomputed:
+            out = checkpoint(called, *(x.requires_grad_() for x in parts), use_reentrant=False)
+            assert calls == 1
+            out.sum().backward()
+            assert calls == 2
+        else:
+            with torch.inference_mode():
+                called(*parts)
+
+    on_ranks(2, work)
+
+
 def test_wires_are_corrected_by_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gathers take twice what the topology promises, and other exchanges 1.5 times that; starts do not count."""
     promised = 1e-7

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -205,10 +206,21 @@ def tune_attention(
 
 def _there_and_back(way: Way, q: Tensor, k: Tensor, v: Tensor, context: SequenceContext, mask: Mask) -> None:
     check_way(way, context, q.shape[1])
-    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
-    with torch.enable_grad():
+    with _apart():
+        leaves = [x.detach().clone().requires_grad_() for x in (q, k, v)]
         out = attend_by(way, leaves[0], leaves[1], leaves[2], context, mask, q.shape[-1] ** -0.5)
         torch.autograd.backward([out], [torch.ones_like(out)])
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """Graphs of one's own, in the middle of anybody's forward pass.
+
+    Where that is computed again later, what hooks it has on saved tensors would begin with that now.
+    """
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
+    with torch.inference_mode(False), torch.enable_grad(), hooks:
+        yield
 
 
 def _kernel_seconds(shape: Shape, device: torch.device) -> list[float]:
