@@ -15,7 +15,7 @@ from mycel.memory import Fitted, fit
 from mycel.memory.needs import counted_peak
 from mycel.sequence import SequenceDegrees
 
-WIDTH, LAYERS, TOKENS = 32, 4, 384
+WIDTH, LAYERS, TOKENS, RUNS = 32, 4, 384, 30
 
 
 class Layer(nn.Module):
@@ -146,8 +146,8 @@ def predicted(rank: int, world_size: int) -> dict[str, float]:
             here = fitted.sequence.shard(ids(1, fitted.sequence.replica))
             states = sum(3 * p.nbytes for p in model.parameters())
             backward = lambda: fitted.sequence.mean(model(here), TOKENS).backward()  # noqa: B023, E731 (called here)
-            # What a collective's own thread lets go of last is not heard: that varies, and only adds.
-            counted = states + here.nbytes + min(_counted(model, backward) for _ in range(5))
+            # What a collective's own thread lets go of last is not heard: in up to four of five runs that adds.
+            counted = states + here.nbytes + min(_counted(model, backward) for _ in range(RUNS))
             found[f"{degree} by {way}"] = fitted.needs.peak / counted
     return found
 
