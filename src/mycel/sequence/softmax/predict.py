@@ -12,6 +12,7 @@ from mycel.planning.sequence import Layout, Mask, work_by_rank
 from mycel.sequence.context import SequenceContext
 from mycel.sequence.softmax.delivery import needed
 from mycel.sequence.softmax.fabric import Fabric
+from mycel.sequence.softmax.kernels import row_type
 from mycel.sequence.softmax.ways import Way, meeting_ranks
 
 __all__ = ["Handling", "Kernels", "Prediction", "Shape", "candidates", "predict", "slices_for"]
@@ -20,6 +21,9 @@ __all__ = ["Handling", "Kernels", "Prediction", "Shape", "candidates", "predict"
 #: How often what is given for heads is written to memory in a pass: packed, in one message, in another as it arrives,
 #: taken out of it, in the order of tokens, and back.
 _HEAD_COPIES = 6
+#: How often a row of queries is written when it has met a block of keys: shrunk, and added to, with shares that are
+#: worked out; backward, its gradient is added.
+_ROW_WRITES_FORWARD, _ROW_WRITES_BACKWARD = 2, 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +58,12 @@ class Shape:
     def out_bytes(self) -> int:
         """Of a token's output."""
         return self.batch * self.heads * self.value_width * self.dtype.itemsize
+
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a token's output while it is put together."""
+        return self.batch * self.heads * self.value_width * row_type(self.dtype).itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,6 +186,10 @@ def predict(
         key_bytes = -(-key_bytes // min(share, shape.key_heads))
     pairs = int(work_by_rank(layout, mask).max()) / share
     forward_s, backward_s = kernels.forward_s * pairs, kernels.backward_s * pairs
+    if handling.byte_s:
+        met_s = _rows_met(context, way, mask, shape) * shape.row_bytes / share * handling.byte_s
+        forward_s += _ROW_WRITES_FORWARD * met_s
+        backward_s += _ROW_WRITES_BACKWARD * met_s
     network, seconds, memory = heads_s, heads_s + handled_s, 0
     tokens = layout.tokens
     most_bytes = max(tokens, default=0) * key_bytes
@@ -219,6 +233,14 @@ def predict(
         seconds=seconds,
         memory=memory + heads_memory,
     )
+
+
+def _rows_met(context: SequenceContext, way: Way, mask: Mask, shape: Shape) -> int:
+    """Queries of the rank that has most, one for each block of keys that they meet."""
+    blocks = meeting_ranks(context, way.groups, mask).blocks
+    most = max(sum(block.num_queries for each in of for block in each) for of in blocks)
+    # Slices are of key heads, and where those are too few of tokens: then there are more blocks.
+    return most * -(-way.slices // shape.key_heads)
 
 
 def _overlapped(slices: int, there: float, back: float, forward_s: float, backward_s: float, start_s: float) -> float:

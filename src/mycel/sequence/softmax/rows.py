@@ -14,15 +14,12 @@ from mycel.sequence.softmax.kernels import Seen, attend, attend_back, row_type
 __all__ = ["BackRows", "Rows", "merge"]
 
 
-def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Attention to two sets of keys, of attention to each.
+def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> None:
+    """Attention to two sets of keys, of attention to each; where the first is, both are in the end.
 
     Args:
         out, other: outputs, shape (..., width).
         lse, other_lse: log-sum-exps, shape (...); -inf where nothing was seen.
-
-    Returns:
-        Output and log-sum-exp of both together.
 
     References:
         H. Liu, M. Zaharia, P. Abbeel, "Ring Attention with Blockwise Transformers for Near-Infinite Context", ICLR
@@ -30,7 +27,8 @@ def merge(out: Tensor, lse: Tensor, other: Tensor, other_lse: Tensor) -> tuple[T
     """
     both = torch.logaddexp(lse, other_lse)
     base = torch.where(both == -torch.inf, 0.0, both)  # of a row that saw nothing both shares are 0, not 0 / 0
-    return out * (lse - base).exp()[..., None] + other * (other_lse - base).exp()[..., None], both
+    out.mul_((lse - base).exp()[..., None]).addcmul_(other, (other_lse - base).exp()[..., None])
+    lse.copy_(both)
 
 
 class Rows:
@@ -61,8 +59,7 @@ class Rows:
         for block in blocks:
             rows, keys = _places(block)
             part, lse = attend(self.q[:, heads, rows], k[:, :, keys], v[:, :, keys], self.scale, _seen(block, self))
-            at = (slice(None), heads, rows)
-            self.out[at], self.lse[at] = merge(self.out[at], self.lse[at], part, lse)
+            merge(self.out[:, heads, rows], self.lse[:, heads, rows], part, lse)
 
 
 class BackRows:
@@ -103,9 +100,10 @@ class BackRows:
                 self.scale,
                 _seen(block, self),
             )
-            self.dq[at] += of_q
-            dk[:, :, keys] += of_k
-            dv[:, :, keys] += of_v
+            # An index and += would copy what was added once more.
+            self.dq[at].add_(of_q)
+            dk[:, :, keys].add_(of_k)
+            dv[:, :, keys].add_(of_v)
         return dk, dv
 
 
