@@ -123,6 +123,7 @@ def test_the_bound_knows_of_whole_trees_where_the_programme_stops_early(monkeypa
     whole = find_division(topology)[0]
     monkeypatch.setattr(bound, "_find_division", bound._find_division.__wrapped__)
     monkeypatch.setattr(allreduce_bound, "_WORK", 0)
+    monkeypatch.setattr(allreduce_bound, "clusters", lambda graph, capacity: [])
     with monkeypatch.context() as without:
         without.setattr(bound, "with_whole_trees", lambda topology, division, *, composition: division)
         stopped = find_division(topology)[0]
@@ -130,6 +131,30 @@ def test_the_bound_knows_of_whole_trees_where_the_programme_stops_early(monkeypa
     assert stopped.reached < found.reached == found.algbw <= found.limit
     assert found.reached >= Fraction(98, 100) * whole.limit
     check_division(topology, found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_cuts_round_boxes_to_begin_with_save_rounds_of_the_programme(monkeypatch, seed):
+    topology, solved, solve = unlike_boxes(5, seed=seed, failed=1), [], CuttingPlanes.solve
+    monkeypatch.setattr(bound, "_find_division", bound._find_division.__wrapped__)
+    monkeypatch.setattr(CuttingPlanes, "solve", lambda self: solved.append(self) or solve(self))
+    with_cuts, rounds = find_division(topology)[0], len(solved)
+    solved.clear()
+    monkeypatch.setattr(allreduce_bound, "clusters", lambda graph, capacity: [])
+    without = find_division(topology)[0]
+    assert with_cuts.limit == without.limit and rounds < len(solved)
+
+
+def test_units_of_a_way_are_turned_round_together(monkeypatch):
+    topology, looked, look = unlike_boxes(5, seed=6), [], orientation.shortfalls
+    division, _ = find_division(topology)
+    mending = orientation._Mending(topology, division, Fraction(1), 1 << 40)
+    roots = np.zeros(topology.num_ranks, dtype=np.int64)
+    roots[0] = floor(division.limit) // 2
+    short = int(mending.graph.check(mending.capacity, roots)[0].max())
+    monkeypatch.setattr(orientation, "shortfalls", lambda *words: looked.append(words) or look(*words))
+    assert mending.mend(roots) == 0 and not mending.graph.check(mending.capacity, roots)[0].any()
+    assert len(looked) < short
 
 
 def torus_with_failed_cables(num_failed: int) -> Topology:

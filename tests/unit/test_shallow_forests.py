@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from mycel.collectives.bound import bound, find_optimum
+from mycel.collectives.clusters import clusters
 from mycel.collectives.spec import Collective
 from mycel.collectives.synth import synthesize
 from mycel.collectives.synth.along_links import grow_along_links
 from mycel.collectives.synth.forest import build_forest
 from mycel.collectives.synth.growing import grow_shallow
-from mycel.collectives.synth.link_trees import clusters
 from mycel.collectives.synth.plan import plan_forest
 from mycel.collectives.synth.scales import fewest, scale, scales_within
 from mycel.collectives.synth.shortest_paths import grow_shortest

@@ -32,11 +32,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from itertools import product
 from math import gcd, lcm
 
 import numpy as np
 import numpy.typing as npt
 
+from mycel.collectives.clusters import clusters
 from mycel.collectives.cutting_planes import TOLERANCE, CuttingPlanes, Phase, Solution, clip
 from mycel.collectives.maxflow import FlowGraph, as_int64
 from mycel.collectives.partition_bound import Groups, groups_at_prices, least_cut, partition_rate, quick_limit
@@ -319,8 +321,10 @@ def _programme(topology: Topology, *, with_classes: bool) -> CuttingPlanes:
     for vertex in programme.sinks[0].tolist():
         for phase in (0, 1):
             programme.add_single(phase, [vertex])
-    _, side = least_cut(topology)
-    for phase in (0, 1):
+    sides = [least_cut(topology)[1]]
+    if topology.num_ranks > _SMALL:  # which cuts flows come upon first depends on how a fabric is numbered
+        sides += clusters(graphs[0], as_int64(clipped))
+    for phase, side in product((0, 1), sides):
         programme.add(phase, side)
         programme.add(phase, ~side)
     return programme

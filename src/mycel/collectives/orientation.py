@@ -3,7 +3,7 @@
 A link that carries as much one way as the other has some units in all, and each goes one way. The parts that a linear
 programme found say how, about; they are rounded, each link's two ways to all that it has. Switches are mended along
 shortest ways to a rank, where what comes in need not be what goes out. Sets of vertices that are reached too seldom
-are mended by turning round one unit of a way that leads from there to a rank which has one to spare in every set that
+are mended by turning round units of a way that leads from there to a rank which has them to spare in every set that
 holds it and not the start: nothing that sufficed is spoiled, so that every such step is one forward.
 
 What is found is a division of links that reaches a rate, shown by exact flows. So it counts for the bound as well,
@@ -336,9 +336,9 @@ class _Mending:
         gap = self.capacity[arc] - self.target[arc]
         return 1.125 + float(abs(gap - 1) - abs(gap))
 
-    def _turn(self, arc: int) -> None:
-        self.capacity[arc] -= 1
-        self.capacity[self.opposite[arc]] += 1
+    def _turn(self, arc: int, units: int = 1) -> None:
+        self.capacity[arc] -= units
+        self.capacity[self.opposite[arc]] += units
 
     def _way(self, start: int, ends: BoolArray, price: Callable[[int], float]) -> list[int]:
         """The cheapest way from a vertex to one of others, as arcs; empty if there is none."""
@@ -406,25 +406,37 @@ class _Mending:
             is_better = False
             for number in short[np.argsort(sides[short].sum(axis=1), kind="stable")].tolist():
                 if not (done & sides[number]).any():
-                    is_better |= self._reach(int(graph.ranks[number]), sides[number], roots)
+                    is_better |= self._reach(int(graph.ranks[number]), sides[number], roots, int(deficit[number]))
                     done |= sides[number]
             if not is_better:
                 return int(deficit.max())
 
-    def _reach(self, start: int, side: BoolArray, roots: IntArray) -> bool:
-        """Turn round a way from a rank to one outside of a set that can spare it; whether there is one."""
+    def _reach(self, start: int, side: BoolArray, roots: IntArray, wanted: int) -> bool:
+        """Turn round a way from a rank to one outside of a set that can spare it; whether there is one.
+
+        As many units of it as the set lacks, if the way is as wide and its end can spare them; or half, and so on.
+        """
         graph, total = self.graph, int(roots.sum())
         tail, head, full = graph.with_source(self.capacity, roots)
-        source = graph.num_vertices
+        source, most = graph.num_vertices, total + wanted
         lacking, _ = shortfalls(
-            *(source + 1, np.append(tail, source), np.append(head, start), np.append(full, total + 1)),
-            *(source, graph.ranks, total + 1),
+            *(source + 1, np.append(tail, source), np.append(head, start), np.append(full, most)),
+            *(source, graph.ranks, most),
         )
         self.work += len(graph.tail) * len(graph.ranks)
-        spare = np.zeros(graph.num_vertices, dtype=np.bool_)
-        spare[graph.ranks[lacking == 0]] = True
-        spare &= ~side
-        way = self._way(start, spare, lambda arc: 1.0 if self.capacity[arc] else inf)
-        for arc in way:
-            self._turn(arc)
-        return bool(way)
+        units = wanted
+        while units:
+            spare = np.zeros(graph.num_vertices, dtype=np.bool_)
+            spare[graph.ranks[lacking <= wanted - units]] = True
+            spare &= ~side
+            way = self._way(start, spare, partial(self._is_wide, units)) if spare.any() else []
+            for arc in way:
+                self._turn(arc, units)
+            if way:
+                return True
+            units //= 2
+        return False
+
+    def _is_wide(self, units: int, arc: int) -> float:
+        """One where an arc has so many units, and no end to it where not."""
+        return 1.0 if self.capacity[arc] >= units else inf

@@ -15,17 +15,18 @@ References:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import log2
 
 import numpy as np
 import numpy.typing as npt
 
 from mycel.collectives.bound import Optimum
+from mycel.collectives.clusters import clusters
 from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray, violated_sets
 from mycel.collectives.synth.array_forest import Forest
-from mycel.collectives.synth.link_trees import LinkTree, clusters, grow_tree
+from mycel.collectives.synth.link_trees import LinkTree, grow_tree
 from mycel.collectives.synth.logical_arcs import LogicalArcs
+from mycel.collectives.synth.parents import exchange_parents
 from mycel.topology.model import Topology
 
 __all__ = ["grow_along_links"]
@@ -47,7 +48,7 @@ _TRIED_VERTICES = 500_000
 _VAIN_TRIES = 60
 _COMPANY = 5
 _SHALLOW = 4
-#: Deeper than so many times log2 of the ranks, trees are grown again in parts.
+#: Deeper than so many times log2 of the ranks, trees exchange parents.
 _DEEP = 2
 
 
@@ -234,28 +235,23 @@ class _Packer:
     def flatten(self, trees: list[LinkTree], progress: Progress | None) -> list[LinkTree]:
         """Take back the deepest tree and a few others and grow them again, as long as that makes it less deep.
 
-        They take what they gave back, so that nothing needs to be proved. Where whole trees do not help and the
-        deepest is very deep, others give back only as many units as that one has: deep trees are those that got what
-        was left, and wide ones that stand in their way can rarely be moved as a whole.
+        They take what they gave back, so that nothing needs to be proved. Trees that are very deep got what was left,
+        and would again: these exchange parents with others in the end.
         """
         self.forget()
         draw = np.random.default_rng(0)
         trees = list(trees)
         tries = min(_MOST_TRIES, _TRIED_VERTICES // (self.graph.num_vertices * (1 + len(self.sets) // 64)))
-        deep = _DEEP * log2(len(self.graph.ranks))
-        in_vain, by_parts = 0, False
+        in_vain = 0
         for done in range(tries):
             depths = np.array([tree.depth for tree in trees])
-            if in_vain == _VAIN_TRIES and not by_parts:
-                by_parts, in_vain = True, 0
-            if depths.max() <= (deep if by_parts else _SHALLOW) or in_vain == _VAIN_TRIES:
+            if depths.max() <= _SHALLOW or in_vain == _VAIN_TRIES:
                 break
             deepest = int(depths.argmax())
             others = np.delete(np.arange(len(trees)), deepest)
             company = draw.permutation(others)[: draw.integers(1, _COMPANY + 1)]
             chosen = [deepest, *company.tolist()]
-            most = trees[deepest].multiplicity if by_parts else int(self.demand.max())
-            taken = [replace(trees[i], multiplicity=min(most, trees[i].multiplicity)) for i in chosen]
+            taken = [trees[i] for i in chosen]
             self.give_back(taken)
             grown: list[LinkTree] = []
             for tree in taken:
@@ -265,10 +261,7 @@ class _Packer:
             new, old = (sorted((tree.depth for tree in some), reverse=True) for some in (grown, taken))
             if grown[-1].is_whole and new < old:
                 in_vain = 0
-                for i, part, tree in zip(chosen, taken, grown, strict=True):
-                    rest = trees[i].multiplicity - part.multiplicity
-                    if rest:
-                        trees.append(replace(trees[i], multiplicity=rest))
+                for i, tree in zip(chosen, grown, strict=True):
                     trees[i] = tree
             else:
                 in_vain += 1
@@ -276,7 +269,7 @@ class _Packer:
                 self.give_back(taken, -1)
             if progress is not None:
                 progress("shallower trees", done + 1, tries)
-        return trees
+        return exchange_parents(self.graph, trees, enough=_DEEP * log2(len(self.graph.ranks)))
 
     def num_good(self, grown: list[LinkTree]) -> int:
         """How many trees, from the first on, leave enough for all others; all of them are taken."""

@@ -1,7 +1,7 @@
 """One tree along the links, through switches: breadth first, entering sets of vertices as often as they can bear.
 
-First it goes once into every set that trees had better enter once (``clusters``) or must not enter twice; then on
-inside of those; and then wherever there is room.
+First it goes once into every set that trees had better enter once (``mycel.collectives.clusters``) or must not enter
+twice; then on inside of those; and then wherever there is room.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mycel.collectives.maxflow import BoolArray, FlowGraph, IntArray
+from mycel.collectives.maxflow import BoolArray, IntArray
 from mycel.compiled import compiled
 
-__all__ = ["LinkTree", "clusters", "grow_tree"]
+__all__ = ["LinkTree", "grow_tree"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -41,36 +41,6 @@ class LinkTree:
         return replace(
             self, is_whole=False, stops=self.stops[:count], links=self.links[: self.stops[count - 1] if count else 0]
         )
-
-
-def clusters(graph: FlowGraph, capacity: IntArray) -> list[BoolArray]:
-    """Sets of vertices that trees had better enter once: what hangs together by wide links, and round a switch."""
-    found: dict[bytes, BoolArray] = {}
-    is_rank = np.zeros(graph.num_vertices, dtype=np.bool_)
-    is_rank[graph.ranks] = True
-    for width in np.unique(capacity)[1:].tolist():
-        wide = capacity >= width
-        label = np.arange(graph.num_vertices)
-        while True:
-            before = label.copy()
-            np.minimum.at(label, graph.head[wide], label[graph.tail[wide]])
-            np.minimum.at(label, graph.tail[wide], label[graph.head[wide]])
-            label = label[label]
-            if np.array_equal(label, before):
-                break
-        for name in np.unique(label[graph.ranks]).tolist():
-            row = label == name
-            if 1 < (row & is_rank).sum() < len(graph.ranks):
-                found[bytes(row)] = row
-    for switch in np.flatnonzero(~is_rank).tolist():
-        row = np.zeros(graph.num_vertices, dtype=np.bool_)
-        row[switch] = True
-        row[graph.head[graph.tail == switch]] = True
-        row &= is_rank
-        row[switch] = True
-        if 2 < row.sum() <= len(graph.ranks) // 2:
-            found[bytes(row)] = row
-    return list(found.values())
 
 
 @compiled
