@@ -26,6 +26,7 @@ from mycel.planning.grouping import (
     static_plans,
 )
 from mycel.planning.grouping.buckets import buckets
+from mycel.planning.grouping.configurations import configurations
 from mycel.topology import load_topology
 
 pytest.importorskip("ortools")
@@ -339,6 +340,64 @@ def test_named_groups_of_a_topology_are_planned() -> None:
     plan = plan_sequences(one, limit_s=20)
     check_plan(one, plan)
     assert plan.proved
+
+
+def divisions_by_trying(one: SequenceInstance) -> set[tuple[int, ...]]:
+    """Counts of each kind in all sets of disjoint candidates, those that another set has more of left out."""
+    found = set()
+    for many in range(len(one.candidates) + 1):
+        for chosen in itertools.combinations(one.candidates, many):
+            ranks = [rank for c in chosen for rank in c.ranks or ()]
+            if len(ranks) == len(set(ranks)):
+                kinds = [(c.size, c.comm_us_per_token) for c in chosen]
+                found.add(tuple(kinds.count(kind) for kind in one.kinds))
+    return {a for a in found if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in found)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_divisions_of_nested_and_of_crossing_groups_are_all(seed: int) -> None:
+    chance = random.Random(seed)
+    ranks = chance.choice([3, 4, 6])
+    groups = {(rank,) for rank in range(ranks) if chance.random() < 0.8}
+    edges = sorted(chance.sample(range(1, ranks), 2))
+    for begin, end in itertools.pairwise([0, *edges, ranks]):
+        groups.add(tuple(range(begin, end)))
+    groups.add(tuple(range(ranks)))
+    if seed % 2:  # two that cross
+        groups |= {(0, ranks - 1), (ranks - 2, ranks - 1)}
+    one = instance(
+        num_ranks=ranks,
+        degrees=None,
+        groups=[{"ranks": list(group), "comm_us_per_token": chance.choice([0.0, 1.0])} for group in sorted(groups)],
+    )
+    found = configurations(one)
+    assert {tuple(row) for row in found.counts.tolist()} == divisions_by_trying(one)
+    assert found.is_whole
+    for row, chosen in zip(found.counts.tolist(), found.chosen, strict=True):
+        members = [one.candidates[index] for index in chosen]
+        kinds = [(c.size, c.comm_us_per_token) for c in members]
+        assert [kinds.count(kind) for kind in one.kinds] == row
+        taken = [rank for c in members for rank in c.ranks or ()]
+        assert len(taken) == len(set(taken))
+
+
+def test_groups_of_many_ranks_of_a_topology_are_divided_in_every_way() -> None:
+    chance = random.Random(5)
+    one = SequenceInstance(
+        num_ranks=32,
+        capacity_tokens=15_870,
+        us_per_token2=0.0011,
+        us_per_token=26.0,
+        us_per_step=90_000.0,
+        lengths=tuple(chance.randint(500, 14_000) for _ in range(64)),
+        candidates=candidates_of(load_topology("two_boxes:ranks=32"), 8e4),
+    )
+    divisions = configurations(one)
+    assert divisions.is_whole
+    assert len(divisions.counts) == 202  # those of 32 ranks in powers of two
+    plan = greedy_plan(one)
+    check_plan(one, plan)
+    assert plan.gap < 0.02
 
 
 def planner(**changes: Any) -> SequencePlanner:
