@@ -27,8 +27,10 @@ __all__ = ["Divided"]
 #: Seconds of a division in the first round at least, and of all divisions of what time there is; by how much more in
 #: each further round.
 _SLICE_S, _SHARE, _LONGER = 0.5, 0.3, 3.0
-#: Divisions that are priced at a time, and how often prices change.
-_CHUNK, _ROUNDS = 64, 100
+#: Divisions that are priced at a time, as many places as that may look at in a round, and how often prices change.
+_CHUNK, _PLACES, _ROUNDS = 64, 2_000_000, 100
+#: Different lengths beyond which one linear programme takes too long to begin with.
+_MOST_LENGTHS = 2000
 #: Parts of the time: for prices and sets, of that for each of its steps, and for choosing among sets; seconds of a
 #: mixture of divisions at least.
 _PRICING, _STEP, _CHOOSING, _MIXED_S = 0.6, 0.3, 0.2, 1.0
@@ -116,16 +118,19 @@ class Divided:
         counts = batch.divisions.counts
         columns.add(known)
         rows = self._open(known)
-        for begin in range(0, len(rows), _CHUNK):
+        many = max(1, min(_CHUNK, _PLACES // batch.work.size))
+        for begin in range(0, len(rows), many):
             if clock.left_s <= 0:
                 break
-            chunk = rows[begin : begin + _CHUNK]
+            chunk = rows[begin : begin + many]
             mine = least[chunk]
             priced(
                 batch.work, batch.tokens, batch.sizes, batch.rooms, counts[chunk], self._goal(known), _ROUNDS, mine
             )
             least[chunk] = mine
         told(known, self._bound(known))
+        if len(set(self.instance.lengths)) > _MOST_LENGTHS:
+            return known
         inner = clock.within(_PRICING * clock.left_s)
         part = inner.within(_STEP * inner.left_s)
         for row in self._open(known):
