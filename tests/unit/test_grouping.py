@@ -9,9 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mycel.errors import MycelError, UsageError, VerificationError
+from mycel.pipeline.search.solving import Clock
 from mycel.planning.grouping import (
     Candidate,
     PlannedGroup,
@@ -25,7 +27,12 @@ from mycel.planning.grouping import (
     plan_sequences,
     static_plans,
 )
+from mycel.planning.grouping.batch import Batch
 from mycel.planning.grouping.buckets import buckets
+from mycel.planning.grouping.columns import Columns
+from mycel.planning.grouping.configurations import configurations
+from mycel.planning.grouping.kernels import priced
+from mycel.planning.grouping.knapsack import fullest
 from mycel.topology import load_topology
 
 pytest.importorskip("ortools")
@@ -221,6 +228,99 @@ def test_many_sequences() -> None:
     assert plan.gap < 0.1
 
 
+# -- bounds -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_knapsack_is_worth_no_less_than_its_best_set(seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    num = int(chance.integers(1, 8))
+    time, held = chance.uniform(0.05, 1.1, num), chance.uniform(0.05, 1.1, num)
+    prices = chance.uniform(0.0, 1.0, num) * (chance.random(num) < 0.9)
+    many = chance.integers(1, 4, num)
+    best = 0.0
+    for chosen in itertools.product(*(range(each + 1) for each in many)):
+        if chosen @ time <= 1 and chosen @ held <= 1:
+            best = max(best, float(chosen @ prices))
+    for places in (100_000, 3):  # all sets, and what the table says where they are too many
+        column = np.zeros(num, dtype=np.int64)
+        worth = fullest(time, held, prices, many, 0.0, places, 1 << 10, column)
+        assert worth >= best * (1 - 1e-9)
+        assert column @ time <= 1 + 1e-9
+        assert column @ held <= 1 + 1e-9
+        assert (column <= many).all()
+        if places > 3:
+            assert worth == pytest.approx(best, rel=1e-6)
+            assert column @ prices == pytest.approx(best, rel=1e-6)
+    assert fullest(time, held, prices, many, best + 1.0, 100_000, 1 << 10, column) == best + 1.0
+    assert not column.any()
+
+
+def of_division(one: SequenceInstance, batch: Batch, counts: list[int]) -> float:
+    """The least work of the slowest group of a division, by trying all distributions; infinite where none fits."""
+    kinds = [kind for kind, count in enumerate(counts) for _ in range(count)]
+    best = float("inf")
+    for placed in itertools.product(range(len(kinds)), repeat=len(batch.which)):
+        loads, tokens = [0.0] * len(kinds), [0] * len(kinds)
+        for place, slot in enumerate(placed):
+            loads[slot] += batch.work[place, kinds[slot]]
+            tokens[slot] += int(batch.tokens[place])
+        if all(held <= batch.rooms[kind] for held, kind in zip(tokens, kinds, strict=True)):
+            best = min(best, max(loads))
+    return best
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_bound_of_a_division_is_above_its_best_distribution(seed: int) -> None:
+    chance = random.Random(seed)
+    one = instance(
+        capacity_tokens=chance.choice([90, 120, 200]),
+        compute={"us_per_token2": 0.01, "us_per_token": 1.0, "us_per_step": 0.0},
+        degrees={"1": 0.0, "2": chance.uniform(0, 1), "4": chance.uniform(0, 1)},
+        lengths=[chance.randint(5, 85) for _ in range(5)],
+    )
+    batch = Batch.of(one)
+    counts = batch.divisions.counts
+    best = np.array([of_division(one, batch, row) for row in counts.tolist()])
+    assert np.isfinite(best).any()
+    columns = Columns(batch=batch)
+    ruled = 0
+    for most in (1.2 * best.min(), best.min() * (1 + 1e-6), 0.98 * best.min(), 0.7 * best.min()):
+        least = np.zeros(len(counts))
+        priced(batch.work, batch.tokens, batch.sizes, batch.rooms, counts, most, 100, least)
+        assert (np.minimum(least, most) <= best * (1 + 1e-9)).all()
+        for row in range(len(counts)):
+            assert min(columns.spread(counts[row], most), most) <= best[row] * (1 + 1e-9)
+        out, parts = columns.rule_out(counts, most, Clock(20))
+        assert not out[best <= most].any()
+        assert (0 if out.all() else 1e-6) <= parts.sum() <= 1 + 1e-6
+        assert not parts[out].any()
+        ruled += int(out.sum())
+    assert ruled  # within seven tenths of the best nothing fits, and it is seen
+    known = greedy_plan(one)
+    columns.add(known)
+    chosen = columns.choose(counts, known.total_us, known, Clock(20), 20)
+    assert check_plan(one, chosen) <= known.total_us
+
+
+def test_two_of_three_fifths_of_a_group_do_not_fit() -> None:
+    chance = random.Random(1)
+    lengths = [chance.randint(570, 630) for _ in range(13)]
+    one = instance(num_ranks=12, capacity_tokens=10_000, degrees={"1": 0.0, "2": 0.5}, lengths=lengths)
+    batch = Batch.of(one)
+    counts = batch.divisions.counts
+    columns = Columns(batch=batch)
+    # Of twelve ranks one has two, the shortest: pairs of ranks are slower by what they exchange.
+    best = sum(sorted(batch.work[:, 0].tolist())[:2])
+    most = 0.99 * best
+    alone = int(np.flatnonzero(counts[:, 0] == 12)[0])
+    assert columns.spread(counts[alone], most) < 0.6 * best
+    out, _ = columns.rule_out(counts[[alone]], most, Clock(60))
+    assert out.all()
+    assert not columns.rule_out(counts[[alone]], 1.001 * best, Clock(60))[0].any()
+    assert columns.ruled_out(counts[[alone]], most).all()
+
+
 # -- buckets ----------------------------------------------------------------------------------------------------
 
 
@@ -339,6 +439,64 @@ def test_named_groups_of_a_topology_are_planned() -> None:
     plan = plan_sequences(one, limit_s=20)
     check_plan(one, plan)
     assert plan.proved
+
+
+def divisions_by_trying(one: SequenceInstance) -> set[tuple[int, ...]]:
+    """Counts of each kind in all sets of disjoint candidates, those that another set has more of left out."""
+    found = set()
+    for many in range(len(one.candidates) + 1):
+        for chosen in itertools.combinations(one.candidates, many):
+            ranks = [rank for c in chosen for rank in c.ranks or ()]
+            if len(ranks) == len(set(ranks)):
+                kinds = [(c.size, c.comm_us_per_token) for c in chosen]
+                found.add(tuple(kinds.count(kind) for kind in one.kinds))
+    return {a for a in found if not any(a != b and all(x <= y for x, y in zip(a, b, strict=True)) for b in found)}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_divisions_of_nested_and_of_crossing_groups_are_all(seed: int) -> None:
+    chance = random.Random(seed)
+    ranks = chance.choice([3, 4, 6])
+    groups = {(rank,) for rank in range(ranks) if chance.random() < 0.8}
+    edges = sorted(chance.sample(range(1, ranks), 2))
+    for begin, end in itertools.pairwise([0, *edges, ranks]):
+        groups.add(tuple(range(begin, end)))
+    groups.add(tuple(range(ranks)))
+    if seed % 2:  # two that cross
+        groups |= {(0, ranks - 1), (ranks - 2, ranks - 1)}
+    one = instance(
+        num_ranks=ranks,
+        degrees=None,
+        groups=[{"ranks": list(group), "comm_us_per_token": chance.choice([0.0, 1.0])} for group in sorted(groups)],
+    )
+    found = configurations(one)
+    assert {tuple(row) for row in found.counts.tolist()} == divisions_by_trying(one)
+    assert found.is_whole
+    for row, chosen in zip(found.counts.tolist(), found.chosen, strict=True):
+        members = [one.candidates[index] for index in chosen]
+        kinds = [(c.size, c.comm_us_per_token) for c in members]
+        assert [kinds.count(kind) for kind in one.kinds] == row
+        taken = [rank for c in members for rank in c.ranks or ()]
+        assert len(taken) == len(set(taken))
+
+
+def test_groups_of_many_ranks_of_a_topology_are_divided_in_every_way() -> None:
+    chance = random.Random(5)
+    one = SequenceInstance(
+        num_ranks=32,
+        capacity_tokens=15_870,
+        us_per_token2=0.0011,
+        us_per_token=26.0,
+        us_per_step=90_000.0,
+        lengths=tuple(chance.randint(500, 14_000) for _ in range(64)),
+        candidates=candidates_of(load_topology("two_boxes:ranks=32"), 8e4),
+    )
+    divisions = configurations(one)
+    assert divisions.is_whole
+    assert len(divisions.counts) == 202  # those of 32 ranks in powers of two
+    plan = greedy_plan(one)
+    check_plan(one, plan)
+    assert plan.gap < 0.02
 
 
 def planner(**changes: Any) -> SequencePlanner:

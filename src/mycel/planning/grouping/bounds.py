@@ -13,7 +13,7 @@ import numpy as np
 from mycel.planning.grouping.batch import Batch, Floats
 from mycel.planning.grouping.kernels import areas
 
-__all__ = ["batch_bound", "division_bounds", "step_bound", "weighted_bound"]
+__all__ = ["batch_bound", "division_bounds", "step_bound"]
 
 
 def division_bounds(batch: Batch) -> Floats:
@@ -77,40 +77,3 @@ def step_bound(batch: Batch, num_micro_batches: int) -> float:
     # One has the longest, and each of the others at least one sequence: the ones that are done soonest.
     others = float(np.sort(shortest)[: num_micro_batches - 1].sum())
     return num_micro_batches * batch.instance.us_per_step + max(area, float(shortest.max()) + others)
-
-
-def weighted_bound(batch: Batch, row: int, most: float, *, rounds: int = 80) -> float:
-    """A better bound for one division, where no group works longer than some time: by a price of each kind's time.
-
-    With prices ``w`` of a microsecond on each kind, ``sum_kinds count w = 1``, no distribution is below
-    ``sum_k min_kind w t_k``, whichever the prices; they are raised where too much would go, and the best is kept.
-
-    Args:
-        batch: the sequences.
-        row: the division.
-        most: microseconds; sequences are on no kind where one alone takes longer.
-        rounds: that prices change.
-
-    Returns:
-        Microseconds of work, without what every micro-batch takes; infinite where a sequence fits nowhere.
-    """
-    counts = batch.divisions.counts[row]
-    mask = counts > 0
-    work = np.where(batch.fits() & (batch.work <= most), batch.work, np.inf)[:, mask]
-    if not np.isfinite(work.min(axis=1)).all():
-        return float("inf")
-    many = counts[mask].astype(float)
-    prices = batch.sizes[mask] / float(batch.sizes[mask] @ many)
-    best, step = float(work.min(axis=1).max()), 0.5
-    for _ in range(rounds):
-        value = work * prices
-        chosen = value.argmin(axis=1)
-        bound = float(value[np.arange(len(value)), chosen].sum())
-        if bound > best:
-            best = bound
-        else:
-            step *= 0.93
-        loads = np.bincount(chosen, weights=work[np.arange(len(value)), chosen], minlength=len(many)) / many
-        prices = prices * np.exp(step * (loads / max(float(loads.mean()), 1e-30) - 1).clip(-1, 1))
-        prices /= float(prices @ many)
-    return best

@@ -1,9 +1,10 @@
 """Into which groups the ranks may be divided at a time: how many of each kind, and which ranks those are.
 
 A kind is a size with a cost of a token; groups of one kind are alike to whoever distributes sequences. What differs
-between divisions is then only how many of each kind they have. For groups that name their ranks, divisions are
-counted over the lowest rank that is not decided: it is idle, or in one of the groups of ranks that are all free.
-What was reached by the same ranks with the same counts is gone on with once.
+between divisions is then only how many of each kind they have. Groups that name their ranks, and of which each two
+are disjoint or one inside the other, are a tree; its divisions are put together from those of the parts. For groups
+that cross, divisions are counted over the lowest rank that is not decided: it is idle, or in one of the groups of
+ranks that are all free. What was reached by the same ranks with the same counts is gone on with once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from operator import add
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +146,9 @@ def _of_ranks(
 ) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], bool]:
     masks = [sum(1 << rank for rank in c.ranks or ()) for c in candidates]
     kind_of = [kinds.index((c.size, float(c.comm_us_per_token))) for c in candidates]
+    inside = _nested(num_ranks, candidates)
+    if inside is not None:
+        return _of_nested(inside, kind_of, [size for size, _ in kinds])
     starting: list[list[int]] = [[] for _ in range(num_ranks)]
     for index, mask in enumerate(masks):
         starting[(mask & -mask).bit_length() - 1].append(index)
@@ -178,3 +183,57 @@ def _of_ranks(
     ]
     rows = list(ways.items())
     return [rows[row] for row in kept], is_whole
+
+
+def _nested(num_ranks: int, candidates: Sequence[Candidate]) -> list[list[int]] | None:
+    """Of each candidate those right inside it, and last those that are in none; ``None`` where two cross."""
+    inside: list[list[int]] = [[] for _ in range(len(candidates) + 1)]
+    owner = [-1] * num_ranks
+    for index in sorted(range(len(candidates)), key=lambda index: -candidates[index].size):
+        ranks = candidates[index].ranks or ()
+        if len({owner[rank] for rank in ranks}) > 1:
+            return None
+        inside[owner[ranks[0]]].append(index)
+        for rank in ranks:
+            owner[rank] = index
+    return inside
+
+
+def _of_nested(
+    inside: Sequence[Sequence[int]], kind_of: Sequence[int], sizes: Sequence[int]
+) -> tuple[list[tuple[tuple[int, ...], tuple[int, ...]]], bool]:
+    """Counts of a tree of groups: each node is a group, or what its parts are divided into, one beside the other."""
+    is_whole = True
+    alone = np.eye(len(sizes), dtype=np.int64).tolist()
+
+    def of_parts(parts: Sequence[int]) -> dict[tuple[int, ...], tuple[int, ...]]:
+        nonlocal is_whole
+        reached: dict[tuple[int, ...], tuple[int, ...]] = {(0,) * len(sizes): ()}
+        for part in parts:
+            ways = of_parts(inside[part])
+            ways[tuple(alone[kind_of[part]])] = (part,)
+            after: dict[tuple[int, ...], tuple[int, ...]] = {}
+            for counts, chosen in reached.items():
+                for more, others in ways.items():
+                    after.setdefault(tuple(map(add, counts, more)), chosen + others)
+            reached = _undominated(after, sizes)
+            if len(reached) > MOST:  # some of few groups, some of many
+                is_whole = False
+                rows = sorted(reached.items(), key=lambda item: sum(item[0]))
+                reached = dict(rows[number * len(rows) // MOST] for number in range(MOST))
+        return reached
+
+    return list(of_parts(inside[-1]).items()), is_whole
+
+
+def _undominated(
+    ways: dict[tuple[int, ...], tuple[int, ...]], sizes: Sequence[int]
+) -> dict[tuple[int, ...], tuple[int, ...]]:
+    """Those beside which no other has as many groups of every kind; what has most ranks at work always is."""
+    matrix = np.array(list(ways), dtype=np.int64)
+    ranks = matrix @ np.array(sizes, dtype=np.int64)
+    kept: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for row, ranked, (counts, chosen) in zip(matrix, ranks == ranks.max(), ways.items(), strict=True):
+        if ranked or not ((matrix >= row).all(axis=1) & (matrix != row).any(axis=1)).any():
+            kept[counts] = chosen
+    return kept

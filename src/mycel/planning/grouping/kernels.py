@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from mycel.compiled import compiled_without_lock
 
-__all__ = ["areas", "best_of", "fill", "lightest_first", "settle", "shake"]
+__all__ = ["anneal", "areas", "best_of", "fill", "lightest_first", "priced", "settle", "shake"]
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -306,3 +306,155 @@ def shake(
             best = reached
             placed[:] = landed
     return best
+
+
+@compiled_without_lock
+def priced(
+    work: Floats, tokens: Ints, sizes: Ints, rooms: Ints, divisions: Ints, most: float, rounds: int, least: Floats
+) -> None:
+    """Bounds of divisions by prices of what their kinds of groups have: time and tokens.
+
+    With prices ``a`` of time and ``b`` of tokens, of each kind, no distribution ends before
+    ``(sum_i min_kind (a t_i + b s_i) - sum_kind b rooms) / sum_kind a counts``. Prices are raised of what too much
+    would go to, and the best is kept, until it is ``most``.
+
+    Args:
+        work, tokens, sizes, rooms: see the module.
+        divisions: groups of each kind, a row each.
+        most: microseconds that a group may work; sequences are on no kind where one alone takes longer.
+        rounds: that prices change.
+        least: bounds that are known; raised, and infinite where a sequence fits nowhere.
+    """
+    num, kinds = work.shape
+    for row in range(divisions.shape[0]):
+        if least[row] >= most:
+            continue
+        counts = divisions[row]
+        ranks = 0
+        for kind in range(kinds):
+            ranks += counts[kind] * sizes[kind]
+        times, holds = np.zeros(kinds), np.zeros(kinds)
+        for kind in range(kinds):
+            times[kind] = sizes[kind] / ranks
+            holds[kind] = 0.02 * sizes[kind] / ranks
+        step, best = 0.5, -np.inf
+        loads, filled = np.zeros(kinds), np.zeros(kinds)
+        for _ in range(rounds):
+            loads[:] = 0.0
+            filled[:] = 0.0
+            total = 0.0
+            for i in range(num):
+                chosen, value = -1, np.inf
+                for kind in range(kinds):
+                    if counts[kind] and work[i, kind] <= most and tokens[i] <= rooms[kind]:
+                        costs = times[kind] * work[i, kind] / most + holds[kind] * tokens[i] / rooms[kind]
+                        if costs < value:
+                            chosen, value = kind, costs
+                if chosen < 0:
+                    total = np.inf
+                    break
+                total += value
+                loads[chosen] += work[i, chosen] / most
+                filled[chosen] += tokens[i] / rooms[chosen]
+            if total == np.inf:
+                least[row] = np.inf
+                break
+            of_time, of_rooms = 0.0, 0.0
+            for kind in range(kinds):
+                of_time += times[kind] * counts[kind]
+                of_rooms += holds[kind] * counts[kind]
+            bound = (total - of_rooms) / of_time * most
+            if bound > best:
+                best = bound
+            else:
+                step *= 0.95
+            if bound > least[row]:
+                least[row] = bound
+                if bound >= most:
+                    break
+            summed = 0.0
+            for kind in range(kinds):
+                if counts[kind]:
+                    over = min(1.0, max(-1.0, loads[kind] / counts[kind] - 1.0))
+                    times[kind] *= np.exp(step * over)
+                    over = min(1.0, max(-1.0, filled[kind] / counts[kind] - 1.0))
+                    holds[kind] *= np.exp(step * over)
+                    summed += counts[kind] * (times[kind] + holds[kind])
+            for kind in range(kinds):
+                times[kind] /= summed
+                holds[kind] /= summed
+
+
+@compiled_without_lock
+def anneal(
+    work: Floats, tokens: Ints, rooms: Ints, kind_of: Ints, seed: int, steps: int, most: float, placed: Ints
+) -> float:
+    """Moves and exchanges at random towards a time that no group passes, by simulated annealing.
+
+    What is made less is what groups work beyond the time; when nothing is, the time is what the slowest takes.
+
+    Args:
+        work, tokens, rooms: see the module.
+        kind_of: kind of each group.
+        seed: of the random numbers; the same gives the same.
+        steps: how many.
+        most: microseconds that a group may work.
+        placed: group of each sequence, of which no group has too many tokens; changed where a time is met.
+
+    Returns:
+        What the slowest group works; infinite where the time was not met.
+    """
+    np.random.seed(seed)
+    num, slots = work.shape[0], kind_of.shape[0]
+    now = placed.copy()
+    load = np.zeros(slots)
+    held = np.zeros(slots, np.int64)
+    for k in range(num):
+        load[now[k]] += work[k, kind_of[now[k]]]
+        held[now[k]] += tokens[k]
+    best, goal = np.inf, most
+    over = 0.0
+    for slot in range(slots):
+        over += max(0.0, load[slot] - goal)
+    heat = 0.02 * most
+    cooling = np.exp(np.log(1e-3) / max(1, steps))
+    for _ in range(steps):
+        heat *= cooling
+        if over <= 1e-9 * goal:
+            best = load.max()
+            placed[:] = now
+            goal = best * (1 - 2e-5)
+            over = 0.0
+            for slot in range(slots):
+                over += max(0.0, load[slot] - goal)
+        k = np.random.randint(num)
+        a = now[k]
+        if load[a] <= goal and np.random.random() < 0.8:
+            continue
+        other = -1
+        if np.random.random() < 0.4:
+            b = np.random.randint(slots)
+        else:
+            other = np.random.randint(num)
+            b = now[other]
+        if a == b:
+            continue
+        first, second = kind_of[a], kind_of[b]
+        load_a, load_b = load[a] - work[k, first], load[b] + work[k, second]
+        held_a, held_b = held[a] - tokens[k], held[b] + tokens[k]
+        if other >= 0:
+            load_a += work[other, first]
+            load_b -= work[other, second]
+            held_a += tokens[other]
+            held_b -= tokens[other]
+        if held_a > rooms[first] or held_b > rooms[second]:
+            continue
+        gain = max(0.0, load_a - goal) + max(0.0, load_b - goal)
+        gain -= max(0.0, load[a] - goal) + max(0.0, load[b] - goal)
+        if gain <= 0 or np.random.random() < np.exp(-gain / heat):
+            over += gain
+            load[a], load[b], held[a], held[b] = load_a, load_b, held_a, held_b
+            now[k] = b
+            if other >= 0:
+                now[other] = a
+    return float(best)

@@ -14,7 +14,7 @@ from mycel.planning.grouping.bounds import batch_bound, division_bounds, step_bo
 from mycel.planning.grouping.buckets import buckets
 from mycel.planning.grouping.check import check_plan
 from mycel.planning.grouping.configurations import configurations
-from mycel.planning.grouping.divided import improve_by_divisions
+from mycel.planning.grouping.divided import Divided
 from mycel.planning.grouping.exact import MOST_VARIABLES, Exact
 from mycel.planning.grouping.greedy import dual_greedy
 from mycel.planning.grouping.instance import SequenceInstance
@@ -207,6 +207,7 @@ class _Search:
             raise _none(instance)
         self.plan: SequencePlan | None = None
         self._seed = 0
+        self._divided = Divided(instance=instance)
 
     def run(self) -> SequencePlan:
         """All of it."""
@@ -281,7 +282,7 @@ class _Search:
         if self._is_done:
             return
         if self.plan is not None and self.instance.max_micro_batches == 1 and configurations(self.instance).is_whole:
-            self.plan, bound = improve_by_divisions(self.instance, self.plan, clock, self._learn)
+            self.plan, bound = self._divided.improve(self.plan, clock, self._learn)
             self.bound = max(self.bound, bound)
             if self._is_done or clock.left_s <= 0:
                 return
