@@ -96,8 +96,8 @@ class Mover:
             while self._ended < self._over:
                 if time.perf_counter() - begin > self.deadline_s:
                     raise CommunicationError(
-                        f"waited {self.deadline_s:g} s for {self._over - self._ended} transfers to far memory that an "
-                        "iteration before left on their way"
+                        f"waited {self.deadline_s:g} s for {self._over - self._ended} transfers to far memory that "
+                        "an iteration before left on their way"
                     )
                 self.near.changed.wait(_LOOK_S)
             self.moved.waited_s += time.perf_counter() - begin
