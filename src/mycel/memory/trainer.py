@@ -39,6 +39,8 @@ def trainer_callback(
     ``fit`` is called when the trainer has its model and optimizer ready, with as many micro-batches as it
     accumulates. Losses are those of training without it. ``callback.fitted`` says what was chosen; it stays at work
     after training, for evaluation and saving, until ``callback.fitted.close()`` or the next training.
+    Ranks do not share sequences here, as ``fit`` with ``degrees`` has them do: a trainer calls its model with whole
+    batches.
 
     Args:
         budget: bytes of near memory, of each rank.
