@@ -1,7 +1,7 @@
 """SE-MoE's ring of layers beside fetching on demand, training with far experts, and what host memory keeps of a disk.
 
     python benchmarks/claims/se_moe.py [--quick]     # two minutes; replaces its lines and tables in the guide
-    python benchmarks/claims/se_moe.py --only tiers  # training and disk alone, which are counted
+    python benchmarks/claims/se_moe.py --only tiers  # training, dense blocks and disk alone, which are counted
 
 The paper keeps K layers near in a ring and loads layer ``l + K`` while others compute, and reports inference without
 stalls as long as a layer loads as fast as it computes. Here the link is emulated and all policies take turns in one
@@ -9,9 +9,10 @@ run (``moe_offload.py``), at two loads: one token at a time, where 2 of 16 exper
 where all are. The link's speed is set so that a block's active experts take 0.8 of its time.
 
 Training: bytes of experts near at once, and brought in a step of six layers, counted; losses and parameters are
-those of training with everything near, bit for bit (checked). Disk: tensors that are read from it, of those asked
-for, by how much of them host memory holds, for experts that are asked for by Zipf's law in an order that changes half
-way; beside the same memory with what was used last.
+those of training with everything near, bit for bit (checked). Dense blocks in the same ring (``fit(..., slots=N)``),
+beside what moves least under the same budget, counted and checked alike. Disk: tensors that are read from it, of
+those asked for, by how much of them host memory holds, for experts that are asked for by Zipf's law in an order that
+changes half way; beside the same memory with what was used last.
 
 References:
     Shen et al., "SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System", 2022
@@ -36,6 +37,8 @@ from torch import Tensor, nn
 from moe_offload import measure, stack
 from mycel.bench.measurement import describe_hardware
 from mycel.comm.pending import Pending
+from mycel.memory import fit
+from mycel.memory.needs import needs_of
 from mycel.moe import MoE
 from mycel.moe.memory import DiskLink, EmulatedLink, FetchPolicy, Ring, TrainingOffload, make_fetch_policy
 from record import RECORDED, ROOT, append, conclude, markdown, read, stamp, write_section
@@ -45,6 +48,8 @@ PAGE = ROOT / "docs" / "guides" / "moe_memory.md"
 BLOCKS = 6
 #: Steps of training; experts on the disk, and how often one is asked for.
 TRAINED, EXPERTS, ASKED = 3, 64, 4000
+#: Dense blocks, and the part of what a step needs with everything near that each way has as its budget.
+DENSE, PART = 12, 0.2
 
 
 def lines(*, quick: bool) -> list[dict[str, Any]]:
@@ -94,6 +99,55 @@ def training() -> list[dict[str, Any]]:
     return made
 
 
+class Dense(nn.Module):
+    """Feed-forward blocks with residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        blocks = (nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)) for _ in range(DENSE))
+        self.blocks = nn.ModuleList(blocks)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x.square().mean()
+
+
+def dense() -> list[dict[str, Any]]:
+    """A line a way to have dense blocks come and go, all within one budget."""
+    whole = sum(p.nbytes for p in Dense().parameters())
+    made, wanted = [], None
+    for way in ("all near", "what moves least", 2, 3, 4):
+        link = Counting(bandwidth_gbps=100)
+        model = Dense()
+        optimizer = torch.optim.AdamW(model.parameters())
+        batch = torch.randn(32, 64, generator=torch.Generator().manual_seed(0))
+        budget = round(PART * needs_of(model, (batch,), optimizer=optimizer).peak)
+        slots = way if isinstance(way, int) else None
+        fitted = None
+        if way != "all near":
+            fitted = fit(model, optimizer, (batch,), budget=budget, link=link, slots=slots)
+        begun = link.num_bytes
+        for step in range(TRAINED):
+            model(torch.randn(32, 64, generator=torch.Generator().manual_seed(step))).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        brought, near = link.num_bytes - begun, whole
+        if fitted is not None:
+            residency = fitted.handles[-1]
+            near = residency.peak_bytes + sum(residency.schedule.parts.sizes[u] for u in residency.schedule.pinned)
+            fitted.close()
+        link.close()
+        found = [p.detach() for p in model.parameters()]
+        wanted = wanted or found
+        if not all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)):
+            raise SystemExit(f"dense blocks, {way}: train to something else")
+        named = f"ring of {way} blocks" if slots else str(way)
+        made.append({"dense": named, "near": near / whole, "brought": brought / whole / TRAINED})
+    return made
+
+
 class Counting(EmulatedLink):
     """Bytes asked for."""
 
@@ -137,6 +191,7 @@ def disk() -> list[dict[str, Any]]:
 def table(made: Sequence[dict[str, Any]]) -> str:
     """For the guide."""
     trained = [(r["trained"], f"{100 * r['near']:.0f} %", f"{r['brought']:.2f}") for r in made if "trained" in r]
+    blocks = [(r["dense"], f"{100 * r['near']:.0f} %", f"{r['brought']:.2f}") for r in made if "dense" in r]
     held = [
         (
             f"{100 * r['held']:.0f} %",
@@ -161,6 +216,7 @@ def table(made: Sequence[dict[str, Any]]) -> str:
     parts = [
         markdown(heads, rows),
         markdown(("training", "experts near at most", "experts brought a step, times all of them"), trained),
+        markdown(("dense blocks", "near at most", "brought a step, times all of them"), blocks),
         markdown(("in host memory", "read from the disk", "with what was used last"), held),
     ]
     return "\n".join(parts)
@@ -173,7 +229,7 @@ def main() -> None:
     parser.add_argument("--only", choices=("tiers",))
     options = parser.parse_args()
     torch.set_num_threads(1)
-    tiers = [{"tier": True, **line} for line in training() + disk()]
+    tiers = [{"tier": True, **line} for line in training() + dense() + disk()]
     if options.only:
         conclude(OUTPUT, PAGE, "se_moe", tiers, table, kind="tier")
         return

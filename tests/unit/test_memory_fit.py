@@ -135,6 +135,11 @@ def test_a_ring_of_dense_blocks_changes_no_bit_and_moves_what_it_says(slots: int
         assert moved == 3 * residency.schedule.moved_bytes
         assert residency.peak_bytes == slots * unit and residency.off_schedule == 0
         assert f"ring of {slots} slots" in fitted.explain()
+        for _ in range(2):
+            before = link.fetched_bytes
+            with torch.no_grad():
+                model(batch(8))
+            assert link.fetched_bytes - before == 8 * unit
     link.close()
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), free.parameters(), strict=True))
 

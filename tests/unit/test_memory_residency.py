@@ -339,6 +339,25 @@ def test_recomputation_and_evaluation_in_between() -> None:
     link.close()
 
 
+def test_a_ring_without_gradients_brings_each_unit_once_and_what_is_used_at_both_ends_twice() -> None:
+    """The output layer's numbers are the embedding's: they give their section away, and have it again at the end."""
+    model = Model()
+    optimizer, link, blocks = adam_w(model), Plain(), blocks_of(model)
+    needs = needs_of(model, (ids(0),), optimizer=optimizer)
+    schedule = schedule_of(needs, parts_of(model, blocks), needs.peak, slots=2)
+    with Residency(model, optimizer, schedule, blocks, link) as residency:
+        steps(model, optimizer, 0, 1)
+        units = residency._units.values()
+        whole = sum(unit.num_bytes for unit in units)
+        both_ends = next(unit.num_bytes for unit in units if unit.name == "embedding and head")
+        for brought in (whole + both_ends, whole):  # it is still there when the next pass begins
+            before = link.fetched_bytes
+            with torch.no_grad():
+                model(ids(9))
+            assert link.fetched_bytes - before == brought
+        assert residency.off_schedule == 0
+
+
 def test_without_gradients_the_next_block_comes_while_one_computes() -> None:
     model = Model()
     optimizer = adam_w(model)

@@ -756,6 +756,30 @@ def test_far_memory_holds_what_one_iteration_needs(blocks: float, is_thrown_away
     link.close()
 
 
+@pytest.mark.parametrize("gbps", [1.0, 0.05, 0.005])
+@pytest.mark.parametrize("blocks", [1.4, 3.0, 40.0])
+def test_near_memory_holds_one_iteration_however_slow_the_link(blocks: float, gbps: float) -> None:
+    """Nothing of an iteration is near when the next one's first block begins."""
+    model = make()
+    x, found = inputs(), measured(model, blocks=blocks)
+    begins: list[int] = []
+    link = EmulatedLink(bandwidth_gbps=gbps)
+    with attach(model, list(model)[:-1], found, planned(found, "swap"), link=link) as swapping:
+        with Counter(model) as counter:
+            first = model[0].norm.register_forward_pre_hook(lambda *_: begins.append(counter.now))
+            for _ in range(6):
+                step(model, x)
+            model.zero_grad()
+            model(x)  # thrown away
+            step(model, x)
+            first.remove()
+        once = sum(block.saved for block in found.blocks)
+        assert swapping.near.peak <= min(found.capacity, once)
+        assert swapping.moved.spilled_bytes == 0 < swapping.moved.out_bytes
+    link.close()
+    assert len(begins) == 8 and max(begins) == begins[1] == x.nbytes
+
+
 def test_far_memory_of_a_large_iteration_is_given_back() -> None:
     model = make()
     x, found = inputs(), measured(model)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from mycel.comm import Pending
 from mycel.errors import CommunicationError, UsageError
 from mycel.memory import EmulatedLink, FarMemory, Link, allocator_limit, in_folder, in_host
+from mycel.memory.tiers import SectionRing
 from mycel.memory.tiers.near import NearMemory, flat, key_of
 
 
@@ -133,3 +135,31 @@ def test_the_allocator_keeps_the_limit_and_far_memory_does_not_count() -> None:
     assert small.nbytes and torch.empty(96 << 20, dtype=torch.uint8).nbytes
     with pytest.raises(UsageError, match="a limit of -1 bytes"), allocator_limit(-1):
         pass
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_ring_has_what_computes_and_what_is_used_next(again: bool) -> None:
+    """Beside a list of all uses in their order, cut after so many different ones."""
+    chance = random.Random(5)
+    for _ in range(200):
+        count, units = chance.randint(1, 12), chance.randint(1, 6)
+        uses = [chance.sample(range(units), chance.randint(0, min(3, units))) for _ in range(count)]
+        slots = chance.randint(2, 5)
+        ring = SectionRing(slots)
+        for moment in range(count):
+            later = [uses[moment:], uses[:moment]] if again else [uses[moment:]]
+            wanted = list(dict.fromkeys(unit for some in later for each in some for unit in each))
+            near = ring.near(uses, moment, again=again)
+            assert list(near) == wanted[: max(slots, len(uses[moment]))]
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4, 5, 9])
+def test_a_section_is_taken_by_what_is_so_many_further(slots: int) -> None:
+    """Five layers in turn: where all have a section, none goes."""
+    layers = [(layer,) for layer in range(5)]
+    ring = SectionRing(slots)
+    for layer in range(5):
+        turned = ((layer,), ((layer + slots) % 5,)) if slots < 5 else ((), ())
+        assert ring.turned(layers, layer) == turned
+    with pytest.raises(UsageError, match="a ring of 1 slots"):
+        SectionRing(1)

@@ -102,6 +102,31 @@ def test_losses_are_those_without_a_budget(kind: str, tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(loaded.parameters(), wanted.parameters(), strict=True))
 
 
+@pytest.mark.filterwarnings("default")
+def test_a_ring_of_slots_and_a_loss_of_ones_own(tmp_path: Path) -> None:
+    asked: list[Any] = []
+
+    def loss(out: Any) -> torch.Tensor:
+        asked.append(out)
+        value: torch.Tensor = out.logits.float().square().mean()
+        return value
+
+    trained = []
+    for slots in (None, 2):
+        model = model_of("llama")
+        options: dict[str, Any] = {} if slots is None else {"slots": slots, "loss": loss}
+        callback = trainer_callback(budget=2 * sum(p.nbytes for p in model.parameters()), **options)
+        trainer(model, tmp_path, texts(), [callback], max_steps=1).train()
+        trained.append([p.detach().clone() for p in model.parameters()])
+        text = callback.fitted.explain()
+        assert ("in a ring of 2 slots" in text) == (slots == 2), text
+        assert bool(asked) == (slots == 2)
+        callback.fitted.close()
+    assert all(torch.equal(a, b) for a, b in zip(*trained, strict=True))
+    with pytest.raises(UsageError, match="slots of a ring: 1 is not"):
+        trainer(model_of("llama"), tmp_path, texts(), [trainer_callback(budget=1 << 20, slots=1)]).train()
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Any:
         return iter(texts())

@@ -15,7 +15,8 @@ from mycel.comm.sharded import is_fully_sharded
 from mycel.errors import UsageError
 from mycel.extras import transformers_module
 from mycel.memory.fit import Fitted, fit
-from mycel.memory.needs.trace import Batch
+from mycel.memory.needs import loss_of
+from mycel.memory.needs.trace import Batch, Loss
 from mycel.memory.tiers import FarMemory, Link
 
 __all__ = ["trainer_callback"]
@@ -25,20 +26,30 @@ _LOOKED = 1000
 
 
 def trainer_callback(
-    *, budget: int, batch: Batch | None = None, link: Link | None = None, far: FarMemory | None = None
+    *,
+    budget: int,
+    batch: Batch | None = None,
+    link: Link | None = None,
+    loss: Loss = loss_of,
+    far: FarMemory | None = None,
+    slots: int | None = None,
 ) -> Any:
     """A callback for ``transformers.Trainer``, with which it trains any model within a budget of near memory.
 
     ``fit`` is called when the trainer has its model and optimizer ready, with as many micro-batches as it
     accumulates. Losses are those of training without it. ``callback.fitted`` says what was chosen; it stays at work
     after training, for evaluation and saving, until ``callback.fitted.close()`` or the next training.
+    Ranks do not share sequences here, as ``fit`` with ``degrees`` has them do: a trainer calls its model with whole
+    batches.
 
     Args:
         budget: bytes of near memory, of each rank.
         batch: arguments of the model, by name, of the size that a micro-batch has at most; if not given, what the
             trainer collates of the longest of the first 1000 examples.
         link: between near and far memory, as ``fit`` takes it.
+        loss: of the model's output, where the trainer computes another than the model's own.
         far: lends far memory.
+        slots: of a ring of units, as ``fit`` takes them.
 
     Raises:
         UsageError: when training begins: an iterable data set without a ``batch``, or several ranks whose model is
@@ -73,8 +84,10 @@ def trainer_callback(
                     sample,
                     budget=budget,
                     link=link,
+                    loss=loss,
                     micro_batches=args.gradient_accumulation_steps,
                     far=far,
+                    slots=slots,
                 )
 
     return MemoryCallback()

@@ -8,6 +8,7 @@ from typing import Any
 
 from mycel.brief import brief
 from mycel.errors import SynthesisError, UsageError
+from mycel.memory.tiers import SectionRing
 
 __all__ = ["Demand", "ResidencyPlan", "by_next_use", "check_residency", "fixed_set", "least_recently_used", "ring"]
 
@@ -198,8 +199,7 @@ def ring(demand: Demand, *, slots: int) -> ResidencyPlan:
         SynthesisError: so many units do not fit at some moment; the message says by how much.
 
     References:
-        Shen et al., "SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System",
-        2022 (arXiv 2205.10034; ring memory offload), there for experts.
+        See ``mycel.memory.tiers.SectionRing``.
 
     Examples:
         >>> uses = ((0,), (1,), (2,), (2,), (1,), (0,))
@@ -207,18 +207,10 @@ def ring(demand: Demand, *, slots: int) -> ResidencyPlan:
         >>> ring(demand, slots=2).loads
         ((0, 1), (2,), (), (), (0,), ())
     """
-    if slots < 2:
-        raise UsageError(f"a ring of {slots} slots; with fewer than 2 nothing comes while a block computes")
-    count = len(demand.uses)
+    sections = SectionRing(slots)
     near: list[frozenset[int]] = []
-    for moment, units in enumerate(demand.uses):
-        held = list(units)
-        for step in range(1, count if demand.fresh else count - moment):
-            for unit in demand.uses[(moment + step) % count]:
-                if unit not in held and len(held) < max(slots, len(units)):
-                    held.append(unit)
-            if len(held) >= slots:
-                break
+    for moment in range(len(demand.uses)):
+        held = sections.near(demand.uses, moment, again=demand.fresh)
         size = sum(demand.sizes[unit] for unit in held)
         if size > demand.room[moment]:
             raise SynthesisError(

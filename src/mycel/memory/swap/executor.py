@@ -82,11 +82,18 @@ class Swapping:
 
         Args:
             block: that begins.
+
+        Raises:
+            CommunicationError: what an iteration before sent does not get to far memory.
         """
         current = None if self._current is None else self._current()
         if current is None or block <= current.latest:
             if not self.passes:  # graphs that were let go without a backward pass are over too
                 self.mover.iteration_over()
+            try:
+                self.mover.begin_iteration()
+            except CommunicationError as error:
+                raise CommunicationError(f"block {block} ({self.names[block]}): {error}") from error
             current = Pass(self)
             self._current = weakref.ref(current)
             self.passes.add(current)

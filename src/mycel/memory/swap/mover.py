@@ -64,7 +64,7 @@ class Mover:
         self._jobs: queue.SimpleQueue[_Outgoing | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._asked = self._ended = 0
-        #: Transfers asked for up to here belong to iterations that are over: nothing else goes out before they end.
+        #: Transfers asked for up to here belong to iterations that are over.
         self._over = 0
 
     # -- out ------------------------------------------------------------------------------------------------------
@@ -75,33 +75,37 @@ class Mover:
         return self._asked - self._ended
 
     def iteration_over(self) -> None:
-        """What was asked to go out so far is for no later iteration: the next one's first transfer waits for it."""
+        """What was asked to go out so far is for no later iteration: the next one waits for it."""
         with self.near.changed:
             self._over = self._asked
 
-    def _after_iterations(self) -> None:
-        """Before anything goes out: wait for what iterations that are over left on its way; then trim far memory.
+    def begin_iteration(self) -> None:
+        """Wait for what iterations that are over left on its way; then trim far memory.
 
         What was asked for again while it went out did not come from far memory, so that a backward pass can end
         before the transfer does. Without this wait such transfers queue, each with its two copies, until near memory
         is full of them.
+
+        Raises:
+            CommunicationError: the link does not end what it took.
         """
-        if not self._over:
-            return
-        begin = time.perf_counter()
-        while self._ended < self._over:
-            if time.perf_counter() - begin > self.deadline_s:
-                raise CommunicationError(
-                    f"waited {self.deadline_s:g} s for {self._over - self._ended} transfers to far memory that an "
-                    "iteration before left on their way"
-                )
-            self.near.changed.wait(_LOOK_S)
-        self.moved.waited_s += time.perf_counter() - begin
-        self._over = 0
-        self.far.trim()
+        with self.near.changed:
+            if not self._over:
+                return
+            begin = time.perf_counter()
+            while self._ended < self._over:
+                if time.perf_counter() - begin > self.deadline_s:
+                    raise CommunicationError(
+                        f"waited {self.deadline_s:g} s for {self._over - self._ended} transfers to far memory that "
+                        "an iteration before left on their way"
+                    )
+                self.near.changed.wait(_LOOK_S)
+            self.moved.waited_s += time.perf_counter() - begin
+            self._over = 0
+            self.far.trim()
 
     def send(self, records: Iterable[Record], told: Callable[[str], None], *, spill: bool = False) -> int:
-        """Begin to move what is near and nowhere far, once iterations that are over have left nothing on its way.
+        """Begin to move what is near and nowhere far.
 
         Args:
             records: of any kind.
@@ -113,11 +117,9 @@ class Mover:
 
         Raises:
             UsageError: far memory has no room.
-            CommunicationError: the link takes nothing, or does not end what it took.
+            CommunicationError: the link takes nothing.
         """
         with self.near.changed:
-            if not spill:  # whoever needs room waits for what goes out anyway
-                self._after_iterations()
             records = list(records)
             for record in records:  # another block has sent it before
                 if record.has_copy and record.near is not None and record.coming is None and not record.kept:

@@ -6,6 +6,7 @@ from mycel.memory.tiers.far import FarMemory, in_folder, in_host, pinned
 from mycel.memory.tiers.files import on_disk
 from mycel.memory.tiers.limit import allocator_limit
 from mycel.memory.tiers.link import Copies, CudaLink, EmulatedLink, Link
+from mycel.memory.tiers.ring import SectionRing
 
 __all__ = [
     "Copies",
@@ -13,6 +14,7 @@ __all__ = [
     "EmulatedLink",
     "FarMemory",
     "Link",
+    "SectionRing",
     "allocator_limit",
     "in_folder",
     "in_host",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mycel.errors import UsageError
+from mycel.memory.tiers import SectionRing
 from mycel.moe.memory.store import ExpertStore
 from mycel.names import spelled
 
@@ -58,27 +59,28 @@ class Ring(FetchPolicy):
         UsageError: fewer than two slots.
 
     References:
-        Shen et al., "SE-MoE: A Scalable and Efficient Mixture-of-Experts Distributed Training and Inference System",
-        2022 (arXiv 2205.10034; ring memory offload for inference).
+        See ``mycel.memory.tiers.SectionRing``.
     """
 
     def __init__(self, *, slots: int) -> None:
-        if slots < 2:
-            raise UsageError(f"a ring of {slots} slots; with fewer than 2 nothing comes while a layer computes")
-        self.slots = slots
+        self.sections = SectionRing(slots)
 
     def begin(self, store: ExpertStore) -> None:
         """See ``FetchPolicy``."""
-        for layer in range(min(self.slots, store.num_layers)):
+        for layer in self.sections.near(_in_turn(store), 0, again=True):
             store.start(layer, store.every(layer))
 
     def left(self, store: ExpertStore, layer: int) -> None:
         """See ``FetchPolicy``."""
-        if self.slots >= store.num_layers:
-            return
-        store.drop(layer)
-        following = (layer + self.slots) % store.num_layers
-        store.start(following, store.every(following))
+        goes, comes = self.sections.turned(_in_turn(store), layer)
+        for each in goes:
+            store.drop(each)
+        for each in comes:
+            store.start(each, store.every(each))
+
+
+def _in_turn(store: ExpertStore) -> list[tuple[int]]:
+    return [(layer,) for layer in range(store.num_layers)]
 
 
 class PreGatedFetch(FetchPolicy):
