@@ -59,7 +59,6 @@ class Shape:
         """Of a token's output."""
         return self.batch * self.heads * self.value_width * self.dtype.itemsize
 
-
     @property
     def row_bytes(self) -> int:
         """Of a token's output while it is put together."""
