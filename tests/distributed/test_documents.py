@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,4 +38,6 @@ def test_python_that_starts_clusters_runs(page: str, tmp_path: Path, monkeypatch
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "train.py").write_text("print('a step', flush=True)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    # Pages say "python", as in an environment that is active; where tests run it need not be.
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert run_blocks(page, {"__name__": "page"}) == len(blocks(page))
