@@ -20,6 +20,8 @@ from mycel.sequence import LocalizedFiltering, SequenceContext, attention, linea
 VOCABULARY = 256
 #: One layer of so many attends to all tokens by softmax; the others hold a state.
 SOFTMAX_EVERY = 4
+#: By what normed queries are multiplied at first.
+SHARPNESS = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,11 @@ class Block(nn.Module):
         self.filtering = LocalizedFiltering(width) if sizes.is_filtered else None
         self.qk, self.v = nn.Linear(width, 2 * width, bias=False), nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
-        if not is_softmax:
+        if is_softmax:
+            # Normed as in Qwen3 (arXiv 2505.09388, section 2): else no key stands out among thousands at first.
+            self.q_norm, self.k_norm = nn.RMSNorm(self.head_width), nn.RMSNorm(self.head_width)
+            nn.init.constant_(self.q_norm.weight, SHARPNESS)
+        else:
             self.decay, self.head_norm = nn.Linear(width, width // self.head_width), nn.RMSNorm(self.head_width)
             # From a head that forgets within a dozen tokens to one that remembers thousands.
             self.decay.bias.data = torch.linspace(2.0, 8.0, width // self.head_width)
@@ -72,9 +78,10 @@ class Block(nn.Module):
             for made_BTD in (*self.qk(near_BTD).chunk(2, -1), self.v(normed_BTD))
         )
         if self.is_softmax:
-            seen_BHTK = attention(q_BHTK, k_BHTK, v_BHTK, context)
+            seen_BHTK = attention(self.q_norm(q_BHTK), self.k_norm(k_BHTK), v_BHTK, context)
         else:
             decay_BHT, scale = functional.logsigmoid(self.decay(normed_BTD)).mT, self.head_width**-0.5
+            q_BHTK, k_BHTK = positive(q_BHTK), positive(k_BHTK)
             seen_BHTK = linear_attention(q_BHTK, k_BHTK, v_BHTK, context, decay=decay_BHT, scale=scale)
             seen_BHTK = self.head_norm(seen_BHTK)
         x_BTD = x_BTD + self.out(seen_BHTK.transpose(1, 2).flatten(2))
@@ -106,6 +113,14 @@ class Hybrid(nn.Module):
             x_BTD = block(x_BTD, context)
         logits_BTV: Tensor = self.head(self.norm(x_BTD))
         return logits_BTV
+
+
+def positive(x: Tensor) -> Tensor:
+    """Katharopoulos et al. 2020 (arXiv 2006.16236, eq. 7).
+
+    Weights of either sign cancel, what is left of them is normed, and each step makes rounding ten times larger.
+    """
+    return functional.elu(x) + 1
 
 
 def _share(name: str) -> float:

@@ -44,7 +44,7 @@ from mycel.sequence import SequenceContext
 
 MIB = 1 << 20
 #: Slowly up: each step makes differences in rounding grow, and the faster, the longer it is.
-PEAK_RATE, WARM_UP_STEPS = 2e-3, 100
+PEAK_RATE, WARM_UP_STEPS = 4e-3, 100
 #: Held-out losses are told apart by how many bytes of the document are before.
 EDGES = (0, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 #: Of the limit, for a plan: pages are rounded up, and Python and products take some that torch does not count.
