@@ -318,7 +318,7 @@ def test_two_of_three_fifths_of_a_group_do_not_fit() -> None:
     out, _ = columns.rule_out(counts[[alone]], most, Clock(60))
     assert out.all()
     assert not columns.rule_out(counts[[alone]], 1.001 * best, Clock(60))[0].any()
-    assert columns.ruled_out(counts[[alone]], most).all()
+    assert columns.rule_out(counts[[alone]], most, Clock(60))[0].all()  # with what is known by now, too
 
 
 # -- buckets ----------------------------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ the same prices often rule out other divisions. Good prices are duals of a linea
 so far (columns), to which knapsacks add those that are worth more than a group costs. Unlike a bound by rank-time it
 sees that two sequences of three fifths of a group do not fit into one.
 
-The sets serve once more: which of them, whole, are a plan is a small model, and its plans are often better than those
-that exchanges find.
+The sets serve once more: which of them, whole, are a plan is a small model. Its plans were not seen to be better than
+those that exchanges find.
 
 References:
     P. Gilmore, R. Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9 (1961).
@@ -35,8 +35,6 @@ __all__ = ["Columns"]
 
 #: Places that a knapsack looks at; parts of a group in its table. By more where the first find nothing.
 _PLACES, _CELLS, _LONGER = 20_000, 1 << 12, 10
-#: Prices that are kept.
-_KEPT = 12
 #: Part of a group's worth below which nothing is gained.
 _SLACK = 1e-7
 
@@ -52,7 +50,6 @@ class Columns:
     batch: Batch
     _found: list[tuple[int, Ints, float]] = field(default_factory=list, init=False, repr=False)
     _seen: set[tuple[int, bytes]] = field(default_factory=set, init=False, repr=False)
-    _prices: list[Floats] = field(default_factory=list, init=False, repr=False)
 
     @cached_property
     def _items(self) -> tuple[Ints, Ints, Floats]:
@@ -82,20 +79,6 @@ class Columns:
         self._seen.add(key)
         self._found.append((kind, column.copy(), float(column @ self._items[2][:, kind])))
         return True
-
-    def ruled_out(self, counts: Ints, most: float, *, new: int | None = None) -> Ints:
-        """Which divisions known prices rule out, of shape (divisions,).
-
-        Args:
-            counts: groups of each kind, a row a division.
-            most: microseconds that a group works at most.
-            new: the last so many prices; all that are kept if not given.
-        """
-        out = np.zeros(len(counts), dtype=bool)
-        for prices in self._prices[-(_KEPT if new is None else new) :]:
-            worth = np.array([self._fullest(prices, kind, most, 0.0)[0] for kind in range(counts.shape[1])])
-            out |= float(prices @ self._items[1]) > (counts @ worth) * (1 + 1e-9)
-        return np.asarray(out)
 
     def spread(self, counts: Ints, most: float) -> float:
         """Microseconds that no distribution over a division is below where sequences may be cut: a linear programme.
@@ -145,7 +128,6 @@ class Columns:
             return 0.0
         ratio = of_time * (work[:, kinds] / most) + of_room * (tokens[:, None] / rooms)
         cheapest = np.where(allowed, ratio, np.inf).min(axis=1)
-        self._prices.append(cheapest)
         return float(cheapest @ many - of_room @ counts[kinds]) / unit * most
 
     def _fullest(self, prices: Floats, kind: int, most: float, above: float, longer: int = 1) -> tuple[float, Ints]:
@@ -208,7 +190,6 @@ class Columns:
                 more = ~out
                 more[more] = float(used @ many) > holds * (1 + 1e-9)
                 if more.any():
-                    self._prices.append(used)
                     master.leave_out(np.flatnonzero(more))
                     out |= more
                     best = 0.0
