@@ -7,9 +7,6 @@ the same prices often rule out other divisions. Good prices are duals of a linea
 so far (columns), to which knapsacks add those that are worth more than a group costs. Unlike a bound by rank-time it
 sees that two sequences of three fifths of a group do not fit into one.
 
-The sets serve once more: which of them, whole, are a plan is a small model. Its plans were not seen to be better than
-those that exchanges find.
-
 References:
     P. Gilmore, R. Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9 (1961).
 """
@@ -17,19 +14,16 @@ References:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from mycel.collectives.cp_sat import cp_sat
 from mycel.pipeline.search.solving import Clock
 from mycel.planning.grouping.batch import Batch, Floats, Ints
 from mycel.planning.grouping.knapsack import fullest
-from mycel.planning.grouping.plan import PlannedGroup, SequencePlan
-from mycel.planning.grouping.times import total_us
+from mycel.planning.grouping.plan import SequencePlan
 
 __all__ = ["Columns"]
 
@@ -203,74 +197,6 @@ class Columns:
                     break
                 longer = _LONGER
         return out, nowhere
-
-    def choose(self, counts: Ints, most: float, known: SequencePlan, clock: Clock, most_s: float) -> SequencePlan:
-        """A better plan of whole sets, or the known one.
-
-        Args:
-            counts: of the divisions that may be, a row each.
-            most: microseconds that a group works at most.
-            known: to improve on.
-            clock: ends it.
-            most_s: seconds at most.
-        """
-        tokens, many, _ = self._items
-        kinds = counts.shape[1]
-        usable = [each for each in self._found if each[2] <= most * (1 + 1e-11) and counts[:, each[0]].any()]
-        cp = cp_sat("planning sequences exactly")
-        model = cp.CpModel()
-        divisions = [model.new_bool_var(f"division {row}") for row in range(len(counts))]
-        model.add_exactly_one(divisions)
-        taken = [
-            model.new_int_var(0, int(counts[:, kind].max()), f"set {n}") for n, (kind, _, _) in enumerate(usable)
-        ]
-        for kind in range(kinds):
-            mine = [var for var, (of, _, _) in zip(taken, usable, strict=True) if of == kind]
-            if mine:
-                there = sum(int(counts[row, kind]) * var for row, var in enumerate(divisions))
-                model.add(sum(mine) <= there)
-        columns = np.array([column for _, column, _ in usable], dtype=np.int64).reshape(-1, len(tokens))
-        for i in range(len(tokens)):
-            holds = np.flatnonzero(columns[:, i])
-            if not len(holds):
-                return known
-            model.add(sum(int(columns[n, i]) * taken[n] for n in holds) >= int(many[i]))
-        unit = most / (1 << 20)
-        time = model.new_int_var(0, 1 << 20, "time")
-        for var, (_, _, load) in zip(taken, usable, strict=True):
-            used = model.new_bool_var("")
-            model.add(var == 0).only_enforce_if(used.negated())
-            model.add(time >= int(load / unit)).only_enforce_if(used)
-        model.minimize(time)
-        answer, solver = clock.solve(model, most_s=most_s)
-        if answer not in ("optimal", "found"):
-            return known
-        row = next(row for row, var in enumerate(divisions) if solver.value(var))
-        groups = self._groups(
-            [each for var, each in zip(taken, usable, strict=True) for _ in range(solver.value(var))], counts[row]
-        )
-        time_us = total_us(self.batch.instance, groups)
-        if time_us >= known.total_us:
-            return known
-        return SequencePlan(groups=tuple(groups), total_us=time_us, lower_bound_us=0.0, source="sets of sequences")
-
-    def _groups(self, chosen: Sequence[tuple[int, Ints, float]], counts: Ints) -> list[PlannedGroup]:
-        """Groups of chosen sets; who is in several is in the first."""
-        tokens, _, _ = self._items
-        left: dict[int, list[int]] = {}
-        for index in self.batch.which:
-            left.setdefault(self.batch.instance.lengths[index], []).append(index)
-        slots: list[tuple[int, list[int]]] = []
-        # Sets that end last give away first what others have too.
-        for kind, column, _ in sorted(chosen, key=lambda each: each[2]):
-            members: list[int] = []
-            for i in np.flatnonzero(column).tolist():
-                waiting = left[int(tokens[i])]
-                members += [waiting.pop() for _ in range(min(int(column[i]), len(waiting)))]
-            slots.append((kind, members))
-        divisions = self.batch.divisions
-        row = int(np.flatnonzero((divisions.counts == counts).all(axis=1))[0])
-        return divisions.place(self.batch.instance, row, slots, 0)
 
 
 class _Master:

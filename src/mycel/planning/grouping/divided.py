@@ -31,9 +31,8 @@ _SLICE_S, _SHARE, _LONGER = 0.5, 0.3, 3.0
 _CHUNK, _PLACES, _ROUNDS = 64, 2_000_000, 100
 #: Different lengths beyond which one linear programme takes too long to begin with.
 _MOST_LENGTHS = 2000
-#: Parts of the time: for prices and sets, of that for each of its steps, and for choosing among sets; seconds of a
-#: mixture of divisions at least.
-_PRICING, _STEP, _CHOOSING, _MIXED_S = 0.6, 0.3, 0.2, 1.0
+#: Parts of the time: for prices and sets, and of that for each step; seconds of a mixture of divisions at least.
+_PRICING, _STEP, _MIXED_S = 0.6, 0.3, 1.0
 #: Part of a time to which a bound is raised by halving.
 _FINE = 2e-5
 
@@ -83,7 +82,7 @@ class Divided:
             clock: ends it.
             told: is called with the plan and the bound after each step.
         """
-        known = self._priced(known, clock, told)
+        self._price(known, clock, told)
         beta, least = self.instance.us_per_step, self._least
         seconds = max(_SLICE_S, _SHARE * clock.left_s / max(1, len(self._open(known))))
         while True:
@@ -112,8 +111,8 @@ class Divided:
                 return known, self._bound(known)
             seconds *= _LONGER
 
-    def _priced(self, known: SequencePlan, clock: Clock, told: Callable[[SequencePlan, float], None]) -> SequencePlan:
-        """The best plan of whole sets; what of divisions can be had from prices and sets is known then."""
+    def _price(self, known: SequencePlan, clock: Clock, told: Callable[[SequencePlan, float], None]) -> None:
+        """Bounds of divisions by prices and sets."""
         batch, least, columns = self._batch, self._least, self._columns
         counts = batch.divisions.counts
         columns.add(known)
@@ -130,7 +129,7 @@ class Divided:
             least[chunk] = mine
         told(known, self._bound(known))
         if len(set(self.instance.lengths)) > _MOST_LENGTHS:
-            return known
+            return
         inner = clock.within(_PRICING * clock.left_s)
         part = inner.within(_STEP * inner.left_s)
         for row in self._open(known):
@@ -138,20 +137,9 @@ class Divided:
                 break
             least[row] = max(least[row], columns.spread(counts[row], self._goal(known)))
         told(known, self._bound(known))
-        while inner.left_s > 0:
-            before, most = known, self._goal(known)
-            left = _left(columns, counts, least, most, inner.within(_STEP * inner.left_s))
-            told(known, self._bound(known))
-            if not len(left):
-                break
-            chosen = left[:_CHUNK]
-            known = columns.choose(counts[chosen], most, known, inner, _CHOOSING * inner.left_s)
-            if known is before:
-                break
-            columns.add(known)
-            told(known, self._bound(known))
+        _left(columns, counts, least, self._goal(known), inner.within(_STEP * inner.left_s))
+        told(known, self._bound(known))
         _raise(columns, counts, least, self._goal(known), inner, lambda: told(known, self._bound(known)))
-        return known
 
 
 def _left(
