@@ -20,8 +20,10 @@ from mycel.sequence import LocalizedFiltering, SequenceContext, attention, linea
 VOCABULARY = 256
 #: One layer of so many attends to all tokens by softmax; the others hold a state.
 SOFTMAX_EVERY = 4
-#: By what normed queries are multiplied at first.
-SHARPNESS = 1.5
+#: By what normed queries are multiplied at first. The one key of 8,192 that meets a query then has 0.97 of the
+#: weight, where others meet it by chance. With half as much it has 0.16, but of 512 keys 0.75: after 100 steps such a
+#: model is 0.07 nats worse, and one that sees 512 bytes as good.
+SHARPNESS = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
