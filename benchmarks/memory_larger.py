@@ -1,6 +1,6 @@
 """Models of four times their near memory, trained: losses beside those of a process without limit, and what moved.
 
-    python benchmarks/memory_larger.py                  # six minutes; prints
+    python benchmarks/memory_larger.py                  # half an hour, most of it for ranks; prints
     python benchmarks/memory_larger.py --only one       # a part: one, ranks, trainer
     python benchmarks/memory_larger.py --write          # replaces lines of what ran, renews the guide's table
     python benchmarks/memory_larger.py --quick --check  # few steps; fails where a loss differs

@@ -6,7 +6,7 @@ links' latency; every schedule may cut its chunks as suits it. The greedy baseli
 steps, drawn at random, the best of some draws, as TACOS publishes it (Won et al., MICRO 2024, section IV); it
 is for fabrics without switches. Exit 1 where a classic or the baseline is more than 2 % ahead somewhere.
 
-    python benchmarks/sizes.py                               # all, for some ten minutes on a core
+    python benchmarks/sizes.py                               # all, for half an hour on a core and more
     python benchmarks/sizes.py --fabrics torus_4x4,star_8 --sizes 1KB,1MB
     python benchmarks/sizes.py --output FILE                 # appends a JSON line a point
 """
