@@ -175,7 +175,7 @@ def table(lines: list[dict[str, Any]]) -> str:
         f"Within 0.05 % of the bound: {met} of {len(gaps)}, the median {statistics.median(gaps):.3%}, "
         f"the widest {max(gaps):.2%}; at most {limits} seconds each."
     )
-    return f"{markdown(headings, rows)}\n\n{summary}"
+    return f"{markdown(headings, rows)}\n{summary}\n"
 
 
 def main() -> None:
